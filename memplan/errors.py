@@ -1,0 +1,63 @@
+"""What can go wrong, and the exit code of each.
+
+    MemplanError                70  our bug, unless a subclass says otherwise
+    ├── UsageError               2  an argument, option or output path cannot be used
+    ├── ModelError               3  the file is not a model that memplan can read or plan
+    ├── LockError                3  the lock file is broken
+    ├── InfeasibleError          4  no plan keeps the budget
+    └── RuntimeUnavailableError  5  no CUDA, ONNX Runtime missing, or a run failed
+
+A finding (a regression, outputs that differ, a budget that was broken) is not an exception: the
+command reports it and exits 1.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FINDING = 1
+EXIT_USAGE = 2
+EXIT_MODEL = 3
+EXIT_INFEASIBLE = 4
+EXIT_ENVIRONMENT = 5
+EXIT_BUG = 70
+
+
+class MemplanError(Exception):
+    """A failure that is told to the user in two lines: what is wrong, and what to do."""
+
+    exit_code = EXIT_BUG
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(MemplanError):
+    """An argument, an option or an output path cannot be used."""
+
+    exit_code = EXIT_USAGE
+
+
+class ModelError(MemplanError):
+    """The file is not a model that memplan can read or plan."""
+
+    exit_code = EXIT_MODEL
+
+
+class LockError(MemplanError):
+    """The lock file cannot be read."""
+
+    exit_code = EXIT_MODEL
+
+
+class InfeasibleError(MemplanError):
+    """No plan keeps the budget; the message carries the floor and what pins it."""
+
+    exit_code = EXIT_INFEASIBLE
+
+
+class RuntimeUnavailableError(MemplanError):
+    """ONNX Runtime, a provider or a run failed for a reason outside the model's contents."""
+
+    exit_code = EXIT_ENVIRONMENT

@@ -1,0 +1,1 @@
+"""What a training graph is: nodes, tensors, phases, stashes, modules."""

@@ -1,0 +1,1 @@
+"""Reading, checking, preparing and writing ONNX files, without ever loading weights."""

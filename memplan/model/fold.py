@@ -1,0 +1,124 @@
+"""Fold small integer computations on shapes, where ONNX's data propagation gives up.
+
+Exporters compute shapes in the graph (``Shape → Gather → Concat → Expand``, ``Range`` over a
+constant). Values of small tensors are evaluated with ONNX's own reference implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from memplan.model.shapes import ValueType, infer, stated_types
+
+_SMALL = 4096
+_ROUNDS = 8
+_NEVER = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"}
+    | {"Dropout", "Bernoulli", "If", "Loop", "Scan"}
+)
+
+Array = npt.NDArray[np.generic]
+
+
+def complete_types(
+    bound: onnx.ModelProto, types: Mapping[str, ValueType]
+) -> dict[str, ValueType]:
+    """Shapes that become known once constant integer subgraphs are folded.
+
+    Alternates between folding and shape inference until nothing new is learnt.
+    """
+    result = dict(types)
+    working = onnx.ModelProto()
+    working.CopyFrom(bound)
+    values = _constants(working.graph)
+    for _ in range(_ROUNDS):
+        before = sum(value.shape is not None for value in result.values())
+        folded = _fold_round(working, values, result)
+        if not folded:
+            break
+        _replace_by_initializers(working.graph, folded)
+        for name, value in stated_types(infer(working).graph).items():
+            if result.get(name, ValueType(0, None)).shape is None:
+                result[name] = value
+        if sum(value.shape is not None for value in result.values()) == before:
+            break
+    return result
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for tensor in graph.initializer:
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if not external and int(np.prod(tensor.dims, dtype=np.int64)) <= _SMALL:
+            found[tensor.name] = numpy_helper.to_array(tensor)
+    return found
+
+
+def _fold_round(
+    model: onnx.ModelProto, values: MutableMapping[str, Array], types: MutableMapping[str, ValueType]
+) -> dict[str, Array]:
+    folded: dict[str, Array] = {}
+    for node in model.graph.node:
+        for name, array in _evaluate(model, node, values, types).items():
+            values[name] = folded[name] = array
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            types[name] = ValueType(int(dtype), array.shape)
+    return folded
+
+
+def _evaluate(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    values: Mapping[str, Array],
+    types: Mapping[str, ValueType],
+) -> dict[str, Array]:
+    if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER:
+        return {}
+    if node.output[0] in values:
+        return {}
+    if node.op_type in ("Shape", "Size"):
+        shape = types.get(node.input[0], ValueType(0, None)).shape
+        if shape is None:
+            return {}
+        if node.op_type == "Size":
+            return {node.output[0]: np.asarray(int(np.prod(shape)), dtype=np.int64)}
+        bounds = {item.name: item.i for item in node.attribute}
+        part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+        return {node.output[0]: np.asarray(part, dtype=np.int64)}
+    if any(name and name not in values for name in node.input):
+        return {}
+    return _run_reference(model, node, values)
+
+
+def _run_reference(
+    model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]
+) -> dict[str, Array]:
+    from onnx.reference import ReferenceEvaluator
+
+    opsets = {item.domain: item.version for item in model.opset_import}
+    feeds = {name: values[name] for name in node.input if name}
+    try:
+        evaluator = ReferenceEvaluator(node, opsets=opsets)
+        outputs = evaluator.run(None, feeds)
+    except Exception:  # anything that the reference cannot evaluate simply stays unknown
+        return {}
+    result = {}
+    for name, value in zip(node.output, outputs, strict=False):
+        if not isinstance(value, np.ndarray | np.generic) or np.asarray(value).size > _SMALL:
+            return {}
+        result[name] = np.asarray(value)
+    return result
+
+
+def _replace_by_initializers(graph: onnx.GraphProto, folded: Mapping[str, Array]) -> None:
+    kept = [node for node in graph.node if not node.output or node.output[0] not in folded]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+    for name, array in folded.items():
+        graph.initializer.append(numpy_helper.from_array(array, name))

@@ -1,0 +1,298 @@
+"""Bind symbolic dimensions and find the type and shape of every tensor.
+
+Sources, best first: what the file states with all dimensions known, ONNX shape inference, a stated
+shape whose symbolic expression (``2*N``) can be evaluated, and the rule shape(X_grad) = shape(X).
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from memplan.errors import ModelError, UsageError
+from memplan.model.read import subgraphs
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """Element type (``onnx.TensorProto`` enum; 0: not a dense tensor) and shape of a tensor."""
+
+    dtype: int
+    shape: tuple[int, ...] | None
+
+
+_GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def symbolic_dims(model: onnx.ModelProto) -> dict[str, str]:
+    """Every symbolic dimension of the graph inputs, with the first input that has it."""
+    found: dict[str, str] = {}
+    initialized = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name in initialized:
+            continue
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                found.setdefault(dim.dim_param, value.name)
+    return found
+
+
+def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
+    """A copy of ``model`` in which every symbolic dimension that ``dims`` decides is a number.
+
+    Raises:
+        UsageError: ``dims`` names a dimension that no graph input has.
+        ModelError: an input dimension stays unknown.
+    """
+    known = symbolic_dims(model)
+    for name in dims:
+        if name not in known:
+            offered = ", ".join(sorted(known)) or "none: all input shapes are static"
+            raise UsageError(
+                f"--dim {name}: no input has a dimension of that name",
+                f"symbolic dimensions of this model: {offered}",
+            )
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    _bind_values(bound.graph, dims)
+    missing = [name for name in known if name not in dims]
+    if missing:
+        raise ModelError(
+            f"dimension '{missing[0]}' of input '{known[missing[0]]}' is symbolic",
+            "bind it: " + " ".join(f"--dim {name}=..." for name in missing),
+        )
+    return bound
+
+
+def _bind_values(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
+    for value in _declared(graph):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                number = evaluate_dim(dim.dim_param, dims)
+                if number is not None:
+                    dim.dim_value = number
+    for node in graph.node:
+        for body in subgraphs(node):
+            _bind_values(body, dims)
+
+
+def evaluate_dim(text: str, dims: Mapping[str, int]) -> int | None:
+    """The value of a dimension expression such as ``2*N + 1``, or None if it is not decided."""
+    if text in dims:
+        return dims[text]
+    if not dims:
+        return None
+    try:
+        return _evaluate(ast.parse(text, mode="eval").body, dims)
+    except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _evaluate(tree: ast.expr, dims: Mapping[str, int]) -> int:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
+        return tree.value
+    if isinstance(tree, ast.Name):
+        return dims[tree.id]
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
+        return _OPERATORS[type(tree.op)](_evaluate(tree.left, dims), _evaluate(tree.right, dims))
+    raise ValueError("not a dimension expression")
+
+
+def _declared(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.input
+    yield from graph.output
+    yield from graph.value_info
+
+
+def value_types(bound: onnx.ModelProto) -> dict[str, ValueType]:
+    """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
+
+    A shape that no source gives is None; :func:`require_shapes` turns that into an error.
+    """
+    stated = stated_types(bound.graph)
+    if _complete(bound.graph, stated):
+        return stated
+    inferred = stated_types(infer(bound).graph)
+    result = dict(inferred)
+    for name, value in stated.items():
+        if value.shape is not None and result.get(name, value).shape is None:
+            result[name] = value
+    _fill_gradients(bound.graph, result)
+    if not _complete(bound.graph, result):
+        # The reference implementation behind it is slow to import: only where it is needed.
+        from memplan.model.fold import complete_types
+
+        result = complete_types(bound, result)
+        _fill_gradients(bound.graph, result)
+    return result
+
+
+def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
+    """ONNX shape inference with data propagation; the model itself where inference gives up."""
+    try:
+        return onnx.shape_inference.infer_shapes(bound, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return bound
+
+
+def stated_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
+    """Types and shapes that the graph itself declares; shape None where a dim is not a number."""
+    found: dict[str, ValueType] = {}
+    for value in _declared(graph):
+        found[value.name] = _value_type(value.type)
+    for tensor in graph.initializer:
+        found[tensor.name] = ValueType(tensor.data_type, tuple(tensor.dims))
+    for sparse in graph.sparse_initializer:
+        found[sparse.values.name] = ValueType(sparse.values.data_type, tuple(sparse.dims))
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output[0] not in found:
+            constant = constant_type(node)
+            if constant is not None:
+                found[node.output[0]] = constant
+    return found
+
+
+def constant_type(node: onnx.NodeProto) -> ValueType | None:
+    """Type and shape of a ``Constant`` node's output, whatever attribute holds it."""
+    attribute = node.attribute[0] if node.attribute else None
+    if attribute is None:
+        return None
+    lengths: dict[str, tuple[int, tuple[int, ...]]] = {
+        "value_float": (onnx.TensorProto.FLOAT, ()),
+        "value_int": (onnx.TensorProto.INT64, ()),
+        "value_string": (onnx.TensorProto.STRING, ()),
+        "value_floats": (onnx.TensorProto.FLOAT, (len(attribute.floats),)),
+        "value_ints": (onnx.TensorProto.INT64, (len(attribute.ints),)),
+        "value_strings": (onnx.TensorProto.STRING, (len(attribute.strings),)),
+        "value": (attribute.t.data_type, tuple(attribute.t.dims)),
+        "sparse_value": (
+            attribute.sparse_tensor.values.data_type,
+            tuple(attribute.sparse_tensor.dims),
+        ),
+    }
+    found = lengths.get(attribute.name)
+    return ValueType(*found) if found else None
+
+
+def _value_type(proto: onnx.TypeProto) -> ValueType:
+    if proto.HasField("tensor_type"):
+        tensor = proto.tensor_type
+        if not tensor.HasField("shape"):
+            return ValueType(tensor.elem_type, None)
+        dims = []
+        for dim in tensor.shape.dim:
+            if not dim.HasField("dim_value") or dim.dim_value < 0:
+                return ValueType(tensor.elem_type, None)
+            dims.append(dim.dim_value)
+        return ValueType(tensor.elem_type, tuple(dims))
+    return ValueType(0, ())
+
+
+def _complete(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> bool:
+    for node in graph.node:
+        for name in node.output:
+            if name and (name not in types or types[name].shape is None):
+                return False
+    return True
+
+
+def _fill_gradients(graph: onnx.GraphProto, types: dict[str, ValueType]) -> None:
+    """shape(X_grad) = shape(X); an operator named ``*Grad`` returns gradients of its inputs.
+
+    The naming is that of ONNX Runtime's gradient builder (``orttraining/core/graph``).
+    """
+    for node in graph.node:
+        for name in node.output:
+            if not name or types.get(name, ValueType(0, None)).shape is not None:
+                continue
+            match = _GRAD_NAME.match(name)
+            base = types.get(match.group("base")) if match else None
+            if base is None or base.shape is None:
+                base = _like_an_input(node, name, types)
+            if base is not None and base.shape is not None:
+                types[name] = base
+
+
+def _like_an_input(
+    node: onnx.NodeProto, name: str, types: Mapping[str, ValueType]
+) -> ValueType | None:
+    index = list(node.output).index(name)
+    if node.op_type == "LayerNormalization" and index > 0:
+        return _layer_norm_statistics(node, types)
+    rule = _TRAINING_SHAPES.get(node.op_type)
+    if rule is None:
+        return None
+    if index >= len(rule) or rule[index] >= len(node.input):
+        return None
+    return types.get(node.input[rule[index]])
+
+
+def _layer_norm_statistics(
+    node: onnx.NodeProto, types: Mapping[str, ValueType]
+) -> ValueType | None:
+    """Mean and inverse deviation of LayerNormalization: the normalized axes become 1."""
+    source = types.get(node.input[0])
+    if source is None or source.shape is None:
+        return None
+    axis = next((item.i for item in node.attribute if item.name == "axis"), -1)
+    axis %= max(len(source.shape), 1)
+    kept = tuple(1 if k >= axis else dim for k, dim in enumerate(source.shape))
+    return ValueType(onnx.TensorProto.FLOAT, kept)
+
+
+# Output k has the type and shape of input rule[k] (onnxruntime
+# orttraining/core/graph/training_op_defs.cc).
+_TRAINING_SHAPES: dict[str, Sequence[int]] = {
+    "ReluGrad": (0,),
+    "SigmoidGrad": (0,),
+    "TanhGrad": (0,),
+    "GeluGrad": (0,),
+    "FastGeluGrad": (0,),
+    "QuickGeluGrad": (0,),
+    "BiasGeluGrad_dX": (0,),
+    "BiasFastGeluGrad_dX": (0,),
+    "SoftmaxGrad": (0,),
+    "SoftmaxGrad_13": (0,),
+    "LogSoftmaxGrad": (0,),
+    "LogSoftmaxGrad_13": (0,),
+    "DropoutGrad": (0,),
+    "ConvGrad": (1, 2),
+    "LayerNormalizationGrad": (1, 2, 2),
+    "BatchNormalizationGrad": (1, 2, 2),
+    "SoftmaxCrossEntropyLossGrad": (1,),
+    "SoftmaxCrossEntropyLossInternalGrad": (1,),
+}
+
+
+def require_shapes(
+    graph: onnx.GraphProto, types: Mapping[str, ValueType], symbols: Mapping[str, str]
+) -> None:
+    """Check that every tensor has a shape.
+
+    Raises:
+        ModelError: names the tensor, its node and the dimensions that could be bound.
+    """
+    for node in graph.node:
+        for name in node.output:
+            if name and types.get(name, ValueType(0, None)).shape is None:
+                hint = "add value_info for it, or run onnx.shape_inference"
+                if symbols:
+                    hint += "; symbolic dimensions: " + ", ".join(sorted(symbols))
+                raise ModelError(
+                    f"the shape of tensor '{name}' (output of {node.op_type} "
+                    f"'{node.name or node.output[0]}') is not known",
+                    hint,
+                )

@@ -1,0 +1,1 @@
+"""What each operator does to memory and what it costs: one registry per question."""

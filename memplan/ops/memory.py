@@ -1,0 +1,93 @@
+"""Alias, in-place and determinism of operators, per execution provider.
+
+The lists are measured, not guessed: ``tables/<provider>.json`` is written by ``tools/probe_ort``
+from probes on the runtime itself. An operator that no probe knows is treated as neither aliasing
+nor in-place, which can only over-count, and is named among the assumptions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+PROVIDERS = ("cpu", "cuda")
+
+# Draw random numbers: a second run gives other values.
+RANDOM_OPS = frozenset(
+    {
+        ":RandomNormal",
+        ":RandomNormalLike",
+        ":RandomUniform",
+        ":RandomUniformLike",
+        ":Multinomial",
+        ":Bernoulli",
+        ":Dropout",
+        "com.microsoft:BitmaskDropout",
+        "com.microsoft:BiasDropout",
+        "com.microsoft:BitmaskBiasDropout",
+    }
+)
+# Change something beyond their outputs: a second run is not the same step.
+EFFECT_OPS = frozenset(
+    {
+        "com.microsoft:InPlaceAccumulator",
+        "com.microsoft:InPlaceAccumulatorV2",
+        "com.microsoft:AdamWOptimizer",
+        "com.microsoft:SGDOptimizerV2",
+        "com.microsoft:YieldOp",
+        "com.microsoft:PythonOp",
+        "com.microsoft:PythonOpGrad",
+        "org.pytorch.aten:ATen",
+    }
+)
+CONTROL_FLOW_OPS = frozenset({":If", ":Loop", ":Scan", ":SequenceMap"})
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySemantics:
+    """The measured tables of one provider. Pairs are (output index, input index)."""
+
+    provider: str
+    runtime: str
+    alias: Mapping[str, tuple[tuple[int, int], ...]]
+    inplace: Mapping[str, tuple[tuple[int, int], ...]]
+    known: frozenset[str]
+    no_kernel: frozenset[str]
+
+    def alias_input(self, key: str, output: int) -> int | None:
+        """The input slot whose buffer output ``output`` always shares, or None."""
+        return next((i for o, i in self.alias.get(key, ()) if o == output), None)
+
+    def inplace_inputs(self, key: str, output: int) -> tuple[int, ...]:
+        """The input slots whose buffer output ``output`` may take over when they die here."""
+        return tuple(i for o, i in self.inplace.get(key, ()) if o == output)
+
+
+@cache
+def semantics(provider: str) -> MemorySemantics:
+    """The tables of ``provider`` (one of :data:`PROVIDERS`)."""
+    text = files("memplan.ops").joinpath(f"tables/{provider}.json").read_text()
+    data = json.loads(text)
+
+    def pairs(field: str) -> dict[str, tuple[tuple[int, int], ...]]:
+        return {key: tuple((o, i) for o, i in rows) for key, rows in data[field].items()}
+
+    alias, inplace = pairs("alias"), pairs("inplace")
+    known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
+    return MemorySemantics(
+        provider, data["runtime"], alias, inplace, known, frozenset(data.get("no_kernel", ()))
+    )
+
+
+def refusal(key: str) -> str | None:
+    """Why an operator is never run again, or None if running it again gives the same bits."""
+    if key in RANDOM_OPS:
+        return "draws random numbers"
+    if key in EFFECT_OPS:
+        return "has effects beyond its outputs"
+    if key in CONTROL_FLOW_OPS:
+        return "has a body (control flow)"
+    return None

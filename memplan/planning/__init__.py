@@ -1,0 +1,1 @@
+"""What to keep, what to recompute, in which order; and the proof that it fits."""

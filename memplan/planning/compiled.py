@@ -1,0 +1,39 @@
+"""The compiler of the planner's inner loops: numba, with its cache in the user's cache folder.
+
+numba compiles on first use (some seconds, once per version) and needs no toolchain at install.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for compiled code (``MEMPLAN_CACHE_DIR`` overrides it)."""
+    if "MEMPLAN_CACHE_DIR" in os.environ:
+        return Path(os.environ["MEMPLAN_CACHE_DIR"])
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    return Path(base) / "memplan"
+
+
+# numba reads the variable when it is first imported, so this must stand before the import.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
+
+import numba  # noqa: E402
+
+
+def compiled(function: Function) -> Function:
+    """Compile ``function`` in nopython mode on first call and cache the machine code."""
+    result: Function = numba.njit(cache=True, nogil=True)(function)
+    return result

@@ -1,0 +1,385 @@
+"""Evict-and-recompute moves: enumerated and scored on an evaluated sequence.
+
+A move takes a storage out of memory between two of its reads and recomputes, just before the
+second, the nodes that make its values again. Inputs that are dead by then are either kept alive
+longer or recomputed too (the *closure*), whichever the score prefers. Scores are estimates on the
+profile; a move that is taken is evaluated exactly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memplan.planning.compiled import compiled
+from memplan.planning.evaluate import Profile
+from memplan.planning.problem import NONE, Arrays, Floats, Ints
+
+BLOCK = 64
+
+
+class Index(NamedTuple):
+    """Look-up tables of a profile, all CSR over storages or tensors, positions ascending."""
+
+    read_start: Ints
+    read_at: Ints  # positions that read a storage
+    value_start: Ints
+    values: Ints  # values of a storage
+    last_read: Ints  # (V) last position that reads a value, NONE if none
+    made_at: Ints  # (V) position
+    tensor_start: Ints
+    tensor_values: Ints  # values of a tensor in order
+    born: Ints  # (L) bytes of storages born at each position
+    block_min: Ints
+    block_max: Ints
+
+
+class Scratch(NamedTuple):
+    """Reused work arrays; ``stamp`` marks are compared with a counter instead of being cleared."""
+
+    stamp: Ints  # (1) the counter
+    node_mark: Ints
+    tensor_mark: Ints
+    storage_mark: Ints
+    chosen: Ints  # nodes of the move under construction
+    ext_storage: Ints
+    ext_from: Ints
+    ext_size: Ints
+    ext_maker: Ints
+    event_at: Ints
+    event_by: Ints
+    best: Ints  # nodes of the best closure found
+
+
+@compiled
+def build_index(problem: Arrays, profile: Profile, budget: int) -> Index:
+    """The :class:`Index` of ``profile``."""
+    length, storages = len(profile.sequence), len(profile.size)
+    values = len(profile.value_tensor)
+    made_at = np.zeros(values, np.int64)
+    last_read = np.full(values, NONE, np.int64)
+    value_start = np.zeros(storages + 1, np.int64)
+    tensor_start = np.zeros(len(problem.nbytes) + 1, np.int64)
+    read_start = np.zeros(storages + 1, np.int64)
+    for p in range(length):
+        for v in range(profile.value_start[p], profile.value_start[p + 1]):
+            made_at[v] = p
+            tensor_start[profile.value_tensor[v] + 1] += 1
+            if profile.value_storage[v] >= 0:
+                value_start[profile.value_storage[v] + 1] += 1
+        for k in range(profile.slot_start[p], profile.slot_start[p + 1]):
+            v = profile.slot_value[k]
+            if v >= 0:
+                last_read[v] = p
+                if profile.value_storage[v] >= 0:
+                    read_start[profile.value_storage[v] + 1] += 1
+    value_start, tensor_start = np.cumsum(value_start), np.cumsum(tensor_start)
+    read_start = np.cumsum(read_start)
+    members = np.zeros(value_start[storages], np.int64)
+    of_tensor = np.zeros(values, np.int64)
+    read_at = np.zeros(read_start[storages], np.int64)
+    at_value, at_tensor, at_read = value_start.copy(), tensor_start.copy(), read_start.copy()
+    for p in range(length):
+        for v in range(profile.value_start[p], profile.value_start[p + 1]):
+            t, s = profile.value_tensor[v], profile.value_storage[v]
+            of_tensor[at_tensor[t]] = v
+            at_tensor[t] += 1
+            if s >= 0:
+                members[at_value[s]] = v
+                at_value[s] += 1
+        for k in range(profile.slot_start[p], profile.slot_start[p + 1]):
+            v = profile.slot_value[k]
+            if v >= 0 and profile.value_storage[v] >= 0:
+                s = profile.value_storage[v]
+                read_at[at_read[s]] = p
+                at_read[s] += 1
+    born = np.zeros(length, np.int64)
+    for s in range(storages):
+        born[profile.birth[s]] += profile.size[s]
+    blocks = (length + BLOCK - 1) // BLOCK
+    block_min = np.zeros(blocks, np.int64)
+    block_max = np.zeros(blocks, np.int64)
+    for b in range(blocks):
+        part = profile.total[b * BLOCK : min((b + 1) * BLOCK, length)]
+        block_min[b] = part.min()
+        block_max[b] = part.max()
+    return Index(
+        read_start, read_at, value_start, members, last_read, made_at, tensor_start, of_tensor,
+        born, block_min, block_max,
+    )
+
+
+@compiled
+def shift_excess(
+    profile: Profile, index: Index, budget: int, first: int, last: int, shift: int
+) -> float:
+    """Change of the summed excess over ``budget`` when positions first..last gain ``shift``."""
+    change = 0.0
+    if shift == 0:
+        return change
+    p = first
+    while p <= last:
+        if p % BLOCK == 0 and p + BLOCK - 1 <= last:
+            b = p // BLOCK
+            if index.block_max[b] <= budget and index.block_max[b] + shift <= budget:
+                p += BLOCK
+                continue
+            if index.block_min[b] >= budget and index.block_min[b] + shift >= budget:
+                change += float(BLOCK) * shift
+                p += BLOCK
+                continue
+        now = profile.total[p]
+        change += max(0, now + shift - budget) - max(0, now - budget)
+        p += 1
+    return change
+
+
+@compiled
+def latest_before(index: Index, tensor: int, position: int) -> int:
+    """The value of ``tensor`` that a read at ``position`` would see, or NONE."""
+    found = NONE
+    for k in range(index.tensor_start[tensor], index.tensor_start[tensor + 1]):
+        if index.made_at[index.tensor_values[k]] >= position:
+            break
+        found = index.tensor_values[k]
+    return found
+
+
+@compiled
+def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: int) -> int:
+    """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
+    if scratch.node_mark[node] == stamp:
+        return count
+    if count >= len(scratch.chosen):
+        return -1
+    scratch.node_mark[node] = stamp
+    for k in range(problem.write_start[node], problem.write_start[node + 1]):
+        scratch.tensor_mark[problem.writes[k]] = stamp
+    # Insertion keeps the nodes in original order.
+    p = count
+    while p > 0 and problem.rank[scratch.chosen[p - 1]] > problem.rank[node]:
+        scratch.chosen[p] = scratch.chosen[p - 1]
+        p -= 1
+    scratch.chosen[p] = node
+    return count + 1
+
+
+@compiled
+def close_over(
+    problem: Arrays, profile: Profile, index: Index, scratch: Scratch,
+    evicted: int, at: int, count: int, stamp: int,
+) -> tuple[int, int]:
+    """Add what must be recomputed too, and list the dead inputs that could be kept instead.
+
+    Returns the number of nodes (-1: impossible) and of such inputs.
+    """
+    changed = True
+    while changed:
+        changed = False
+        for k in range(count):
+            node = scratch.chosen[k]
+            for r in range(problem.read_start[node], problem.read_start[node + 1]):
+                t = problem.reads[r]
+                if problem.resident[t] or scratch.tensor_mark[t] == stamp:
+                    continue
+                v = latest_before(index, t, at)
+                if v >= 0 and profile.value_storage[v] != evicted:
+                    continue
+                if problem.maker[t] == NONE:
+                    return -1, 0
+                count = add_node(problem, scratch, problem.maker[t], count, stamp)
+                if count < 0:
+                    return -1, 0
+                changed = True
+                break
+            if changed:
+                break
+    found = 0
+    for k in range(count):
+        node = scratch.chosen[k]
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            t = problem.reads[r]
+            if problem.resident[t] or scratch.tensor_mark[t] == stamp:
+                continue
+            v = latest_before(index, t, at)
+            s = profile.value_storage[v]
+            if s == NONE:
+                # Nobody reads it, so it was never stored, or it is a view of a resident tensor.
+                if profile.value_reads[v] > 0:
+                    continue
+                start, size = index.made_at[v], problem.nbytes[t]
+            else:
+                start, size = min(profile.death[s], profile.value_lost[v]), profile.size[s]
+                if start > at:
+                    continue
+                if scratch.storage_mark[s] == stamp:
+                    continue
+                scratch.storage_mark[s] = stamp
+            if found >= len(scratch.ext_from):
+                return -1, 0
+            scratch.ext_storage[found] = s
+            scratch.ext_from[found] = start
+            scratch.ext_size[found] = size
+            scratch.ext_maker[found] = problem.maker[t]
+            found += 1
+    return count, found
+
+
+@compiled
+def spread_excess(
+    profile: Profile, index: Index, scratch: Scratch, budget: int,
+    first: int, at: int, size: int, extensions: int,
+) -> float:
+    """Excess change when ``size`` leaves first..at-1 and every extension lives on until at."""
+    events = 0
+    scratch.event_at[0], scratch.event_by[0] = first, -size
+    events = 1
+    for e in range(extensions):
+        p = events
+        while p > 0 and scratch.event_at[p - 1] > scratch.ext_from[e]:
+            scratch.event_at[p] = scratch.event_at[p - 1]
+            scratch.event_by[p] = scratch.event_by[p - 1]
+            p -= 1
+        scratch.event_at[p], scratch.event_by[p] = scratch.ext_from[e], scratch.ext_size[e]
+        events += 1
+    change, shift = 0.0, 0
+    for e in range(events):
+        shift += scratch.event_by[e]
+        end = scratch.event_at[e + 1] if e + 1 < events else at
+        if end > scratch.event_at[e]:
+            change += shift_excess(profile, index, budget, scratch.event_at[e], end - 1, shift)
+    return change
+
+
+@compiled
+def insertion_excess(
+    problem: Arrays, profile: Profile, index: Index, scratch: Scratch, budget: int,
+    evicted: int, at: int, count: int, extensions: int,
+) -> float:
+    """Excess at the inserted nodes themselves, run one after the other before ``at``."""
+    level = profile.dynamic[at] - problem.inside[profile.sequence[at]] - index.born[at]
+    level -= profile.size[evicted]
+    for e in range(extensions):
+        level += scratch.ext_size[e]
+    excess = 0.0
+    for k in range(count):
+        node = scratch.chosen[k]
+        for w in range(problem.write_start[node], problem.write_start[node + 1]):
+            if problem.alias_of[w] == NONE:
+                level += problem.nbytes[problem.writes[w]]
+        here = level + problem.workspace[node]
+        if here > budget:
+            excess += here - budget
+        # Outputs that only the next inserted nodes read die on the way.
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            t = problem.reads[r]
+            if problem.maker[t] == NONE or last_chosen_reader(problem, scratch, t, count) != k:
+                continue
+            if made_here(problem, scratch, t, count) and not wanted(
+                profile, index, evicted, t, at
+            ):
+                w = output_slot(problem, problem.maker[t], t)
+                if problem.alias_of[w] == NONE:
+                    level -= problem.nbytes[t]
+    return excess
+
+
+@compiled
+def last_chosen_reader(problem: Arrays, scratch: Scratch, tensor: int, count: int) -> int:
+    """The last inserted node that reads ``tensor``."""
+    for k in range(count - 1, -1, -1):
+        node = scratch.chosen[k]
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            if problem.reads[r] == tensor:
+                return k
+    return NONE
+
+
+@compiled
+def made_here(problem: Arrays, scratch: Scratch, tensor: int, count: int) -> bool:
+    """Whether an inserted node makes ``tensor``."""
+    for k in range(count):
+        if scratch.chosen[k] == problem.maker[tensor]:
+            return True
+    return False
+
+
+@compiled
+def output_slot(problem: Arrays, node: int, tensor: int) -> int:
+    """The write slot of ``tensor`` at ``node``."""
+    for w in range(problem.write_start[node], problem.write_start[node + 1]):
+        if problem.writes[w] == tensor:
+            return w
+    return problem.write_start[node]
+
+
+@compiled
+def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -> bool:
+    """Whether ``tensor`` is one of the evicted values that are read at ``at`` or later."""
+    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
+        v = index.values[k]
+        if profile.value_tensor[v] == tensor and index.last_read[v] >= at:
+            return True
+    return False
+
+
+@compiled
+def score_move(
+    problem: Arrays, profile: Profile, index: Index, scratch: Scratch, price: Floats,
+    budget: int, evicted: int, after: int, at: int, depth: int,
+) -> tuple[float, float, int]:
+    """Best score of evicting storage ``evicted`` over (after, at), its benefit and node count.
+
+    The score is saved excess (byte·steps) per second of recomputation; 0: no gain. The nodes are
+    left in ``scratch.best``.
+    """
+    scratch.stamp[0] += 1
+    stamp = scratch.stamp[0]
+    count = 0
+    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
+        v = index.values[k]
+        if index.last_read[v] < at:
+            continue
+        if index.made_at[v] > after or problem.maker[profile.value_tensor[v]] == NONE:
+            return 0.0, 0.0, 0
+        count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
+        if count < 0:
+            return 0.0, 0.0, 0
+    best_score, best_gain, best_count = 0.0, 0.0, 0
+    for _ in range(depth):
+        # Storage marks must be fresh in every round; node and tensor marks accumulate.
+        count, extensions = close_over(
+            problem, profile, index, scratch, evicted, at, count, stamp
+        )
+        if count < 0:
+            break
+        gain = -spread_excess(
+            profile, index, scratch, budget, after + 1, at, profile.size[evicted], extensions
+        ) - insertion_excess(
+            problem, profile, index, scratch, budget, evicted, at, count, extensions
+        )
+        cost = 0.0
+        for k in range(count):
+            cost += price[scratch.chosen[k]]
+        if gain > 0 and gain / cost > best_score:
+            best_score, best_gain, best_count = gain / cost, gain, count
+            scratch.best[:count] = scratch.chosen[:count]
+        worst, harm_per_cost = NONE, 0.0
+        for e in range(extensions):
+            s = scratch.ext_storage[e]
+            if s >= 0:
+                scratch.storage_mark[s] = 0
+            if scratch.ext_maker[e] == NONE:
+                continue
+            harm = shift_excess(
+                profile, index, budget, scratch.ext_from[e], at - 1, scratch.ext_size[e]
+            )
+            if harm > 0 and harm / price[scratch.ext_maker[e]] > harm_per_cost:
+                worst, harm_per_cost = e, harm / price[scratch.ext_maker[e]]
+        if worst == NONE:
+            break
+        count = add_node(problem, scratch, scratch.ext_maker[worst], count, stamp)
+        if count < 0:
+            break
+    return best_score, best_gain, best_count

@@ -1,0 +1,1 @@
+"""The only room that runs models: sessions, inputs, measured peak and time, comparison."""

@@ -1,0 +1,173 @@
+"""Runs one model in a process of its own and reports what it measured.
+
+    python -m memplan.runtime.child REQUEST.json RESULT.json
+
+A process per model keeps measurements apart (arena, peak RSS, random state) and lets the parent
+survive anything that the runtime does.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from memplan.runtime.options import PROVIDER_NAMES, session_options
+
+Feeds = dict[str, npt.NDArray[np.generic]]
+
+
+def main(request_path: str, result_path: str) -> int:
+    """Carry out the request and write the result; failures are results too."""
+    request = json.loads(Path(request_path).read_text())
+    try:
+        result = _optimize(request) if request["task"] == "optimize" else _measure(request)
+    except Exception as error:  # reported to the parent, which words it for the user
+        result = {"error": str(error), "error_type": type(error).__name__}
+    Path(result_path).write_text(json.dumps(result))
+    return 0
+
+
+def _session(request: dict[str, Any], options: Any, model: str) -> Any:
+    provider = PROVIDER_NAMES[request["provider"]]
+    ort.set_seed(request.get("seed", 0))
+    options.intra_op_num_threads = request.get("threads", 0)
+    session = ort.InferenceSession(model, options, providers=[provider])
+    if session.get_providers()[0] != provider:
+        # The runtime falls back to the CPU in silence when a provider fails to start.
+        raise RuntimeError(f"{provider} did not start; the session fell back to the CPU")
+    return session
+
+
+def _optimize(request: dict[str, Any]) -> dict[str, Any]:
+    """Let the runtime optimize the model offline and save the result."""
+    options = session_options("default", request["dims"])
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = {
+        "basic": levels.ORT_ENABLE_BASIC,
+        "extended": levels.ORT_ENABLE_EXTENDED,
+    }[request["level"]]
+    options.optimized_model_filepath = request["output"]
+    _session(request, options, request["model"])
+    return {"runtime": ort.__version__}
+
+
+def _measure(request: dict[str, Any]) -> dict[str, Any]:
+    with np.load(request["inputs"]) as archive:
+        feeds: Feeds = dict(archive.items())
+    profile, outputs = _profiled_run(request, feeds)
+    np.savez(request["outputs"], **{f"o{k}": value for k, value in enumerate(outputs)})
+    del outputs
+    timing = _timed_runs(request, feeds)
+    return {"runtime": ort.__version__, **profile, **timing}
+
+
+def _profiled_run(request: dict[str, Any], feeds: Feeds) -> tuple[dict[str, Any], list[Any]]:
+    """Two runs under the profiler: memory and place of every node, outputs of the first."""
+    options = session_options(request["session"], request["dims"])
+    options.enable_profiling = True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "run")
+        session = _session(request, options, request["model"])
+        names = [value.name for value in session.get_outputs()]
+        outputs = session.run(names, feeds)
+        session.run(names, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    nodes = [
+        event
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+    ]
+    runs = [nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]]
+    first = [_node_event(event) for event in runs[0]]
+    second = [_node_event(event) for event in runs[1]]
+    return {
+        "output_names": names,
+        "nodes": first,
+        "base_bytes": _base(runs[0]),
+        "measured_dynamic_bytes": _peak(first) - _base(runs[0]),
+        "second_run_dynamic_bytes": _peak(second) - _base(runs[0]),
+        "arena_bytes": max((int(e["args"].get("mem_arena_held", 0)) for e in nodes), default=0),
+    }, outputs
+
+
+def _node_event(event: dict[str, Any]) -> dict[str, Any]:
+    arguments = event["args"]
+    return {
+        "name": event["name"].removesuffix("_kernel_time"),
+        "op": arguments.get("op_name", ""),
+        "index": int(arguments.get("node_index", -1)),
+        "provider": arguments.get("provider", ""),
+        "bytes": int(arguments.get("mem_bytes_requested_in_use", 0)),
+        "microseconds": event.get("dur", 0),
+    }
+
+
+def _base(events: list[dict[str, Any]]) -> int:
+    """Bytes in use before the first node of a run: initializers."""
+    if not events:
+        return 0
+    arguments = events[0]["args"]
+    return int(arguments.get("mem_bytes_requested_in_use", 0)) - int(
+        arguments.get("mem_requested_in_use_delta", 0)
+    )
+
+
+def _peak(events: list[dict[str, Any]]) -> int:
+    return max((event["bytes"] for event in events), default=0)
+
+
+def _timed_runs(request: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
+    """Median step time and the growth of the resident set, without the profiler."""
+    session = _session(
+        request, session_options(request["session"], request["dims"]), request["model"]
+    )
+    names = [value.name for value in session.get_outputs()]
+    rss_before = _reset_peak_rss()
+    session.run(names, feeds)
+    rss = max(_peak_rss() - rss_before, 0)
+    seconds = []
+    for _ in range(request["runs"]):
+        start = time.perf_counter()
+        session.run(names, feeds)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "seconds_median": statistics.median(seconds) if seconds else None,
+        "seconds": seconds,
+        "peak_rss_growth_bytes": rss,
+    }
+
+
+def _reset_peak_rss() -> int:
+    """Reset the peak of the resident set where the system allows; the present value in bytes."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return _peak_rss()
+    return _status("VmRSS")
+
+
+def _peak_rss() -> int:
+    high = _status("VmHWM")
+    return high if high else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _status(field: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

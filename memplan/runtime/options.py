@@ -1,0 +1,37 @@
+"""Session options of each session kind. Imports onnxruntime; used in child processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnxruntime as ort
+
+PROVIDER_NAMES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) -> Any:
+    """Options for a session of the given kind.
+
+    ``tuned`` runs the file's node order (``PRIORITY_BASED``) without load-time optimization, which
+    would merge recomputed nodes, and without buffer reuse and memory patterns, which keep dead
+    buffers alive (docs/memory-model.md). ``default`` is what anyone gets from a plain
+    ``InferenceSession(path)``.
+
+    Args:
+        kind: ``tuned`` or ``default``.
+        dims: values for symbolic input dimensions; the runtime then plans with static shapes.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if kind == "tuned":
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.enable_mem_reuse = False
+        options.enable_mem_pattern = False
+    elif kind != "default":
+        raise ValueError(f"no session kind '{kind}'")
+    for name, value in (dims or {}).items():
+        options.add_free_dimension_override_by_name(name, value)
+    return options

@@ -1,0 +1,157 @@
+"""Which buffer every tensor gets, and from which step to which it lives.
+
+Follows ONNX Runtime's sequential allocation planner and execution frame (``allocation_planner.cc``,
+``execution_frame.cc``; 1.31.1). The rules, numbered as in docs/memory-model.md:
+
+1. A graph output gets a buffer of its own, held from production to the end.
+2. An alias output shares the buffer of its input, whoever owns that.
+3. An in-place output takes the buffer of an input that dies here, of equal dims and element size.
+4. With ``enable_mem_reuse``: the most recently freed buffer of equal dims and element size.
+5. Else a new buffer. It is released after the last node that reads any tensor living in it; a
+   buffer that nobody reads is held to the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.graph.types import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.ops.memory import MemorySemantics, semantics
+from memplan.simulate.session import SessionKind
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of ``nbytes`` bytes, live in steps ``birth`` ≤ s < ``death``.
+
+    ``root`` is the tensor that it was allocated for; ``members`` all tensors that live in it, in
+    order of production.
+    """
+
+    id: int
+    root: int
+    members: tuple[int, ...]
+    nbytes: int
+    birth: int
+    death: int
+    is_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Buffers of one simulated run. ``buffer_of`` maps tensor id → buffer id (ABSENT: resident)."""
+
+    order: tuple[int, ...]
+    step_of: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    buffer_of: tuple[int, ...]
+
+
+def allocate(graph: Graph, order: list[int], session: SessionKind) -> Allocation:
+    """Simulate allocation for ``order`` (node ids, every node once)."""
+    return _Planner(graph, order, session).run()
+
+
+class _Planner:
+    """State of the planner: use counts per root, free list, roots per tensor."""
+
+    def __init__(self, graph: Graph, order: list[int], session: SessionKind) -> None:
+        self.graph = graph
+        self.order = order
+        self.reuse = session.reuse
+        self.rules: MemorySemantics = semantics(session.provider)
+        self.root = list(range(len(graph.tensors)))
+        self.uses = [self._initial_uses(tensor) for tensor in graph.tensors]
+        self.members: dict[int, list[int]] = {}
+        self.free: list[int] = []
+
+    @staticmethod
+    def _initial_uses(tensor: Tensor) -> int:
+        """Input slots that read it, one for being produced or owned, one for a graph output."""
+        return len(tensor.readers) + 1 + tensor.is_output
+
+    def run(self) -> Allocation:
+        step_of = [0] * len(self.graph.nodes)
+        for step, index in enumerate(self.order):
+            step_of[index] = step
+            node = self.graph.nodes[index]
+            for slot, tensor in enumerate(node.outputs):
+                if tensor != ABSENT and self.graph.tensors[tensor].counted:
+                    self._place(node, slot, tensor)
+            for tensor in (*node.reads, *node.writes):
+                self._release(tensor)
+        return self._finish(step_of)
+
+    def _place(self, node: Node, slot: int, tensor: int) -> None:
+        if self.graph.tensors[tensor].is_output:
+            self.members[tensor] = [tensor]
+            return
+        source = self._shared(node, slot, tensor)
+        if source is None and self.reuse:
+            source = self._reusable(tensor)
+        if source is None:
+            self.members[tensor] = [tensor]
+            return
+        root = self.root[source]
+        self.root[tensor] = root
+        self.uses[root] += self.uses[tensor]
+        if root in self.members:
+            self.members[root].append(tensor)
+
+    def _shared(self, node: Node, slot: int, tensor: int) -> int | None:
+        """The input whose buffer the output takes by rule 2 or 3."""
+        alias = self.rules.alias_input(node.key, slot)
+        if alias is not None and alias < len(node.inputs) and node.inputs[alias] != ABSENT:
+            return node.inputs[alias]
+        for candidate in self.rules.inplace_inputs(node.key, slot):
+            if candidate >= len(node.inputs) or node.inputs[candidate] == ABSENT:
+                continue
+            source = node.inputs[candidate]
+            if self.uses[self.root[source]] == 1 and self._alike(source, tensor):
+                return source
+        return None
+
+    def _alike(self, first: int, second: int) -> bool:
+        a, b = self.graph.tensors[first], self.graph.tensors[second]
+        return a.shape == b.shape and a.nbytes == b.nbytes and a.counted and b.counted
+
+    def _reusable(self, tensor: int) -> int | None:
+        """Rule 4: take the most recently freed buffer of identical dims off the free list."""
+        candidate = self.graph.tensors[tensor]
+        if not candidate.readers or not candidate.shape:
+            return None
+        for position, root in enumerate(self.free):
+            if self._alike(root, tensor):
+                del self.free[position]
+                return root
+        return None
+
+    def _release(self, tensor: int) -> None:
+        root = self.root[tensor]
+        self.uses[root] -= 1
+        if self.uses[root] == 0:
+            self.free.insert(0, root)
+
+    def _finish(self, step_of: list[int]) -> Allocation:
+        graph, end = self.graph, len(self.order)
+        buffer_of = [ABSENT] * len(graph.tensors)
+        buffers: list[Buffer] = []
+        for root, members in self.members.items():
+            tensor = graph.tensors[root]
+            readers = [step_of[r] for member in members for r in graph.tensors[member].readers]
+            birth = step_of[tensor.producer]
+            death = end if tensor.is_output or not readers else max(readers) + 1
+            for member in members:
+                buffer_of[member] = len(buffers)
+            buffers.append(
+                Buffer(
+                    len(buffers), root, tuple(members), tensor.nbytes, birth, death,
+                    tensor.is_output,
+                )
+            )
+        return Allocation(tuple(self.order), tuple(step_of), tuple(buffers), tuple(buffer_of))
+
+
+def is_resident(tensor: Tensor) -> bool:
+    """Whether the tensor is in memory before step 0 (inputs and initializers)."""
+    return tensor.kind is not TensorKind.COMPUTED

@@ -1,0 +1,29 @@
+"""The kinds of session that are simulated and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKind:
+    """How a model is loaded.
+
+    ``priority_order``: ``ExecutionOrder.PRIORITY_BASED`` (the file's order); else ONNX Runtime's
+    default order. ``reuse``: ``enable_mem_reuse``, on by default, which hands a dead buffer to a
+    later tensor of the same dimensions and so keeps it alive in between.
+    """
+
+    name: str
+    provider: str
+    priority_order: bool
+    reuse: bool
+
+
+def session_kind(name: str, provider: str = "cpu") -> SessionKind:
+    """``tuned`` (tightest, Python only) or ``default`` (a plain ``InferenceSession(path)``)."""
+    if name == "tuned":
+        return SessionKind("tuned", provider, priority_order=True, reuse=False)
+    if name == "default":
+        return SessionKind("default", provider, priority_order=False, reuse=True)
+    raise ValueError(f"no session kind '{name}'")

@@ -1,0 +1,133 @@
+"""Bytes in use at every step, and the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.graph.types import ABSENT, Graph
+from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
+from memplan.ops.workspace import workspace_bytes
+from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
+from memplan.simulate.bodies import body_bytes
+from memplan.simulate.order import execution_order
+from memplan.simulate.session import SessionKind
+
+Bytes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A simulated run. Arrays have one entry per step, in bytes.
+
+    ``dynamic`` counts every tensor buffer in use when the node of that step ends, before its dead
+    inputs are released: what ONNX Runtime's profiler reports as requested in use, less what was
+    there before the run. ``workspace`` is scratch that the kernel takes and gives back within the
+    step. ``resident_bytes`` are initializers and graph inputs.
+    """
+
+    graph: Graph
+    session: SessionKind
+    allocation: Allocation
+    resident_bytes: int
+    dynamic: Bytes
+    workspace: Bytes
+    assumptions: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Node ids by step."""
+        return self.allocation.order
+
+    @property
+    def dynamic_peak_bytes(self) -> int:
+        """Largest number of tensor bytes in use at any step."""
+        return int(self.dynamic.max(initial=0))
+
+    @property
+    def peak_step(self) -> int:
+        """First step at which ``dynamic`` is largest."""
+        return int(self.dynamic.argmax()) if len(self.dynamic) else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Resident bytes and the dynamic peak."""
+        return self.resident_bytes + self.dynamic_peak_bytes
+
+    @property
+    def peak_with_workspace_bytes(self) -> int:
+        """The same with kernel workspace: what a budget is held against."""
+        return self.resident_bytes + int((self.dynamic + self.workspace).max(initial=0))
+
+    def live_at(self, step: int) -> list[Buffer]:
+        """Buffers in use at ``step``, largest first."""
+        live = [b for b in self.allocation.buffers if b.birth <= step < b.death and b.nbytes]
+        return sorted(live, key=lambda buffer: (-buffer.nbytes, buffer.birth, buffer.id))
+
+
+def simulate(graph: Graph, session: SessionKind) -> Timeline:
+    """What the runtime will do with ``graph`` in a session of the given kind."""
+    allocation = allocate(graph, execution_order(graph, session), session)
+    workspace, assumptions = node_workspace(graph, session.provider)
+    steps = np.asarray(allocation.order, dtype=np.int64)
+    inside = body_bytes(graph, session)
+    dynamic = live_bytes(allocation)
+    for node, nbytes in inside.nbytes.items():
+        dynamic[allocation.step_of[node]] += nbytes
+    return Timeline(
+        graph=graph,
+        session=session,
+        allocation=allocation,
+        resident_bytes=resident_bytes(graph),
+        dynamic=dynamic,
+        workspace=workspace[steps] if len(steps) else workspace,
+        assumptions=(*assumptions, *inside.assumptions),
+    )
+
+
+def resident_bytes(graph: Graph) -> int:
+    """Initializers and graph inputs."""
+    return sum(tensor.nbytes for tensor in graph.tensors if is_resident(tensor))
+
+
+def live_bytes(allocation: Allocation) -> Bytes:
+    """Sum of the live buffers at every step."""
+    change = np.zeros(len(allocation.order) + 1, dtype=np.int64)
+    for buffer in allocation.buffers:
+        change[buffer.birth] += buffer.nbytes
+        change[buffer.death] -= buffer.nbytes
+    return np.cumsum(change)[:-1]
+
+
+def node_workspace(graph: Graph, provider: str) -> tuple[Bytes, list[str]]:
+    """Scratch bytes per node id, and what had to be assumed for operators not probed."""
+    rules = semantics(provider)
+    scratch = np.zeros(len(graph.nodes), dtype=np.int64)
+    unknown: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.key in CONTROL_FLOW_OPS:
+            continue
+        inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
+        outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]
+        found = workspace_bytes(
+            node.domain, node.op, node.attributes, inputs, outputs, provider=provider
+        )
+        if found is None:
+            if node.key not in rules.known:
+                unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
+            found = 0
+        scratch[node.id] = found
+    return scratch, _unknown_notes(unknown, provider)
+
+
+def _unknown_notes(unknown: Mapping[str, int], provider: str) -> list[str]:
+    if not unknown:
+        return []
+    names = ", ".join(f"{op} ×{count}" for op, count in sorted(unknown.items()))
+    return [
+        f"operators never probed on {provider}: {names}: every output gets its own buffer, "
+        "workspace unknown (counted as 0)"
+    ]

@@ -1,0 +1,92 @@
+"""Sizes as people write them: ``4GB``, ``512MiB``, ``80%`` and plain bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from memplan.errors import UsageError
+
+_DECIMAL = {"kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_BINARY = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+_UNITS = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY, "B": 1}.items()}
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+|%)?\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSpec:
+    """A size that may be relative: ``nbytes`` or ``fraction`` (of a peak not yet known) is set."""
+
+    text: str
+    nbytes: int | None
+    fraction: Fraction | None
+
+    def resolve(self, whole: int) -> int:
+        """The size in bytes; a percentage is taken of ``whole`` (bytes) and rounded down."""
+        if self.fraction is None:
+            assert self.nbytes is not None
+            return self.nbytes
+        return int(self.fraction * whole)
+
+
+def parse_size(text: str) -> SizeSpec:
+    """Read a size.
+
+    Raises:
+        UsageError: the text is no size, has an ambiguous unit (``4G``) or is zero or negative.
+    """
+    match = _SIZE.match(text)
+    if match is None:
+        raise UsageError(
+            f"'{text}' is not a size",
+            "write a positive number with a unit: 4GB, 3.7GiB, 512MiB, 80% or plain bytes",
+        )
+    number, unit = Fraction(match.group(1)), match.group(2)
+    if number == 0:
+        raise UsageError(f"a size of '{text}' leaves nothing", "give a size above zero")
+    if unit == "%":
+        return SizeSpec(text.strip(), None, number / 100)
+    if unit is None:
+        if number.denominator != 1:
+            raise UsageError(f"'{text}' is not a whole number of bytes", "add a unit: 4.5GB")
+        return SizeSpec(text.strip(), int(number), None)
+    if len(unit) == 1 and unit.upper() in "KMGT":
+        letter = unit.upper()
+        decimal = "kB" if letter == "K" else f"{letter}B"
+        raise UsageError(
+            f"'{text}' is ambiguous",
+            f"write {match.group(1)}{decimal} (powers of 1000) "
+            f"or {match.group(1)}{letter}iB (powers of 1024)",
+        )
+    factor = _UNITS.get(unit.lower())
+    if factor is None:
+        raise UsageError(
+            f"'{text}' has an unknown unit '{unit}'",
+            "use kB MB GB TB (powers of 1000), KiB MiB GiB TiB (powers of 1024) or %",
+        )
+    return SizeSpec(text.strip(), int(number * factor), None)
+
+
+def format_bytes(nbytes: int) -> str:
+    """``nbytes`` in the largest binary unit that keeps at least one digit before the point."""
+    magnitude = abs(nbytes)
+    for name, factor in reversed(_BINARY.items()):
+        if magnitude >= factor:
+            value = nbytes / factor
+            digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+            return f"{value:.{digits}f} {name}"
+    return f"{nbytes} B"
+
+
+def format_delta(nbytes: int) -> str:
+    """A difference with its sign, or ``=`` when there is none."""
+    if nbytes == 0:
+        return "="
+    return ("+" if nbytes > 0 else "-") + format_bytes(abs(nbytes))
+
+
+def echo_size(spec: SizeSpec, nbytes: int) -> str:
+    """A size in every notation, so that nobody has to guess: ``4 GB = 4,000,000,000 B (3.73 GiB)``.
+    """
+    return f"{spec.text} = {nbytes:,} B ({format_bytes(nbytes)})"

@@ -1,0 +1,220 @@
+"""Building a one-op model around a case and reading alias, in-place and scratch from its trace.
+
+The model, in execution order (PRIORITY_BASED keeps the file's order)::
+
+    copies of the inputs | mark | NODE | mark | reader of output 0 | mark | reader of output 1 | mark
+    ... readers of the inputs that are to outlive the node
+
+Every `mark` allocates one block of a size nothing else has, so the trace splits into windows. What
+the node's window allocates and leaves alive is its outputs; what it allocates beyond is scratch; a
+block that is released in the window of output k's reader is output k's buffer. When that block is
+one of the input copies, output k lives in that input's buffer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from cases import Case, Const
+from onnx import TensorProto, helper, numpy_helper
+from shim import Trace
+
+MARK_BASE = 90001  # odd and large: no catalogue tensor has such a size
+MAX_IR = 11
+EAGER = {"Shape", "Size"}  # run as soon as their input exists, whatever the order of the file
+
+
+class ProbeError(RuntimeError):
+    """The trace does not have the expected form."""
+
+
+@dataclass
+class Built:
+    """A model, its feeds, and the names the reading of the trace needs."""
+
+    model: onnx.ModelProto
+    feeds: dict[str, np.ndarray]
+    copies: list[int]
+    outputs: list[int]
+    marks: int
+
+
+def _marker(graph: list[onnx.NodeProto], consts: dict[str, np.ndarray], index: int) -> str:
+    name = f"mark{index}"
+    consts[f"{name}_shape"] = np.array([MARK_BASE + 2 * index], np.int64)
+    graph.append(helper.make_node("Expand", ["byte", f"{name}_shape"], [name], name=name))
+    return name
+
+
+def _copy(source: str, target: str) -> onnx.NodeProto:
+    return helper.make_node("Expand", [source, "scalar_shape"], [target], name=f"copy_{target}")
+
+
+def build(case: Case, dying: set[int]) -> Built:
+    """The one-op model in which the inputs numbered in `dying` have no other reader."""
+    rng = np.random.default_rng(zlib.crc32(f"{case.key}/{case.label}".encode()))
+    consts: dict[str, np.ndarray] = {"scalar_shape": np.zeros(0, np.int64)}
+    feeds: dict[str, np.ndarray] = {"byte": np.zeros(1, np.uint8)}
+    nodes: list[onnx.NodeProto] = []
+    names, copies, results = [], [], []
+    marks = 0
+    if case.op in EAGER:
+        results.append(_marker(nodes, consts, marks))
+    for index, item in enumerate(case.inputs):
+        if item is None:
+            names.append("")
+        elif isinstance(item, Const):
+            consts[f"c{index}"] = item.value
+            names.append(f"c{index}")
+        else:
+            feeds[f"g{index}"] = item.sample(rng)
+            nodes.append(_copy(f"g{index}", f"x{index}"))
+            names.append(f"x{index}")
+            copies.append(index)
+    outputs = [k for k in range(case.outputs) if k not in case.absent_outputs]
+    if case.op not in EAGER:
+        results.append(_marker(nodes, consts, marks))
+    out_names = [f"y{k}" if k in outputs else "" for k in range(case.outputs)]
+    node = helper.make_node(case.op, names, out_names, name="node", domain=case.domain)
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in case.attributes.items())
+    nodes.append(node)
+    for k in outputs:
+        marks += 1
+        results.append(_marker(nodes, consts, marks))
+        nodes.append(_copy(f"y{k}", f"r{k}"))
+        results.append(f"r{k}")
+    marks += 1
+    results.append(_marker(nodes, consts, marks))
+    for index in copies:
+        if index not in dying:
+            nodes.append(_copy(f"x{index}", f"late{index}"))
+            results.append(f"late{index}")
+    return Built(_model(case, nodes, feeds, consts, results), feeds, copies, outputs, marks + 1)
+
+
+def _model(case, nodes, feeds, consts, results) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "probe",
+        [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for k, v in feeds.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in results],
+        [numpy_helper.from_array(v, k) for k, v in consts.items()],
+    )
+    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=MAX_IR)
+
+
+def session(
+    model: onnx.ModelProto, threads: int, saved: str | None = None
+) -> ort.InferenceSession:
+    """A session that allocates every tensor by itself, in file order, without rewriting."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = False
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if saved:
+        options.optimized_model_filepath = saved
+    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def has_kernel(case: Case) -> bool:
+    """Whether the case's node is executed as it is.
+
+    Even with all optimizations off, onnxruntime inlines a function op that has no kernel and wraps
+    a float16 node without a float16 kernel into Casts; both show in the model it saves.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = str(Path(folder) / "saved.onnx")
+        built = build(case, set())
+        session(built.model, 1, saved)
+        kept = onnx.load(saved).graph.node
+    return len(kept) == len(built.model.graph.node) and any(n.name == "node" for n in kept)
+
+
+def _windows(events: list[tuple[int, int]], marks: int) -> list[list[tuple[int, int]]]:
+    """The trace cut at the markers: marks + 1 windows."""
+    windows: list[list[tuple[int, int]]] = [[]]
+    for event in events:
+        index = len(windows) - 1
+        if index < marks and event[1] == MARK_BASE + 2 * index:
+            windows.append([])
+        else:
+            windows[-1].append(event)
+    if len(windows) != marks + 1:
+        raise ProbeError(f"expected {marks} markers in the trace, found {len(windows) - 1}")
+    return windows
+
+
+def _node_window(window: list[tuple[int, int]], before: set[int]) -> tuple[dict[int, int], int]:
+    """Blocks the node left alive, and its peak beyond the blocks that were alive before it."""
+    alive: dict[int, int] = {}
+    now = peak = 0
+    for block, size in window:
+        if size >= 0:
+            alive[block] = size
+            now += size
+            peak = max(peak, now)
+        elif block in alive:
+            now -= alive.pop(block)
+        elif block not in before:
+            raise ProbeError("the node released a block that the trace did not see allocated")
+    return alive, peak
+
+
+@dataclass
+class Reading:
+    """What one run of one model showed."""
+
+    shares: dict[int, int | None]  # output -> the input whose buffer it lives in, None = own buffer
+    without_block: list[int]  # outputs that are non-empty and for which the node allocated nothing
+    scratch: int
+    produced: list[np.ndarray]
+
+
+def read(case: Case, dying: set[int], threads: int, trace: Trace) -> Reading:
+    """Run the case's model once and read its trace."""
+    built = build(case, dying)
+    runner = session(built.model, threads)
+    names = [f"r{k}" for k in built.outputs]
+    wanted = [o.name for o in runner.get_outputs()]
+    trace.start()
+    try:
+        got = runner.run(wanted, built.feeds)
+    finally:
+        events = trace.stop()
+    values = dict(zip(wanted, got, strict=True))
+    windows = _windows(events, built.marks)
+    sized = [i for i in built.copies if built.feeds[f"g{i}"].nbytes]
+    if case.op in EAGER:
+        windows[0], windows[1] = windows[1][: len(sized)], windows[1][len(sized) :]
+    inputs = [event[0] for event in windows[0] if event[1] >= 0]
+    owner = dict(zip(inputs, sized, strict=True)) if len(inputs) == len(sized) else None
+    if owner is None:
+        raise ProbeError("the input copies did not allocate one block each")
+    alive, peak = _node_window(windows[1], set(inputs))
+    shares: dict[int, int | None] = {}
+    without = []
+    for k, window in zip(built.outputs, windows[2:], strict=False):
+        freed = [block for block, size in window if size < 0]
+        own = [block for block in freed if block in alive]
+        lent = [owner[block] for block in freed if block in owner]
+        shares[k] = None if own else (lent[0] if lent else None)
+        if not own and np.asarray(values[f"r{k}"]).nbytes:
+            without.append(k)
+    return Reading(shares, without, peak - sum(alive.values()), [values[n] for n in names])

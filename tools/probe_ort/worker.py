@@ -1,0 +1,90 @@
+"""What a child does with one case: the runs that separate alias, in-place and scratch."""
+
+from __future__ import annotations
+
+import numpy as np
+from cases import Case, Const, In
+from measure import ProbeError, has_kernel, read
+from onnx import helper
+from shim import Trace
+
+THREADS = (1, 2, 4)
+
+
+def _spec(array: np.ndarray) -> list:
+    return [int(helper.np_dtype_to_tensor_dtype(array.dtype)), list(array.shape)]
+
+
+def _input_specs(case: Case) -> list:
+    specs = []
+    for item in case.inputs:
+        if item is None:
+            specs.append(None)
+        elif isinstance(item, Const):
+            specs.append(_spec(item.value))
+        else:
+            specs.append([int(helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype))),
+                          list(item.shape)])
+    return specs
+
+
+def _output_specs(case: Case, produced: list[np.ndarray]) -> list:
+    present = iter(produced)
+    return [None if k in case.absent_outputs else _spec(next(present))
+            for k in range(case.outputs)]
+
+
+def _eligible(case: Case, outputs: list) -> list[list[int]]:
+    """(output, input) pairs of identical shape and element size: those in-place could serve."""
+    size = {k: np.dtype(helper.tensor_dtype_to_np_dtype(k)).itemsize for k in range(1, 14) if k != 8}
+    size |= {8: 0, 16: 2}
+    return [
+        [k, i]
+        for k, out in enumerate(outputs)
+        if out is not None
+        for i, item in enumerate(case.inputs)
+        if isinstance(item, In) and list(item.shape) == out[1]
+        and np.dtype(item.dtype).itemsize == size.get(out[0])
+    ]
+
+
+def _error(error: Exception) -> dict:
+    text = " ".join(str(error).split())
+    missing = "NOT_IMPLEMENTED" in text or "not a registered function/op" in text
+    return {"missing" if missing else "error": text[:300]}
+
+
+def measure_case(case: Case, trace: Trace) -> dict:
+    """All readings of one case as a JSON-able dict; "missing" when the op has no kernel."""
+    try:
+        return _measure(case, trace)
+    except ProbeError as error:
+        return {"error": f"probe: {error}"}
+    except Exception as error:  # onnxruntime raises a family of its own exceptions
+        return _error(error)
+
+
+def _measure(case: Case, trace: Trace) -> dict:
+    if not has_kernel(case):
+        return {"missing": "inlined, or wrapped into casts"}
+    kept = {threads: read(case, set(), threads, trace) for threads in THREADS}
+    outputs = _output_specs(case, kept[1].produced[: case.outputs - len(case.absent_outputs)])
+    alias, inplace = [], []
+    for index, item in enumerate(case.inputs):
+        if not isinstance(item, In):
+            continue
+        dying = read(case, {index}, 1, trace)
+        for output, source in dying.shares.items():
+            if source == index:
+                (alias if output in kept[1].without_block else inplace).append([output, index])
+    return {
+        "alias": alias,
+        "inplace": inplace,
+        "eligible": _eligible(case, outputs),
+        "inputs": _input_specs(case),
+        "outputs": outputs,
+        "scratch": {str(threads): kept[threads].scratch for threads in THREADS},
+        "notes": [f"output {k} without block, source unknown" for k in kept[1].without_block
+                  if k not in {a[0] for a in alias}],
+    }
+

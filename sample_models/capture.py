@@ -7,15 +7,15 @@ How it works:
 2. ``make_fx`` records it, autograd included, as one graph of ATen operators.  Backward operators
    which ONNX has no translation for are decomposed on the way (see ``_decompositions``).
 3. The graph is freed of in-place updates and copies, and exported by ``torch.onnx``.
-4. The ONNX nodes are tidied: the exporter's bulky metadata goes, the module that a node belongs to
-   is written as ``memplan.module``, and every Dropout gets its own seed.
+4. The ONNX nodes are tidied: the exporter's bulky metadata goes, the path of the module that a
+   node (forward or backward) belongs to is written as ``memplan.module``, and every Dropout gets
+   its own seed.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import math
 import unittest.mock
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,12 +72,14 @@ class TrainStep:
     def optimizer_state(self) -> dict[str, Tensor]:
         if self.optimizer is None:
             return {}
-        state = {
-            f"{name}.{moment}": torch.zeros_like(p)
-            for moment in ("m", "v")
-            for name, p in self.parameters.items()
-        }
-        return {**state, "step": torch.zeros(())}
+        # As in the middle of a training: after zero moments, the first update is no more than
+        # the signs of the gradients, even of those which are rounding noise.
+        random = torch.Generator().manual_seed(0)
+        m, v = {}, {}
+        for name, p in self.parameters.items():
+            m[f"{name}.m"] = 1e-3 * torch.randn(p.shape, generator=random)
+            v[f"{name}.v"] = 1e-6 * (1 + torch.rand(p.shape, generator=random))
+        return {**m, **v, "step": torch.tensor(100.0)}
 
     def inputs(self) -> dict[str, Tensor]:
         """Graph inputs in order, with values to run the graph on."""
@@ -93,6 +95,7 @@ def capture(step: TrainStep, opset: int = 20) -> onnx.ModelProto:
     if step.dynamic_batch:
         _rename_dimension(model, step.dynamic_batch)
     onnx.checker.check_model(model, full_check=True)
+    assert not _without_shape(model), f"unknown shapes: {_without_shape(model)}"
     return model
 
 
@@ -117,7 +120,9 @@ def _adamw_update(
     return {**new, **moments1, **moments2, "step.new": count}
 
 
-def _run_step(step: TrainStep, scopes: _ModuleScopes, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _run_step(
+    step: TrainStep, scopes: _ModuleScopes, given: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """One training step on ``given`` (named as the graph inputs), returning the graph outputs."""
     params = {name: given[name].detach().requires_grad_() for name in step.parameters}
     buffers = {name: given[name].clone() for name in step.buffers}
@@ -125,14 +130,15 @@ def _run_step(step: TrainStep, scopes: _ModuleScopes, given: dict[str, Tensor]) 
     with scopes.recording():
         loss = torch.func.functional_call(step.model, {**params, **buffers}, batch)
         scopes.watch_backward(loss)
-        grads = dict(zip(params, torch.autograd.grad(loss, list(params.values()))))
+        grads = torch.autograd.grad(loss, list(params.values()))
+        named_grads = dict(zip(params, grads, strict=True))
         scopes.enter("optimizer")
         out = {"loss": loss.detach()}
         with torch.no_grad():
             if step.optimizer is None:
-                out.update({f"{name}.grad": grad for name, grad in grads.items()})
+                out.update({f"{name}.grad": grad for name, grad in named_grads.items()})
             else:
-                out.update(_adamw_update(step.optimizer, given, grads))
+                out.update(_adamw_update(step.optimizer, given, named_grads))
         out.update({f"{name}.new": buffer for name, buffer in buffers.items()})
     return out
 
@@ -149,7 +155,7 @@ class _ModuleScopes:
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules() if name}
-        self._stack = ["loss"]  # what is outside of all submodules: the model's own forward
+        self._stack = [""]  # no submodule: what the model itself does
         self._last: fx.Node | None = None
 
     @contextlib.contextmanager
@@ -237,7 +243,7 @@ def _trace(step: TrainStep, scopes: _ModuleScopes) -> tuple[fx.GraphModule, list
     outputs: list[str] = []
 
     def flat_step(*values: Tensor) -> tuple[Tensor, ...]:
-        out = _run_step(step, scopes, dict(zip(examples, values)))
+        out = _run_step(step, scopes, dict(zip(examples, values, strict=True)))
         outputs[:] = list(out)
         return tuple(out.values())
 
@@ -282,12 +288,12 @@ def _remove_mutation(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-_COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+_COPIES = (aten.clone.default, aten.alias.default, aten.detach.default)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 def _remove_copies(graph: fx.Graph) -> None:
-    """Erase copies and spell views as reshapes, which are right for any memory layout."""
+    """Erase copies, and spell views as reshapes, which are right for any memory layout."""
     for node in list(graph.nodes):
         if node.target in _COPIES:
             node.replace_all_uses_with(node.args[0])
@@ -298,7 +304,8 @@ def _remove_copies(graph: fx.Graph) -> None:
             node.replace_all_uses_with(node.args[0].args[0])
         elif node.target is aten.as_strided.default:
             source, value = node.args[0].meta["val"], node.meta["val"]
-            assert source.numel() == value.numel() and value.is_contiguous(), "partial as_strided"
+            assert source.numel() == value.numel(), "as_strided of a part"
+            assert value.is_contiguous(), "as_strided as a transposition"
             node.target, node.args = aten.reshape.default, (node.args[0], list(value.shape))
 
 
@@ -308,7 +315,7 @@ def _remove_copies(graph: fx.Graph) -> None:
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's own decompositions of what ONNX lacks, and ours of the rest."""
     registry = _registration.ONNXRegistry.from_torchlib()
-    table = _decomp.create_onnx_friendly_decomposition_table(
+    table: dict[Any, Any] = _decomp.create_onnx_friendly_decomposition_table(
         set(_decomp.get_onnx_implemented_overloads(registry))
     )
     # In-place operators are left for _remove_mutation, which keeps them whole.
@@ -326,6 +333,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
             if op in decomposition_table:
                 table[op] = decomposition_table[op]
     table[aten.squeeze.dims] = _squeeze
+    table[aten.scatter.value] = _scatter_value
+    table[aten.embedding_dense_backward.default] = _embedding_backward
     table[aten.convolution_backward.default] = _convolution_backward
     table[aten.max_pool2d_with_indices_backward.default] = _max_pool2d_backward
     return table
@@ -334,6 +343,21 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 def _squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
     """One reshape instead of one squeeze per dimension."""
     return x.reshape([size for d, size in enumerate(x.shape) if d not in dims])
+
+
+def _scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """With the values spelled out, as the exporter does, but so that their shape is known."""
+    return x.scatter(dim, index, torch.full_like(index, value, dtype=x.dtype))
+
+
+def _embedding_backward(
+    grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """One-hot product: ONNX Runtime's ScatterND races where a token occurs twice."""
+    assert padding_idx < 0, "padding"
+    assert not scale_grad_by_freq, "gradient scaling"
+    one_hot = indices.reshape([-1, 1]) == torch.arange(rows)
+    return one_hot.to(grad.dtype).t() @ grad.reshape([-1, grad.shape[-1]])
 
 
 def _convolution_backward(
@@ -382,10 +406,10 @@ def _convolution_weight_grad(
     dilation: Sequence[int],
 ) -> Tensor:
     """One convolution of the image with the output gradient, channels in the place of the batch."""
-    no_padding = [0] * len(kernel)
+    images, windows = image.transpose(0, 1), window.transpose(0, 1)
+    unpadded = [0 for _ in kernel]
     grad = aten.convolution(
-        image.transpose(0, 1), window.transpose(0, 1), None,
-        dilation, padding, stride, False, no_padding, 1,
+        images, windows, None, dilation, padding, stride, False, unpadded, 1
     ).transpose(0, 1)
     for d, size in enumerate(kernel):  # longer where the stride does not divide the image
         grad = grad.narrow(2 + d, 0, size)
@@ -419,15 +443,11 @@ def _export(
     dynamic_shapes = None
     if step.dynamic_batch:
         batch = torch.export.Dim(step.dynamic_batch, min=2)
-        dynamic_shapes = (
-            tuple({0: batch} if name in step.batch else None for name in examples),
-        )
+        dynamic_shapes = (tuple({0: batch} if name in step.batch else None for name in examples),)
     exported = torch.export.export(
         _Wrapper(graph_module), tuple(examples.values()), dynamic_shapes=dynamic_shapes
     )
-    traced, renamed = _tensor_nodes(graph_module.graph), _tensor_nodes(exported.graph)
-    assert [n.target for n in traced] == [n.target for n in renamed], "export changed the graph"
-    scopes = {new.name: old.meta[MODULE_KEY] for old, new in zip(traced, renamed)}
+    scopes = _exported_scopes(graph_module.graph, exported.graph)
     # The graph is decomposed already; decomposing again would lose the order and the names.
     decompose = "torch.onnx._internal.exporter._fx_passes.decompose_with_registry"
     with unittest.mock.patch(decompose, lambda program, *args, **kwargs: program):
@@ -458,6 +478,22 @@ class _Wrapper(nn.Module):
         return self.run(*values)
 
 
+def _exported_scopes(traced: fx.Graph, exported: fx.Graph) -> dict[str, str]:
+    """Module paths under the node names of the exported graph, which has the same operators."""
+
+    def operators(graph: fx.Graph) -> list[fx.Node]:
+        return [
+            node
+            for node in graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+            and not isinstance(node.meta["val"], torch.SymInt)
+        ]
+
+    pairs = list(zip(operators(traced), operators(exported), strict=True))
+    assert all(old.target is new.target for old, new in pairs), "export changed the graph"
+    return {new.name: old.meta[MODULE_KEY] for old, new in pairs}
+
+
 def _write_scopes(model: onnx.ModelProto, scopes: dict[str, str]) -> None:
     """Replace the exporter's node metadata by the module that the node belongs to.
 
@@ -469,12 +505,8 @@ def _write_scopes(model: onnx.ModelProto, scopes: dict[str, str]) -> None:
         path = ast.literal_eval(exporter.get("pkg.torch.onnx.name_scopes", "['']"))
         scope = scopes.get(path[-1], scope)
         del node.metadata_props[:]
-        node.metadata_props.add(key=MODULE_KEY, value=scope)
-
-
-def _tensor_nodes(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)
-            and not isinstance(n.meta["val"], torch.SymInt)]
+        if scope:
+            node.metadata_props.add(key=MODULE_KEY, value=scope)
 
 
 def _tidy(model: onnx.ModelProto) -> None:
@@ -500,6 +532,17 @@ def _rename_dimension(model: onnx.ModelProto, name: str) -> None:
         if dim.dim_param
     ]
     symbols = {dim.dim_param for dim in dims if dim.dim_param.isidentifier()}
-    assert len(symbols) == 1, f"one symbol expected: {symbols}"
+    (symbol,) = symbols
     for dim in dims:
-        dim.dim_param = dim.dim_param.replace(symbols.pop() if False else next(iter(symbols)), name)
+        dim.dim_param = dim.dim_param.replace(symbol, name)
+
+
+def _without_shape(model: onnx.ModelProto) -> list[str]:
+    """Node outputs of which the file does not tell every dimension."""
+    known = {
+        value.name
+        for value in [*model.graph.output, *model.graph.value_info]
+        if value.type.tensor_type.HasField("shape")
+        and all(d.HasField("dim_value") or d.dim_param for d in value.type.tensor_type.shape.dim)
+    }
+    return [name for node in model.graph.node for name in node.output if name and name not in known]

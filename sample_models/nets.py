@@ -7,9 +7,22 @@ wide in activations, as training at a useful batch size is.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
+
+
+class GeluLayer(nn.Module):
+    """Linear + GELU."""
+
+    def __init__(self, features_in: int, features_out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features_in, features_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(self.linear(x))
 
 
 class Mlp(nn.Module):
@@ -18,14 +31,13 @@ class Mlp(nn.Module):
     def __init__(self, features: int, width: int, depth: int, classes: int) -> None:
         super().__init__()
         sizes = [features] + [width] * depth
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip(sizes, sizes[1:]))
+        self.layers = nn.Sequential(*(GeluLayer(i, o) for i, o in pairwise(sizes)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
+        self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = F.gelu(layer(x))
-        return F.cross_entropy(self.head(self.norm(x)), labels)
+        return self.loss(self.head(self.norm(self.layers(x))), labels)
 
 
 class ResidualBlock(nn.Module):
@@ -45,9 +57,9 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
+        y = functional.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return F.relu(y + self.shortcut(x))
+        return functional.relu(y + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -68,22 +80,23 @@ class ResNet(nn.Module):
                 channels = width
             self.stages.append(stage)
         self.head = nn.Linear(channels, classes)
+        self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
-        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+        return self.loss(self.head(x.mean((2, 3))), labels)
 
 
 def _double_conv(channels_in: int, channels_out: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 3, padding=1),
         nn.GroupNorm(4, channels_out),
-        nn.ReLU(),
+        nn.SiLU(),
         nn.Conv2d(channels_out, channels_out, 3, padding=1),
         nn.GroupNorm(4, channels_out),
-        nn.ReLU(),
+        nn.SiLU(),
     )
 
 
@@ -93,23 +106,25 @@ class UNet(nn.Module):
     def __init__(self, width: int, depth: int, classes: int) -> None:
         super().__init__()
         widths = [width << level for level in range(depth + 1)]
-        pairs = list(zip(widths, widths[1:]))
+        pairs = list(pairwise(widths))
         self.stem = _double_conv(3, width)
+        self.pool = nn.MaxPool2d(2)
         self.down = nn.ModuleList(_double_conv(fine, coarse) for fine, coarse in pairs)
         self.up = nn.ModuleList(
             nn.ConvTranspose2d(coarse, fine, 2, stride=2) for fine, coarse in reversed(pairs)
         )
         self.merge = nn.ModuleList(_double_conv(2 * fine, fine) for fine, _ in reversed(pairs))
         self.head = nn.Conv2d(width, classes, 1)
+        self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         skips = [self.stem(x)]
         for down in self.down:
-            skips.append(down(F.max_pool2d(skips[-1], 2)))
+            skips.append(down(self.pool(skips[-1])))
         y = skips.pop()
-        for up, merge in zip(self.up, self.merge):
+        for up, merge in zip(self.up, self.merge, strict=True):
             y = merge(torch.cat([skips.pop(), up(y)], dim=1))
-        return F.cross_entropy(self.head(y), labels)
+        return self.loss(self.head(y), labels)
 
 
 class Attention(nn.Module):
@@ -134,13 +149,15 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Two linear layers with GELU (tanh approximation) between."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, 4 * width)
         self.fc2 = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
 
 
 class GptBlock(nn.Module):
@@ -175,6 +192,7 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, vocab, bias=False)
         nn.init.normal_(self.token.weight, std=0.05)
         self.head.weight = self.token.weight
+        self.loss = nn.CrossEntropyLoss()
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x = self.dropout(self.token(tokens) + self.position.weight)
@@ -182,7 +200,7 @@ class Gpt(nn.Module):
         future = position[None, :] > position[:, None]
         for block in self.blocks:
             x = block(x, future)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+        return self.loss(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
 class LstmLm(nn.Module):
@@ -193,7 +211,8 @@ class LstmLm(nn.Module):
         self.token = nn.Embedding(vocab, width)
         self.lstm = nn.LSTM(width, width, layers)
         self.head = nn.Linear(width, vocab)
+        self.loss = nn.CrossEntropyLoss()
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         y, _ = self.lstm(self.token(tokens))
-        return F.cross_entropy(self.head(y).flatten(0, 1), labels.flatten())
+        return self.loss(self.head(y).flatten(0, 1), labels.flatten())

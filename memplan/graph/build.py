@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import onnx
 
@@ -43,6 +44,8 @@ class TypeInfo(Protocol):
     def dtype(self) -> int: ...
     @property
     def shape(self) -> tuple[int, ...] | None: ...
+    @property
+    def static(self) -> bool: ...
 
 
 def tensor_bytes(dtype: int, shape: Iterable[int]) -> int:
@@ -51,22 +54,59 @@ def tensor_bytes(dtype: int, shape: Iterable[int]) -> int:
     return (math.prod(shape) * bits + 7) // 8
 
 
+class BodyInfo(Protocol):
+    """A control-flow body as a model of its own, as the model room finds it."""
+
+    @property
+    def attribute(self) -> str: ...
+    @property
+    def model(self) -> onnx.ModelProto: ...
+    @property
+    def types(self) -> Mapping[str, TypeInfo]: ...
+    @property
+    def trips(self) -> int | None: ...
+    @property
+    def complete(self) -> bool: ...
+
+
+Expand = Callable[
+    [onnx.ModelProto, onnx.NodeProto, Mapping[str, Any]], Sequence[BodyInfo]
+]
+
+
 def build_graph(
-    model: onnx.ModelProto,
-    types: Mapping[str, TypeInfo],
-    bodies: Mapping[int, tuple[Body, ...]] | None = None,
+    model: onnx.ModelProto, types: Mapping[str, TypeInfo], expand: Expand | None = None
 ) -> Graph:
     """The :class:`Graph` of a checked model.
 
     Args:
         model: as the model room hands it on (sorted, single assignment, nodes named).
         types: type and shape of every tensor of the main graph.
-        bodies: graphs of control-flow nodes by index among the non-constant nodes.
+        expand: finds the bodies of a control-flow node (``memplan.model.bodies.body_models``);
+            without it, bodies are left out.
     """
     opset = next(
         (item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1
     )
-    return _Builder(model.graph, types).build(opset, bodies or {})
+    bodies: dict[int, tuple[Body, ...]] = {}
+    if expand is not None:
+        nodes = [proto for proto in model.graph.node if not _is_constant(proto)]
+        for index, proto in enumerate(nodes):
+            if any(item.type == onnx.AttributeProto.GRAPH for item in proto.attribute):
+                found = expand(model, proto, types)
+                bodies[index] = tuple(_body(info, expand, proto.op_type) for info in found)
+    return _Builder(model.graph, types).build(opset, bodies)
+
+
+def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
+    graph = None
+    if info.complete:
+        graph = replace(build_graph(info.model, info.types, expand), parent_op=parent)
+    return Body(info.attribute, graph, info.trips, info.complete)
+
+
+def _is_constant(proto: onnx.NodeProto) -> bool:
+    return proto.op_type == "Constant" and proto.domain in ("", "ai.onnx")
 
 
 class _Builder:
@@ -102,7 +142,7 @@ class _Builder:
         nodes: list[Node] = []
         metadata: list[Mapping[str, str]] = []
         for proto in graph.node:
-            if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+            if _is_constant(proto):
                 self.add(proto.output[0], TensorKind.INITIALIZER)
                 continue
             nodes.append(self._node(len(nodes), proto))
@@ -115,7 +155,7 @@ class _Builder:
             inputs=tuple(self.ids[value.name] for value in graph.input),
             outputs=outputs,
             opset=opset,
-            bodies=dict(bodies),
+            bodies=bodies,
             metadata=tuple(metadata),
         )
 
@@ -157,6 +197,7 @@ class _Builder:
                     producer=self.producers[index],
                     readers=tuple(self.readers[index]),
                     counted=dtype in ELEMENT_BITS,
+                    static=info is None or info.static,
                 )
             )
         return tuple(result)

@@ -33,7 +33,8 @@ class Tensor:
 
     ``readers`` has one entry per input slot that reads the tensor (a node that reads it twice
     stands there twice), in file order. ``counted`` is False for strings, sequences and optionals,
-    whose memory is not planned (``nbytes`` is 0).
+    whose memory is not planned (``nbytes`` is 0). ``static``: the runtime knows the shape before
+    it runs (False inside Loop bodies), without which it never works in place.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Tensor:
     producer: int
     readers: tuple[int, ...]
     counted: bool = True
+    static: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Graph:
 
     ONNX Runtime turns ``Constant`` nodes into initializers when it loads a model; so they are
     tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
-    with the number of times each runs.
+    with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Graph:
     opset: int
     bodies: Mapping[int, tuple[Body, ...]]
     metadata: tuple[Mapping[str, str], ...]
+    parent_op: str = ""
 
     def tensor_named(self, name: str) -> Tensor | None:
         """The tensor of that name, or None."""

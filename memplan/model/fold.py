@@ -35,7 +35,7 @@ def complete_types(
     result = dict(types)
     working = onnx.ModelProto()
     working.CopyFrom(bound)
-    values = _constants(working.graph)
+    values = small_constants(working.graph)
     for _ in range(_ROUNDS):
         before = sum(value.shape is not None for value in result.values())
         folded = _fold_round(working, values, result)
@@ -50,7 +50,7 @@ def complete_types(
     return result
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
+def small_constants(graph: onnx.GraphProto) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for tensor in graph.initializer:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL

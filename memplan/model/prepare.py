@@ -32,6 +32,7 @@ FUNCTION_OPS = frozenset(
         "Swish",
     }
 )
+_INLINING_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,26 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
     model, assumptions = inline_functions(model)
     name_nodes(model.graph)
     bound = bind_dims(model, dims)
-    types = value_types(bound)
+    types, bounded = value_types(bound)
+    if bounded:
+        assumptions.append(
+            f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "
+            + _some(bounded)
+        )
     require_shapes(model.graph, types, symbolic_dims(model))
     unplanned = sorted(name for name, value in types.items() if value.dtype in (0, 8))
     if unplanned:
         assumptions.append(
             f"{len(unplanned)} strings, sequences or optionals are passed through, not counted: "
-            + ", ".join(unplanned[:5])
-            + (", ..." if len(unplanned) > 5 else "")
+            + _some(unplanned)
         )
     return PreparedModel(
         path, model, bound, dict(dims), types, tuple(assumptions), fingerprint(model, dims)
     )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def with_assumptions(model: PreparedModel, extra: Iterable[str]) -> PreparedModel:
@@ -97,15 +106,20 @@ def inline_functions(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
     notes: list[str] = []
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
-    wanted = sorted(used & FUNCTION_OPS)
-    if wanted:
+    # A function may expand to further functions (SoftmaxCrossEntropyLoss to
+    # NegativeLogLikelihoodLoss), so this is repeated until none is left.
+    for _ in range(_INLINING_ROUNDS):
+        used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
+        wanted = sorted(used & FUNCTION_OPS)
+        if not wanted:
+            break
         try:
             model = onnx.inliner.inline_selected_functions(
                 model, [("", name) for name in wanted], exclude=False, inline_schema_functions=True
             )
         except Exception as error:  # the binding raises bare C++ exceptions of several types
             notes.append(f"operators {', '.join(wanted)} could not be inlined: {error}")
+            break
     return model, notes
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -20,13 +19,18 @@ from memplan.model.read import subgraphs
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Element type (``onnx.TensorProto`` enum; 0: not a dense tensor) and shape of a tensor."""
+    """Element type (``onnx.TensorProto`` enum; 0: not a dense tensor) and shape of a tensor.
+
+    ``static``: whether the runtime knows the shape too; inside a Loop it does not, and then it
+    never works in place.
+    """
 
     dtype: int
     shape: tuple[int, ...] | None
+    static: bool = True
 
 
-_GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
+_ROUNDS = 8
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -117,27 +121,60 @@ def _declared(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     yield from graph.value_info
 
 
-def value_types(bound: onnx.ModelProto) -> dict[str, ValueType]:
+def value_types(bound: onnx.ModelProto) -> tuple[dict[str, ValueType], list[str]]:
     """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
 
-    A shape that no source gives is None; :func:`require_shapes` turns that into an error.
+    A shape that no source gives is None; :func:`require_shapes` turns that into an error. The
+    second result names tensors whose shape is only an upper bound.
     """
     stated = stated_types(bound.graph)
     if _complete(bound.graph, stated):
-        return stated
-    inferred = stated_types(infer(bound).graph)
-    result = dict(inferred)
-    for name, value in stated.items():
-        if value.shape is not None and result.get(name, value).shape is None:
-            result[name] = value
-    _fill_gradients(bound.graph, result)
-    if not _complete(bound.graph, result):
-        # The reference implementation behind it is slow to import: only where it is needed.
-        from memplan.model.fold import complete_types
+        return stated, []
+    # These are needed for few models, and the reference implementation is slow to import.
+    from memplan.model.bodies import output_types
+    from memplan.model.fold import complete_types
+    from memplan.model.training_types import fill_training_types
 
-        result = complete_types(bound, result)
-        _fill_gradients(bound.graph, result)
-    return result
+    result = stated_types(infer(bound).graph)
+    _merge(result, stated)
+    bounded = fill_training_types(bound.graph, result)
+    if _complete(bound.graph, result):
+        return result, bounded
+    working = onnx.ModelProto()
+    working.CopyFrom(bound)
+    for _ in range(_ROUNDS):
+        known = sum(value.shape is not None for value in result.values())
+        _merge(result, complete_types(working, result))
+        for node in working.graph.node:
+            _merge(result, output_types(working, node, result))
+        _state(working.graph, result)
+        _merge(result, stated_types(infer(working).graph))
+        bounded += fill_training_types(bound.graph, result)
+        if sum(value.shape is not None for value in result.values()) == known:
+            break
+    return result, bounded
+
+
+def _merge(types: dict[str, ValueType], more: Mapping[str, ValueType]) -> None:
+    """Take over what is not known yet."""
+    for name, value in more.items():
+        known = types.get(name)
+        if known is None or (known.shape is None and value.shape is not None):
+            types[name] = value
+
+
+def _state(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> None:
+    """Write known shapes into the value_info, so that inference can go on from them."""
+    del graph.value_info[:]
+    declared = {value.name for value in (*graph.input, *graph.output)}
+    for node in graph.node:
+        for name in node.output:
+            value = types.get(name)
+            if name in declared or value is None or value.shape is None or not value.dtype:
+                continue
+            graph.value_info.append(
+                onnx.helper.make_tensor_value_info(name, value.dtype, value.shape)
+            )
 
 
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
@@ -207,74 +244,6 @@ def _complete(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> bool:
             if name and (name not in types or types[name].shape is None):
                 return False
     return True
-
-
-def _fill_gradients(graph: onnx.GraphProto, types: dict[str, ValueType]) -> None:
-    """shape(X_grad) = shape(X); an operator named ``*Grad`` returns gradients of its inputs.
-
-    The naming is that of ONNX Runtime's gradient builder (``orttraining/core/graph``).
-    """
-    for node in graph.node:
-        for name in node.output:
-            if not name or types.get(name, ValueType(0, None)).shape is not None:
-                continue
-            match = _GRAD_NAME.match(name)
-            base = types.get(match.group("base")) if match else None
-            if base is None or base.shape is None:
-                base = _like_an_input(node, name, types)
-            if base is not None and base.shape is not None:
-                types[name] = base
-
-
-def _like_an_input(
-    node: onnx.NodeProto, name: str, types: Mapping[str, ValueType]
-) -> ValueType | None:
-    index = list(node.output).index(name)
-    if node.op_type == "LayerNormalization" and index > 0:
-        return _layer_norm_statistics(node, types)
-    rule = _TRAINING_SHAPES.get(node.op_type)
-    if rule is None:
-        return None
-    if index >= len(rule) or rule[index] >= len(node.input):
-        return None
-    return types.get(node.input[rule[index]])
-
-
-def _layer_norm_statistics(
-    node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> ValueType | None:
-    """Mean and inverse deviation of LayerNormalization: the normalized axes become 1."""
-    source = types.get(node.input[0])
-    if source is None or source.shape is None:
-        return None
-    axis = next((item.i for item in node.attribute if item.name == "axis"), -1)
-    axis %= max(len(source.shape), 1)
-    kept = tuple(1 if k >= axis else dim for k, dim in enumerate(source.shape))
-    return ValueType(onnx.TensorProto.FLOAT, kept)
-
-
-# Output k has the type and shape of input rule[k] (onnxruntime
-# orttraining/core/graph/training_op_defs.cc).
-_TRAINING_SHAPES: dict[str, Sequence[int]] = {
-    "ReluGrad": (0,),
-    "SigmoidGrad": (0,),
-    "TanhGrad": (0,),
-    "GeluGrad": (0,),
-    "FastGeluGrad": (0,),
-    "QuickGeluGrad": (0,),
-    "BiasGeluGrad_dX": (0,),
-    "BiasFastGeluGrad_dX": (0,),
-    "SoftmaxGrad": (0,),
-    "SoftmaxGrad_13": (0,),
-    "LogSoftmaxGrad": (0,),
-    "LogSoftmaxGrad_13": (0,),
-    "DropoutGrad": (0,),
-    "ConvGrad": (1, 2),
-    "LayerNormalizationGrad": (1, 2, 2),
-    "BatchNormalizationGrad": (1, 2, 2),
-    "SoftmaxCrossEntropyLossGrad": (1,),
-    "SoftmaxCrossEntropyLossInternalGrad": (1,),
-}
 
 
 def require_shapes(

@@ -84,7 +84,8 @@ class _Planner:
 
     def _place(self, node: Node, slot: int, tensor: int) -> None:
         if self.graph.tensors[tensor].is_output:
-            self.members[tensor] = [tensor]
+            if not passes_through(self.graph, tensor):
+                self.members[tensor] = [tensor]
             return
         source = self._shared(node, slot, tensor)
         if source is None and self.reuse:
@@ -113,7 +114,9 @@ class _Planner:
 
     def _alike(self, first: int, second: int) -> bool:
         a, b = self.graph.tensors[first], self.graph.tensors[second]
-        return a.shape == b.shape and a.nbytes == b.nbytes and a.counted and b.counted
+        if not (a.static and b.static and a.counted and b.counted):
+            return False
+        return a.shape == b.shape and a.nbytes == b.nbytes
 
     def _reusable(self, tensor: int) -> int | None:
         """Rule 4: take the most recently freed buffer of identical dims off the free list."""
@@ -150,6 +153,19 @@ class _Planner:
                 )
             )
         return Allocation(tuple(self.order), tuple(step_of), tuple(buffers), tuple(buffer_of))
+
+
+def passes_through(graph: Graph, tensor: int) -> bool:
+    """Whether a Loop body hands one of its inputs on unchanged: then nothing is copied.
+
+    ``allocation_planner.cc`` makes this exception for ``Identity`` in Loop bodies only, and not for
+    the iteration number.
+    """
+    producer = graph.tensors[tensor].producer
+    if graph.parent_op != "Loop" or producer < 0 or graph.nodes[producer].key != ":Identity":
+        return False
+    source = graph.nodes[producer].inputs[0]
+    return graph.tensors[source].kind is TensorKind.INPUT and source != graph.inputs[0]
 
 
 def is_resident(tensor: Tensor) -> bool:

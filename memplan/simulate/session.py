@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Workspace of convolutions grows with the number of threads, up to 16 in ONNX Runtime 1.31.1.
+# Counting all 16 bounds every machine, and a plan does not depend on the one it was made on.
+WORKSPACE_THREADS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class SessionKind:
     """How a model is loaded.
 
     ``priority_order``: ``ExecutionOrder.PRIORITY_BASED`` (the file's order); else ONNX Runtime's
-    default order. ``reuse``: ``enable_mem_reuse``, on by default, which hands a dead buffer to a
+    default order. ``threads``: intra-op threads that kernel workspace is counted for. ``reuse``: ``enable_mem_reuse``, on by default, which hands a dead buffer to a
     later tensor of the same dimensions and so keeps it alive in between.
     """
 
@@ -18,6 +22,7 @@ class SessionKind:
     provider: str
     priority_order: bool
     reuse: bool
+    threads: int = WORKSPACE_THREADS
 
 
 def session_kind(name: str, provider: str = "cpu") -> SessionKind:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memplan.graph.types import ABSENT, Graph
+from memplan.graph.types import ABSENT, Graph, Node
 from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
 from memplan.ops.workspace import workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
-from memplan.simulate.bodies import body_bytes
+from memplan.simulate.bodies import Inside, body_bytes
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import SessionKind
 
@@ -71,9 +71,9 @@ class Timeline:
 def simulate(graph: Graph, session: SessionKind) -> Timeline:
     """What the runtime will do with ``graph`` in a session of the given kind."""
     allocation = allocate(graph, execution_order(graph, session), session)
-    workspace, assumptions = node_workspace(graph, session.provider)
+    workspace, assumptions = node_workspace(graph, session)
     steps = np.asarray(allocation.order, dtype=np.int64)
-    inside = body_bytes(graph, session)
+    inside = bodies_of(graph, session)
     dynamic = live_bytes(allocation)
     for node, nbytes in inside.nbytes.items():
         dynamic[allocation.step_of[node]] += nbytes
@@ -86,6 +86,17 @@ def simulate(graph: Graph, session: SessionKind) -> Timeline:
         workspace=workspace[steps] if len(steps) else workspace,
         assumptions=(*assumptions, *inside.assumptions),
     )
+
+
+def bodies_of(graph: Graph, session: SessionKind) -> Inside:
+    """Bytes inside the control-flow nodes of ``graph``."""
+
+    def peak(body: Graph, kind: SessionKind) -> tuple[int, int]:
+        timeline = simulate(body, kind)
+        total = timeline.peak_with_workspace_bytes - timeline.resident_bytes
+        return timeline.dynamic_peak_bytes, total
+
+    return body_bytes(graph, session, peak)
 
 
 def resident_bytes(graph: Graph) -> int:
@@ -102,25 +113,32 @@ def live_bytes(allocation: Allocation) -> Bytes:
     return np.cumsum(change)[:-1]
 
 
-def node_workspace(graph: Graph, provider: str) -> tuple[Bytes, list[str]]:
+def node_workspace(graph: Graph, session: SessionKind) -> tuple[Bytes, list[str]]:
     """Scratch bytes per node id, and what had to be assumed for operators not probed."""
-    rules = semantics(provider)
+    rules = semantics(session.provider)
     scratch = np.zeros(len(graph.nodes), dtype=np.int64)
     unknown: dict[str, int] = {}
     for node in graph.nodes:
         if node.key in CONTROL_FLOW_OPS:
             continue
-        inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
-        outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]
-        found = workspace_bytes(
-            node.domain, node.op, node.attributes, inputs, outputs, provider=provider
-        )
-        if found is None:
-            if node.key not in rules.known:
-                unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
-            found = 0
-        scratch[node.id] = found
-    return scratch, _unknown_notes(unknown, provider)
+        found = _scratch(graph, node, session)
+        if found is None and node.key not in rules.known:
+            unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
+        scratch[node.id] = found or 0
+    for index, nbytes in bodies_of(graph, session).closing.items():
+        scratch[index] = nbytes
+    return scratch, _unknown_notes(unknown, session.provider)
+
+
+def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
+    inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
+    outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]
+    # Softmax and its like flatten their input below opset 13, which changes their scratch.
+    attributes = {**node.attributes, "__opset": graph.opset}
+    return workspace_bytes(
+        node.domain, node.op, attributes, inputs, outputs,
+        provider=session.provider, threads=session.threads,
+    )  # fmt: skip
 
 
 def _unknown_notes(unknown: Mapping[str, int], provider: str) -> list[str]:

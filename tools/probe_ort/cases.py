@@ -19,7 +19,7 @@ class In:
     value: np.ndarray | None = None
 
     def sample(self, rng: np.random.Generator) -> np.ndarray:
-        """Feed data; positive and small, so that Log, Sqrt, Pow and integer division are defined."""
+        """Feed data; positive and small, so that Log, Sqrt, Pow and integer division work."""
         if self.value is not None:
             return self.value
         if self.dtype == "bool":

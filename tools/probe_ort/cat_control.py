@@ -29,15 +29,15 @@ def fill(book: Catalogue) -> None:
     book.add("Loop", "carried and scanned", scalar(3, "int64"), given(True, "bool"),
              f32(*SHAPE), outputs=2, body=body)
     branches = [
-        helper.make_graph(
-            [helper.make_node(op, ["x3"], [f"{op}_out"])], op, [],
+        _with_own_input(helper.make_graph(
+            [helper.make_node(op, [f"{op}_in"], [f"{op}_out"])], op, [],
             [_info(f"{op}_out", FLOAT, SHAPE)],
-        )
+        ))
         for op in ("Neg", "Exp")
     ]
     for choice in (True, False):
         book.add("If", f"branch {choice}", given(np.array(choice), "bool"),
-                 then_branch=_constant(branches[0]), else_branch=_constant(branches[1]))
+                 then_branch=branches[0], else_branch=branches[1])
     step = helper.make_graph(
         [helper.make_node("Add", ["state", "row"], ["next"]),
          helper.make_node("Exp", ["next"], ["seen"])],
@@ -49,8 +49,9 @@ def fill(book: Catalogue) -> None:
              num_scan_inputs=1)
 
 
-def _constant(branch: object) -> object:
+def _with_own_input(branch: object) -> object:
     """The branch reading a tensor of its own instead of one of the outer graph."""
-    value = helper.make_tensor("x3", FLOAT, SHAPE, np.ones(SHAPE, np.float32).tobytes(), raw=True)
+    name = branch.node[0].input[0]
+    value = helper.make_tensor(name, FLOAT, SHAPE, np.ones(SHAPE, np.float32).tobytes(), raw=True)
     branch.initializer.append(value)
     return branch

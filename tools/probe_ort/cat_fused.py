@@ -44,6 +44,10 @@ def _norms(book: Catalogue) -> None:
                  outputs=outputs, absent=absent)
     half, scale = typed("float16", 5, 17, 24), typed("float16", 24)
     book.add("SkipLayerNormalization", "float16", half, half, scale, scale, scale, domain=MS)
+    book.add("SkipSimplifiedLayerNormalization", "float16", half, half, scale, domain=MS)
+    one_row = typed("float16", 17, 24)
+    book.add("SkipLayerNormalization", "float16 row skip", half, one_row, scale, scale,
+             domain=MS)
     tokens = given(np.arange(32).reshape(4, 8), "int32")
     book.add("EmbedLayerNormalization", "plain", tokens, tokens, f32(40, 16), f32(40, 16),
              f32(40, 16), f32(16), f32(16), domain=MS, outputs=2)
@@ -103,6 +107,8 @@ def _attention(book: Catalogue) -> None:
              domain=MS, num_heads=4)
     book.add("RotaryEmbedding", "4D", f32(2, 3, 16, 8), given(np.tile(np.arange(16), (2, 1))),
              f32(50, 4), f32(50, 4), domain=MS)
+    book.add("Attention", "causal mask", hidden, f32(24, 72), f32(72),
+             given(np.ones((2, 16)), "int32"), domain=MS, num_heads=3, unidirectional=1)
     for label, b, s, h, heads in (("a", 1, 16, 24, 3), ("b", 3, 7, 40, 5), ("c", 2, 33, 24, 1)):
         book.add("Attention", f"shape {label}", f32(b, s, h), f32(h, 3 * h), f32(3 * h),
                  domain=MS, num_heads=heads)

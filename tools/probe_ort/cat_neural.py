@@ -36,6 +36,17 @@ def _conv(book: Catalogue) -> None:
     add("Conv", "medium", f32(4, 32, 32, 32), f32(48, 32, 3, 3), pads=[1] * 4)
     add("Conv", "wide", f32(1, 64, 56, 56), f32(64, 64, 3, 3), pads=[1] * 4)
     add("Conv", "stem", f32(1, 3, 64, 64), f32(32, 3, 7, 7), pads=[3] * 4, strides=[2, 2])
+    add("Conv", "same upper", f32(2, 8, 14, 15), f32(12, 8, 3, 3), auto_pad="SAME_UPPER")
+    add("Conv", "valid 1x1", f32(2, 8, 14, 15), f32(12, 8, 1, 1), auto_pad="VALID")
+    add("Conv", "constant weight", f32(2, 8, 14, 15),
+        Const(np.ones((12, 8, 3, 3), np.float32)), pads=[1] * 4)
+    add("Conv", "constant depthwise", f32(2, 8, 14, 15),
+        Const(np.ones((8, 1, 3, 3), np.float32)), pads=[1] * 4, group=8)
+
+
+def _conv_threads(book: Catalogue) -> None:
+    """Sizes around the borders of the thread rule and of the choice of algorithm."""
+    add = book.add
     for batch in (1, 3):
         for label, filters, size in (("tiny", 2, 6), ("narrow", 4, 5), ("small", 12, 12),
                                      ("square", 32, 24), ("few pixels", 8, 3)):
@@ -47,12 +58,10 @@ def _conv(book: Catalogue) -> None:
         add("Conv", f"full height batch {batch}", f32(batch, 1, 14, 15), f32(7, 1, 14, 1))
         add("Conv", f"grouped weight gradient batch {batch}", f32(batch, 8, 16, 16),
             f32(36, 2, 14, 14), group=4)
-    add("Conv", "same upper", f32(2, 8, 14, 15), f32(12, 8, 3, 3), auto_pad="SAME_UPPER")
-    add("Conv", "valid 1x1", f32(2, 8, 14, 15), f32(12, 8, 1, 1), auto_pad="VALID")
-    add("Conv", "constant weight", f32(2, 8, 14, 15),
-        Const(np.ones((12, 8, 3, 3), np.float32)), pads=[1] * 4)
-    add("Conv", "constant depthwise", f32(2, 8, 14, 15),
-        Const(np.ones((8, 1, 3, 3), np.float32)), pads=[1] * 4, group=8)
+
+
+def _conv_transpose(book: Catalogue) -> None:
+    add = book.add
     x = f32(2, 8, 7, 9)
     add("ConvTranspose", "3x3", x, f32(8, 12, 3, 3))
     add("ConvTranspose", "3x3 bias", x, f32(8, 12, 3, 3), f32(12))
@@ -169,6 +178,10 @@ def _product(book: Catalogue) -> None:
     add("Gemm", "large", f32(256, 192), f32(192, 320), f32(320))
     add("MatMulInteger", "2D", typed("uint8", 17, 24), typed("uint8", 24, 9))
     add("Det", "plain", f32(3, 5, 5))
+
+
+def _einsum(book: Catalogue) -> None:
+    add = book.add
     for text, shapes_ in (
         ("ij,jk->ik", ((17, 24), (24, 9))), ("bij,bjk->bik", ((3, 17, 24), (3, 24, 9))),
         ("bhid,bhjd->bhij", ((2, 3, 7, 8), (2, 3, 9, 8))), ("bij,kj->bik", ((3, 17, 24), (9, 24))),
@@ -177,6 +190,8 @@ def _product(book: Catalogue) -> None:
         ("ij,ij->ij", ((17, 24), (17, 24))), ("i,j->ij", ((17,), (24,))),
         ("ij,ij->", ((17, 24), (17, 24))), ("ij->ij", ((17, 24),)),
         ("bhij,bjhd->bihd", ((2, 3, 7, 9), (2, 9, 3, 8))), ("ijk->", ((3, 17, 24),)),
+        ("ijk->ki", ((3, 17, 24),)), ("ijk,kl->lji", ((3, 17, 24), (24, 9))),
+        ("bid,bjd->bji", ((3, 7, 8), (3, 9, 8))), ("bijk,bijl->bkl", ((2, 3, 5, 7), (2, 3, 5, 4))),
         ("ij,jk,kl->il", ((5, 6), (6, 7), (7, 8))), ("ii->i", ((7, 7),)),
     ):
         add("Einsum", text, *[f32(*s) for s in shapes_], equation=text)
@@ -259,6 +274,12 @@ def _resize(book: Catalogue) -> None:
              Const(np.array([1, 1, 2, 2], np.float32)))
     book.add("Resize", "antialias", f32(2, 3, 10, 12), None,
              Const(np.array([1, 1, 0.5, 0.5], np.float32)), mode="linear", antialias=1)
+    book.add("Resize", "linear 2D", f32(10, 12), None, Const(np.array([2, 2], np.float32)),
+             mode="linear")
+    book.add("Resize", "linear channels last", f32(2, 10, 12, 3), None,
+             Const(np.array([1, 2, 2, 1], np.float32)), mode="linear")
+    book.add("Upsample", "opset 9 linear", f32(2, 3, 10, 12),
+             Const(np.array([1, 1, 2, 2], np.float32)), opset=9, mode="linear")
     book.add("Upsample", "opset 9", f32(2, 3, 10, 12),
              Const(np.array([1, 1, 2, 2], np.float32)), opset=9)
     book.add("GridSample", "plain", f32(2, 3, 10, 12), f32(2, 5, 6, 2))
@@ -268,5 +289,6 @@ def _resize(book: Catalogue) -> None:
 
 def fill(book: Catalogue) -> None:
     """Add this module's cases."""
-    for part in (_conv, _pool, _normalize, _product, _recurrent, _attention, _resize):
+    for part in (_conv, _conv_threads, _conv_transpose, _pool, _normalize, _product, _einsum,
+                 _recurrent, _attention, _resize):
         part(book)

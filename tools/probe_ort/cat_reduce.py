@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from cases import Catalogue, f32, given, ints, typed
 
-REDUCTIONS = ("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 "
-              "ReduceLogSum ReduceLogSumExp ReduceSumSquare").split()
+REDUCTIONS = [
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
+]
 SHAPE = (4, 6, 10, 12)
 AXES = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2), (0, 1, 2),
         (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2, 3))

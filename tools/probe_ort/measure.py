@@ -2,8 +2,8 @@
 
 The model, in execution order (PRIORITY_BASED keeps the file's order)::
 
-    copies of the inputs | mark | NODE | mark | reader of output 0 | mark | reader of output 1 | mark
-    ... readers of the inputs that are to outlive the node
+    copies of the inputs | mark | NODE | mark | reader of output 0 | mark | reader of output 1 |
+    mark | readers of the inputs that are to outlive the node
 
 Every `mark` allocates one block of a size nothing else has, so the trace splits into windows. What
 the node's window allocates and leaves alive is its outputs; what it allocates beyond is scratch; a
@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from cases import Case, Const
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from shim import Trace
 
 MARK_BASE = 90001  # odd and large: no catalogue tensor has such a size

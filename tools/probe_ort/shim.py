@@ -28,7 +28,10 @@ def compile_shim(folder: Path) -> Path:
         )
     library = folder / "memshim.so"
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise ShimError(f"cannot run the C compiler {compiler!r}: {error.strerror}") from error
     if done.returncode:
         raise ShimError(f"compiling the shim failed ({' '.join(command)}):\n{done.stderr}")
     return library

@@ -10,9 +10,15 @@ import onnxruntime as ort
 from cases import Case, In
 from onnx import helper
 
+WITH_BODY = {":If", ":Loop", ":Scan"}  # what they take is what their body takes
+
 
 def _pairs(results: list[dict], field: str) -> list[list[int]]:
     return [list(pair) for pair in sorted({tuple(p) for r in results for p in r[field]})]
+
+
+def _most_scratch(results: list[dict]) -> int:
+    return max(amount for result in results for amount in result["scratch"].values())
 
 
 def _plain(attributes: Mapping[str, object]) -> dict[str, object]:
@@ -66,6 +72,9 @@ def table(cases: list[Case], results: dict[int, dict]) -> dict:
             for k, v in sorted(missing.items())
             if k in by_key and v - working[k]
         },
+        "no_scratch": sorted(
+            k for k, r in by_key.items() if k not in WITH_BODY and not _most_scratch(r)
+        ),
         "scratch": sorted(scratch, key=lambda row: (row["op"], row["case"], row["threads"])),
     }
 

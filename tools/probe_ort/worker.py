@@ -36,8 +36,8 @@ def _output_specs(case: Case, produced: list[np.ndarray]) -> list:
 
 def _eligible(case: Case, outputs: list) -> list[list[int]]:
     """(output, input) pairs of identical shape and element size: those in-place could serve."""
-    size = {k: np.dtype(helper.tensor_dtype_to_np_dtype(k)).itemsize for k in range(1, 14) if k != 8}
-    size |= {8: 0, 16: 2}
+    codes = [*range(1, 8), *range(9, 14), 16]
+    size = {k: np.dtype(helper.tensor_dtype_to_np_dtype(k)).itemsize for k in codes}
     return [
         [k, i]
         for k, out in enumerate(outputs)

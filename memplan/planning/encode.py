@@ -1,0 +1,220 @@
+"""Graph → :class:`Problem`: what the runtime does with the graph, as flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ops.memory import MemorySemantics, refusal, semantics
+from memplan.planning.problem import NONE, Arrays, Ints, Problem
+from memplan.planning.rebuild import Extended
+from memplan.simulate.allocation import is_resident
+from memplan.simulate.order import execution_order
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import bodies_of, node_workspace
+
+# Outputs that the kernel does not make when the graph leaves their name empty.
+OPTIONAL_OUTPUTS = {
+    ":LayerNormalization": (1, 2),
+    "com.microsoft:LayerNormalization": (1, 2),
+    ":SimplifiedLayerNormalization": (1,),
+    ":Dropout": (1,),
+    ":MaxPool": (1,),
+    "com.microsoft:SkipLayerNormalization": (1, 2, 3),
+}
+# Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
+# recomputed one would run at once and pin its input.
+_NEVER_LATE = frozenset({":Shape", ":Size"})
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A problem, and why some nodes are never run again (node name → reason)."""
+
+    arrays: Arrays
+    order: tuple[int, ...]
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def problem(self, budget: int) -> Problem:
+        """The problem for a budget of dynamic bytes and workspace."""
+        return Problem(self.arrays, np.asarray(self.order, dtype=np.int64), budget)
+
+
+def encode(
+    extended: Extended,
+    session: SessionKind,
+    costs: Sequence[float],
+    keep: frozenset[int] = frozenset(),
+) -> Encoded:
+    """Encode a graph with its rebuild rules for a tuned session.
+
+    Args:
+        extended: the graph, shapes known, and its dormant nodes.
+        session: must not reuse buffers (the evaluator does not model rule 4).
+        costs: seconds by node id.
+        keep: tensors that must not be recomputed (``--keep``).
+    """
+    if session.reuse or not session.priority_order:
+        raise ValueError("plans are made for tuned sessions")
+    rules = semantics(session.provider)
+    graph = extended.graph
+    live = replace(graph, nodes=graph.nodes[: extended.first_dormant])
+    refusals = _refusals(live)
+    workspace, _ = node_workspace(graph, session)
+    inside = np.zeros(len(graph.nodes), np.int64)
+    for node, nbytes in bodies_of(live, session).nbytes.items():
+        inside[node] = nbytes
+    order = late_views(live, execution_order(live, session), rules)
+    arrays = _arrays(graph, rules, costs, workspace, inside)
+    maker = [
+        t.producer if t.producer != ABSENT and t.producer not in refusals else NONE
+        for t in graph.tensors
+    ]
+    for tensor, node in extended.makers.items():
+        maker[tensor] = node
+    for tensor in keep:
+        maker[tensor] = NONE
+    names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
+    arrays = arrays._replace(
+        rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64)
+    )
+    return Encoded(arrays, tuple(order), names)
+
+
+def _ranks(extended: Extended, order: Sequence[int]) -> Ints:
+    """Places in the original order; a dormant node stands right behind the producer it replaces."""
+    spread = len(extended.graph.nodes) + 1
+    rank = np.zeros(len(extended.graph.nodes), np.int64)
+    rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order)) * spread
+    for index in range(len(extended.graph.nodes) - 1, extended.first_dormant - 1, -1):
+        output = extended.graph.tensors[extended.graph.nodes[index].outputs[0]]
+        if output.producer < extended.first_dormant:
+            base = rank[output.producer]
+        rank[index] = base + index - extended.first_dormant + 1
+    return rank
+
+
+def _refusals(graph: Graph) -> dict[int, str]:
+    found = {}
+    for node in graph.nodes:
+        reason = refusal(node.key)
+        if node.key in _NEVER_LATE:
+            reason = "runs as soon as its input is there"
+        if any(not graph.tensors[t].counted for t in (*node.reads, *node.writes)):
+            reason = "handles strings, sequences or optionals"
+        if reason is not None:
+            found[node.id] = reason
+    return found
+
+
+def _arrays(
+    graph: Graph,
+    rules: MemorySemantics,
+    costs: Sequence[float],
+    workspace: Ints,
+    inside: Ints,
+) -> Arrays:
+    reads: list[int] = []
+    read_start, write_start, inplace_start = [0], [0], [0]
+    writes: list[int] = []
+    alias_of: list[int] = []
+    inplace_of: list[int] = []
+    droppable: list[bool] = []
+    for node in graph.nodes:
+        reads.extend(node.reads)
+        read_start.append(len(reads))
+        for slot, tensor in enumerate(node.outputs):
+            if tensor == ABSENT:
+                continue
+            alias, inplace = _sharing(graph, node, slot, rules)
+            writes.append(tensor)
+            alias_of.append(alias)
+            inplace_of.extend(inplace)
+            inplace_start.append(len(inplace_of))
+            droppable.append(slot in OPTIONAL_OUTPUTS.get(node.key, ()))
+        write_start.append(len(writes))
+    classes: dict[tuple[tuple[int, ...], int], int] = {}
+    alike = [
+        classes.setdefault((t.shape, t.nbytes), len(classes))
+        if t.static
+        else len(graph.tensors) + t.id
+        for t in graph.tensors
+    ]
+    def ints(values: Sequence[int]) -> Ints:
+        return np.asarray(values, dtype=np.int64)
+
+    return Arrays(
+        read_start=ints(read_start),
+        reads=ints(reads),
+        write_start=ints(write_start),
+        writes=ints(writes),
+        alias_of=ints(alias_of),
+        inplace_start=ints(inplace_start),
+        inplace_of=ints(inplace_of),
+        droppable=np.asarray(droppable, dtype=np.bool_),
+        nbytes=ints([t.nbytes for t in graph.tensors]),
+        alike=ints(alike),
+        resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),
+        pinned=np.asarray([t.is_output for t in graph.tensors], dtype=np.bool_),
+        maker=np.zeros(0, np.int64),
+        rank=np.zeros(len(graph.nodes), np.int64),
+        cost=np.asarray(costs, dtype=np.float64),
+        workspace=workspace,
+        inside=inside,
+    )
+
+
+def _sharing(
+    graph: Graph, node: Node, slot: int, rules: MemorySemantics
+) -> tuple[int, list[int]]:
+    """The tensor that an output is a view of (or NONE), and those it may take over in place."""
+    alias = rules.alias_input(node.key, slot)
+    if alias is not None and alias < len(node.inputs) and node.inputs[alias] != ABSENT:
+        return node.inputs[alias], []
+    candidates = [
+        node.inputs[k]
+        for k in rules.inplace_inputs(node.key, slot)
+        if k < len(node.inputs) and node.inputs[k] != ABSENT
+    ]
+    return NONE, candidates
+
+
+def late_views(graph: Graph, order: list[int], rules: MemorySemantics) -> list[int]:
+    """``order`` with every view moved right before the first node that reads it.
+
+    A view holds no memory of its own, so this changes no lifetime; but a value that only late
+    views read can then be evicted in between.
+    """
+    result: list[int] = []
+    moved: set[int] = set()
+    for index in order:
+        node = graph.nodes[index]
+        if _is_movable_view(graph, node, rules):
+            moved.add(index)
+            continue
+        _emit_views(graph, node, moved, result)
+        result.append(index)
+    # Views that no other node reads keep their place at the end.
+    result.extend(index for index in order if index in moved)
+    return result
+
+
+def _emit_views(graph: Graph, node: Node, moved: set[int], result: list[int]) -> None:
+    """Append the waiting views that ``node`` reads, sources first."""
+    for tensor in node.reads:
+        chain = []
+        producer = graph.tensors[tensor].producer
+        while producer in moved:
+            moved.remove(producer)
+            chain.append(producer)
+            producer = graph.tensors[graph.nodes[producer].inputs[0]].producer
+        result.extend(reversed(chain))
+
+
+def _is_movable_view(graph: Graph, node: Node, rules: MemorySemantics) -> bool:
+    outputs = [graph.tensors[t] for t in node.writes]
+    view = all(rules.alias_input(node.key, k) is not None for k in range(len(node.outputs)))
+    return view and len(outputs) == 1 and bool(outputs[0].readers) and not outputs[0].is_output

@@ -1,0 +1,42 @@
+"""Plans: what the planner hands on to rewriting and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memplan.planning.floor import Floor
+from memplan.planning.rebuild import Extended
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision that was simulated and fits.
+
+    ``sequence`` holds node ids of ``extended.graph`` in execution order, recomputations repeated.
+    Peaks count resident and dynamic bytes. ``recomputed`` maps node name → times run again.
+    ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
+    """
+
+    extended: Extended
+    sequence: tuple[int, ...]
+    budget_bytes: int
+    baseline_peak_bytes: int
+    baseline_peak_with_workspace_bytes: int
+    predicted_peak_bytes: int
+    predicted_peak_with_workspace_bytes: int
+    extra_cost_fraction: float
+    bound_fraction: float
+    bound_kind: str
+    strategy: str
+    recomputed: Mapping[str, int]
+    refusals: Mapping[str, str]
+    floor: Floor
+    resident_bytes: int
+    planning_seconds: float
+    assumptions: tuple[str, ...]
+
+    @property
+    def clones(self) -> int:
+        """Nodes that run again."""
+        return sum(self.recomputed.values())

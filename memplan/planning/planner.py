@@ -1,0 +1,158 @@
+"""Budget in, plan out: encode, solve, verify."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import InfeasibleError
+from memplan.graph.types import Graph
+from memplan.planning.encode import Encoded, encode
+from memplan.planning.floor import Floor, structural_floor
+from memplan.planning.plan import Plan
+from memplan.planning.problem import NONE, Decision, Problem
+from memplan.planning.rebuild import Extended, extend
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import resident_bytes
+from memplan.units import format_bytes
+
+Array = npt.NDArray[np.generic]
+Solver = Callable[[Problem], Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan.
+
+    ``costs`` are seconds per node name (missing ones are estimated by ``estimate``); ``values``
+    are the contents of small constants; ``keep`` are tensor ids that stay as they are.
+    """
+
+    graph: Graph
+    session: SessionKind
+    budget_bytes: int
+    estimate: Callable[[Graph], Sequence[float]]
+    values: Mapping[str, Array] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    keep: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, encoded: reused for several budgets."""
+
+    request: PlanRequest
+    extended: Extended
+    encoded: Encoded
+    floor: Floor
+    resident_bytes: int
+
+
+def prepare(request: PlanRequest) -> Prepared:
+    """Encode a request and find its floor."""
+    extended = extend(request.graph, request.values)
+    costs = list(request.estimate(extended.graph))
+    for node in extended.graph.nodes:
+        costs[node.id] = request.costs.get(node.name, costs[node.id])
+    encoded = encode(extended, request.session, costs, request.keep)
+    order = np.asarray(encoded.order, dtype=np.int64)
+    return Prepared(
+        request,
+        extended,
+        encoded,
+        structural_floor(encoded.arrays, order),
+        resident_bytes(extended.graph),
+    )
+
+
+def make_plan(prepared: Prepared, solver: Solver, strategy: str) -> Plan:
+    """Solve for the request's budget.
+
+    The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
+    (:mod:`memplan.rewrite.postconditions`) and refuses a plan that does not hold.
+
+    Raises:
+        InfeasibleError: the budget is below the floor, or no sequence was found.
+    """
+    from memplan.planning.evaluate import evaluate
+
+    start = time.perf_counter()
+    request, resident = prepared.request, prepared.resident_bytes
+    room = request.budget_bytes - resident
+    if room < prepared.floor.with_workspace:
+        raise _below_floor(prepared)
+    problem = prepared.encoded.problem(room)
+    before = evaluate(problem.arrays, problem.order)
+    decision = solver(problem)
+    if not decision.feasible:
+        raise _not_found(prepared, decision)
+    after = evaluate(problem.arrays, decision.sequence)
+    base = problem.base_cost
+    return Plan(
+        extended=prepared.extended,
+        sequence=tuple(int(node) for node in decision.sequence),
+        budget_bytes=request.budget_bytes,
+        baseline_peak_bytes=resident + int(before.dynamic.max(initial=0)),
+        baseline_peak_with_workspace_bytes=resident + int(before.total.max(initial=0)),
+        predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
+        predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
+        extra_cost_fraction=decision.extra_cost / base if base else 0.0,
+        bound_fraction=0.0,
+        bound_kind="none: this planner certifies only the floor",
+        strategy=strategy,
+        recomputed=_recomputed(prepared.extended, decision),
+        refusals=prepared.encoded.refusals,
+        floor=prepared.floor,
+        resident_bytes=resident,
+        planning_seconds=time.perf_counter() - start,
+        assumptions=(),
+    )
+
+
+def _recomputed(extended: Extended, decision: Decision) -> dict[str, int]:
+    runs = Counter(int(node) for node in decision.sequence)
+    graph = extended.graph
+    return {
+        graph.nodes[node].name: count - (node < extended.first_dormant)
+        for node, count in sorted(runs.items())
+        if count > (node < extended.first_dormant)
+    }
+
+
+def describe_floor(prepared: Prepared) -> str:
+    """What pins the floor, in one line."""
+    graph, floor = prepared.extended.graph, prepared.floor
+    largest = sorted(floor.tensors, key=lambda t: -graph.tensors[t].nbytes)[:3]
+    names = ", ".join(
+        f"{graph.tensors[t].name} ({format_bytes(graph.tensors[t].nbytes)})" for t in largest
+    )
+    more = f" and {len(floor.tensors) - 3} more" if len(floor.tensors) > 3 else ""
+    if floor.node == NONE:
+        return f"the graph outputs, held at the end: {names}{more}"
+    node = graph.nodes[floor.node]
+    return f"{node.op} {node.name} needs at once: {names}{more}"
+
+
+def _below_floor(prepared: Prepared) -> InfeasibleError:
+    need = prepared.resident_bytes + prepared.floor.with_workspace
+    return InfeasibleError(
+        f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
+        f"({format_bytes(need)}): no order and no recomputation can reach it",
+        f"resident {format_bytes(prepared.resident_bytes)}; {describe_floor(prepared)}",
+    )
+
+
+def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
+    reached = prepared.resident_bytes + decision.peak
+    need = prepared.resident_bytes + prepared.floor.with_workspace
+    return InfeasibleError(
+        f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
+        f"{reached:,} B ({format_bytes(reached)})",
+        f"a budget of at least {reached:,} B works; the certified floor is {need:,} B: "
+        f"{describe_floor(prepared)}",
+    )

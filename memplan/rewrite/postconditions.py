@@ -1,0 +1,123 @@
+"""What must hold before a rewritten model is written: checked on the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from memplan.errors import MemplanError
+from memplan.graph.build import build_graph
+from memplan.graph.types import Graph
+from memplan.model.bodies import body_models
+from memplan.model.shapes import ValueType
+from memplan.planning.plan import Plan
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import Timeline, simulate
+
+
+def rewritten_graph(
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
+) -> Graph:
+    """The graph of a rewritten model; clones have the types of what they are clones of."""
+    known = dict(types)
+    for tensor in plan.extended.graph.tensors:
+        known.setdefault(tensor.name, ValueType(tensor.dtype, tensor.shape))
+    originals = {node.name: node for node in plan.extended.graph.nodes}
+    for proto in rewritten.graph.node:
+        of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
+        if of is None:
+            continue
+        for name, tensor in zip(proto.output, originals[of].outputs, strict=False):
+            if name:
+                source = plan.extended.graph.tensors[tensor]
+                known[name] = ValueType(source.dtype, source.shape)
+    return build_graph(rewritten, known, body_models)
+
+
+def ensure(
+    original: onnx.ModelProto,
+    rewritten: onnx.ModelProto,
+    plan: Plan,
+    types: Mapping[str, ValueType],
+    session: SessionKind,
+) -> Timeline:
+    """Check the rewritten model and return its simulated timeline.
+
+    The simulation here is a code path of its own: it reads the new file's graph and knows nothing
+    of the planner's evaluator.
+
+    Raises:
+        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+    """
+    _check_interface(original, rewritten)
+    _check_valid(rewritten)
+    graph = rewritten_graph(rewritten, plan, types)
+    _check_clones_read(graph)
+    timeline = simulate(graph, session)
+    if list(timeline.order) != list(range(len(graph.nodes))):
+        raise _bug("the runtime would not run the nodes in plan order")
+    if timeline.peak_with_workspace_bytes > plan.budget_bytes:
+        raise _bug(
+            f"the simulated peak {timeline.peak_with_workspace_bytes:,} B breaks the budget "
+            f"{plan.budget_bytes:,} B"
+        )
+    if timeline.dynamic_peak_bytes != plan.predicted_peak_bytes - plan.resident_bytes:
+        raise _bug(
+            f"planner and simulator disagree: {plan.predicted_peak_bytes - plan.resident_bytes:,} "
+            f"and {timeline.dynamic_peak_bytes:,} B"
+        )
+    return timeline
+
+
+def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:
+    for field in ("input", "output"):
+        before = [v.SerializeToString() for v in getattr(original.graph, field)]
+        after = [v.SerializeToString() for v in getattr(rewritten.graph, field)]
+        if before != after:
+            raise _bug(f"the graph {field}s changed")
+
+
+def _check_valid(rewritten: onnx.ModelProto) -> None:
+    """The ONNX checker, on the structure alone: weights are neither read nor needed."""
+    try:
+        onnx.checker.check_model(_without_weights(rewritten))
+    except onnx.checker.ValidationError as error:
+        raise _bug(f"the ONNX checker refuses the model: {str(error).splitlines()[0]}") from None
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose external tensors are graph inputs, so that the checker looks for no files."""
+    external = [
+        t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
+    ]
+    if not external:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [t for t in model.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    declared = {value.name for value in copy.graph.input}
+    for tensor in external:
+        if tensor.name not in declared:
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(
+                    tensor.name, tensor.data_type, list(tensor.dims)
+                )
+            )
+    return copy
+
+
+def _check_clones_read(graph: Graph) -> None:
+    for node, metadata in zip(graph.nodes, graph.metadata, strict=True):
+        if metadata.get("memplan.role") != "recompute":
+            continue
+        if not any(graph.tensors[t].readers for t in node.writes):
+            raise _bug(f"nobody reads the recomputed node {node.name}")
+
+
+def _bug(message: str) -> MemplanError:
+    return MemplanError(
+        f"the plan was rejected: {message}", "nothing was written; please report this with the model"
+    )

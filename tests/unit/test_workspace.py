@@ -1,0 +1,153 @@
+"""The scratch formulas against every measurement of the probe."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from math import prod
+from typing import Any
+
+import pytest
+
+from memplan.ops.workspace import workspace_bytes
+
+ITEM_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
+THREADS = (1, 2, 4)
+DEFAULT_OPSET = 20
+
+# Measured, but without a formula: the answer must be "unknown", never a number.
+UNMODELLED_OPS = {
+    ":ConvInteger",
+    ":DeformConv",
+    ":If",
+    ":Loop",
+    ":Multinomial",
+    ":Scan",
+    "com.microsoft:MatMulNBits",
+    "com.microsoft:MultiHeadAttention",
+    "com.microsoft:NhwcMaxPool",
+}
+UNMODELLED_CASES = {(":Resize", "antialias"), (":Einsum", "ij,jk,kl->il")}
+# Formulas that are upper bounds for these cases: how many times too large they may be.
+BOUNDS = {(":Einsum", "ii->i"): 2.0, (":Attention", "float16"): 2.0}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A TensorSpec."""
+
+    shape: tuple[int, ...]
+    dtype: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def _table(provider: str) -> dict[str, Any]:
+    text = files("memplan.ops").joinpath(f"tables/{provider}.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def _tensors(specs: list[Any]) -> list[Tensor | None]:
+    return [Tensor(tuple(s[1]), s[0]) if s is not None else None for s in specs]
+
+
+def _predict(row: dict[str, Any], threads: int) -> int | None:
+    domain, op = row["op"].rsplit(":", 1)
+    attributes = dict(row["attributes"])
+    if row["opset"] < DEFAULT_OPSET:
+        attributes["__opset"] = row["opset"]
+    inputs, outputs = _tensors(row["inputs"]), _tensors(row["outputs"])
+    return workspace_bytes(domain, op, attributes, inputs, outputs, threads=threads)
+
+
+def _measurements() -> Iterator[tuple[dict[str, Any], int, int]]:
+    """(row, threads, bytes) of all cases; the table has no row where threads change nothing."""
+    rows = _table("cpu")["scratch"]
+    found = {(r["op"], r["case"], r["threads"]): r["scratch_bytes"] for r in rows}
+    for row in rows:
+        if row["threads"] != 1:
+            continue
+        for threads in THREADS:
+            measured = found.get((row["op"], row["case"], threads), row["scratch_bytes"])
+            yield row, threads, measured
+
+
+OPS = sorted({row["op"] for row in _table("cpu")["scratch"]})
+
+
+@pytest.mark.parametrize("key", OPS)
+def test_every_measurement_is_reproduced(key: str) -> None:
+    for row, threads, measured in _measurements():
+        if row["op"] != key:
+            continue
+        case = (key, row["case"])
+        predicted = _predict(row, threads)
+        if key in UNMODELLED_OPS or case in UNMODELLED_CASES:
+            assert predicted is None, case
+        elif case in BOUNDS:
+            assert predicted is not None, case
+            assert measured <= predicted <= BOUNDS[case] * measured, case
+        else:
+            assert predicted == measured, (case, threads)
+
+
+def test_ops_never_probed_are_unknown() -> None:
+    tensor = Tensor((2, 3), 1)
+    assert workspace_bytes("", "NoSuchOp", {}, [tensor], [tensor]) is None
+    assert workspace_bytes("com.example", "Add", {}, [tensor, tensor], [tensor]) is None
+
+
+def test_the_default_domain_has_two_names() -> None:
+    tensor = Tensor((2, 3), 1)
+    assert workspace_bytes("ai.onnx", "Add", {}, [tensor, tensor], [tensor]) == 0
+    inputs = [Tensor((2, 3), 9), tensor, tensor]
+    assert workspace_bytes("ai.onnx", "Where", {}, inputs, [tensor]) == 2 * tensor.nbytes
+
+
+def test_string_attributes_may_be_bytes() -> None:
+    inputs = [Tensor((1, 1, 4, 4), 1), None, None, Tensor((4,), 7)]
+    outputs = [Tensor((1, 1, 8, 8), 1)]
+    assert workspace_bytes("", "Resize", {"mode": b"linear"}, inputs, outputs) == 16 * 16
+
+
+def test_one_image_gets_threads_by_work() -> None:
+    x, y = Tensor((1, 64, 56, 56), 1), Tensor((1, 64, 56, 56), 1)
+    weight = Tensor((64, 64, 3, 3), 1)
+    attributes = {"pads": [1, 1, 1, 1]}
+    sizes = [
+        workspace_bytes("", "Conv", attributes, [x, weight], [y], threads=threads)
+        for threads in (1, 8, 64)
+    ]
+    assert sizes == [65536, 8 * 65536, 16 * 65536]
+
+
+def test_cuda_knows_only_ops_without_scratch() -> None:
+    tensor = Tensor((2, 3), 1)
+    for op in ("Add", "Relu", "Reshape", "Cast"):
+        assert workspace_bytes("", op, {}, [tensor], [tensor], provider="cuda") == 0
+    for op in ("Conv", "MatMul", "Softmax"):
+        assert workspace_bytes("", op, {}, [tensor], [tensor], provider="cuda") is None
+    assert workspace_bytes("", "Add", {}, [tensor], [tensor], provider="tpu") is None
+
+
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+def test_tables_do_not_contradict_themselves(provider: str) -> None:
+    table = _table(provider)
+    shared = set(table["alias"]) | set(table["inplace"])
+    assert not shared & set(table["not_inplace"])
+    assert not (shared | set(table["not_inplace"])) & set(table["no_kernel"])
+    assert not set(table["no_scratch"]) & {r["op"] for r in table["scratch"] if r["scratch_bytes"]}
+
+
+def test_import_is_light() -> None:
+    heavy = "{'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)"
+    code = f"import sys, memplan.ops.workspace; assert not {heavy}, {heavy}"
+    subprocess.run([sys.executable, "-c", code], check=True)

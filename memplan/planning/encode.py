@@ -12,19 +12,11 @@ from memplan.ops.memory import MemorySemantics, refusal, semantics
 from memplan.planning.problem import NONE, Arrays, Ints, Problem
 from memplan.planning.rebuild import Extended
 from memplan.simulate.allocation import is_resident
+from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import bodies_of, node_workspace
 
-# Outputs that the kernel does not make when the graph leaves their name empty.
-OPTIONAL_OUTPUTS = {
-    ":LayerNormalization": (1, 2),
-    "com.microsoft:LayerNormalization": (1, 2),
-    ":SimplifiedLayerNormalization": (1,),
-    ":Dropout": (1,),
-    ":MaxPool": (1,),
-    "com.microsoft:SkipLayerNormalization": (1, 2, 3),
-}
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
 # recomputed one would run at once and pin its input.
 _NEVER_LATE = frozenset({":Shape", ":Size"})
@@ -38,9 +30,33 @@ class Encoded:
     order: tuple[int, ...]
     refusals: dict[str, str] = field(default_factory=dict)
 
-    def problem(self, budget: int) -> Problem:
-        """The problem for a budget of dynamic bytes and workspace."""
-        return Problem(self.arrays, np.asarray(self.order, dtype=np.int64), budget)
+    def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
+        """The problem for a budget of dynamic bytes and workspace.
+
+        ``force``: tensors that are to be recomputed whatever the budget (``--recompute``).
+        """
+        order = np.asarray(self.order, dtype=np.int64)
+        protected = np.zeros(len(self.arrays.cost), np.bool_)
+        start = order
+        for tensor in sorted(force, key=lambda t: int(self.arrays.rank[self.arrays.maker[t]])):
+            node = int(self.arrays.maker[tensor])
+            position = _widest_gap(self.arrays, start, tensor)
+            if node != NONE and position is not None:
+                start = np.insert(start, position, node)
+                protected[node] = True
+        return Problem(self.arrays, order, budget, start, protected)
+
+
+def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:
+    """The read of ``tensor`` before which it lies idle longest, by position in ``sequence``."""
+    uses = []
+    for position, node in enumerate(sequence):
+        span = slice(arrays.read_start[node], arrays.read_start[node + 1])
+        made = slice(arrays.write_start[node], arrays.write_start[node + 1])
+        if tensor in arrays.reads[span] or tensor in arrays.writes[made]:
+            uses.append(position)
+    gaps = [(after - before, after) for before, after in zip(uses, uses[1:], strict=False)]
+    return max(gaps)[1] if gaps else None
 
 
 def encode(

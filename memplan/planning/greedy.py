@@ -7,6 +7,7 @@ the budget still holds, costliest first.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from memplan.planning.candidates import (
 )
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.moves import build_index
-from memplan.planning.problem import Decision, Floats, Ints, Problem
+from memplan.planning.problem import NONE, Arrays, Decision, Floats, Ints, Problem
 
 Progress = Callable[[int], None]
 
@@ -41,13 +42,23 @@ class GreedyOptions:
 
 
 def solve(
-    problem: Problem, options: GreedyOptions | None = None, progress: Progress | None = None
+    problem: Problem,
+    time_limit: float = float("inf"),
+    options: GreedyOptions | None = None,
+    progress: Progress | None = None,
 ) -> Decision:
-    """A sequence within ``problem.budget``, or the best one found (``feasible`` False)."""
+    """A sequence within ``problem.budget``, or the best one found (``feasible`` False).
+
+    ``time_limit`` in seconds bounds the search; what was found by then is returned.
+    """
     options = options or GreedyOptions()
+    warm_up()
+    deadline = time.perf_counter() + time_limit
     best: Decision | None = None
     for depth in options.depths:
-        search = _Greedy(problem, depth, options.give_up_after, progress)
+        if best is not None and time.perf_counter() > deadline:
+            break
+        search = _Greedy(problem, depth, options.give_up_after, progress, deadline)
         search.run()
         decision = search.decision()
         if best is None or _better(decision, best):
@@ -56,6 +67,25 @@ def solve(
             break
     assert best is not None
     return best
+
+
+def warm_up() -> None:
+    """Load (or, once per version, compile) the machine code, so that no time limit pays for it."""
+    arrays = Arrays(
+        read_start=np.array([0, 0, 1]), reads=np.array([0]),
+        write_start=np.array([0, 1, 2]), writes=np.array([0, 1]),
+        alias_of=np.array([NONE, NONE]), inplace_start=np.array([0, 0, 0]),
+        inplace_of=np.zeros(0, np.int64), droppable=np.zeros(2, np.bool_),
+        nbytes=np.array([1, 1]), alike=np.array([0, 0]), resident=np.zeros(2, np.bool_),
+        pinned=np.zeros(2, np.bool_), maker=np.array([0, 1]), rank=np.array([0, 1]),
+        cost=np.ones(2), workspace=np.zeros(2, np.int64), inside=np.zeros(2, np.int64),
+    )  # fmt: skip
+    order = np.array([0, 1])
+    profile = evaluate(arrays, order)
+    index = build_index(arrays, profile, 1)
+    enumerate_moves(arrays, profile, index, arrays.cost, 1, 0, 1, 4)
+    removal_change(arrays, profile, index, 1, 1)
+    unread_positions(profile, clone_positions(order, np.ones(2, np.bool_)))
 
 
 def _better(first: Decision, second: Decision) -> bool:
@@ -70,8 +100,14 @@ class _Greedy:
     """One run at one closure depth."""
 
     def __init__(
-        self, problem: Problem, depth: int, give_up_after: int, progress: Progress | None
+        self,
+        problem: Problem,
+        depth: int,
+        give_up_after: int,
+        progress: Progress | None,
+        deadline: float,
     ) -> None:
+        self.deadline = deadline
         self.problem = problem
         self.arrays = problem.arrays
         self.budget = problem.budget
@@ -82,13 +118,15 @@ class _Greedy:
         self.price: Floats = problem.arrays.cost + max(problem.base_cost, 1e-12) * 1e-9
         self.original = np.zeros(len(problem.arrays.cost), np.bool_)
         self.original[problem.order] = True
-        self.profile: Profile = evaluate(self.arrays, problem.order)
+        self.profile: Profile = evaluate(self.arrays, problem.start)
         self.banned: set[tuple[int, int, int]] = set()
 
     def run(self) -> None:
         """Evict until the budget holds or nothing helps, then prune."""
         failures = 0
         while self._excess(self.profile) > 0 and failures < self.give_up_after:
+            if time.perf_counter() > self.deadline:
+                break
             step = self._worst_step(failures)
             if step is None:
                 break
@@ -194,6 +232,8 @@ class _Greedy:
         for k, position in enumerate(pending):
             if position < 0:
                 continue
+            if time.perf_counter() > self.deadline:
+                return False
             if removal_change(self.arrays, self.profile, index, self.budget, position) > 0:
                 continue
             gone = self._remove(position, limit)
@@ -204,7 +244,8 @@ class _Greedy:
         return removed_any
 
     def _clones(self) -> Ints:
-        return clone_positions(self.profile.sequence, self.original)
+        found = clone_positions(self.profile.sequence, self.original)
+        return found[~self.problem.protected[self.profile.sequence[found]]]
 
     def _remove(self, position: int, limit: int) -> list[int]:
         """Take out one recomputation and what only it read; the removed positions, if it fits."""
@@ -221,7 +262,8 @@ class _Greedy:
 
     def _drop_unread(self, limit: int) -> list[int]:
         """Take out recomputations that nobody reads; their positions in the present sequence."""
-        alive = np.arange(len(self.profile.sequence))
+        length = len(self.profile.sequence)
+        alive = np.arange(length)
         while True:
             profile = self.profile
             dead = unread_positions(profile, self._clones())
@@ -232,10 +274,8 @@ class _Greedy:
                 break
             self.profile = shorter
             alive = np.delete(alive, dead)
-        kept = set(alive.tolist())
-        full = len(alive) + 0
-        top = int(alive[-1]) + 1 if full else 0
-        return [p for p in range(top) if p not in kept]
+        gone = np.setdiff1d(np.arange(length), alive)
+        return [int(p) for p in gone]
 
 
 def _shifted(positions: list[int], gone: list[int]) -> list[int]:

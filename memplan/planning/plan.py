@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memplan.planning.floor import Floor
 from memplan.planning.rebuild import Extended
+from memplan.simulate.floor import Floor
 
 
 @dataclass(frozen=True, slots=True)

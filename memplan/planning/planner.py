@@ -13,16 +13,16 @@ import numpy.typing as npt
 from memplan.errors import InfeasibleError
 from memplan.graph.types import Graph
 from memplan.planning.encode import Encoded, encode
-from memplan.planning.floor import Floor, structural_floor
 from memplan.planning.plan import Plan
-from memplan.planning.problem import NONE, Decision, Problem
+from memplan.planning.problem import Decision, Problem
 from memplan.planning.rebuild import Extended, extend
+from memplan.planning.strategies import Progress, Strategy
+from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.session import SessionKind
-from memplan.simulate.timeline import resident_bytes
+from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.units import format_bytes
 
 Array = npt.NDArray[np.generic]
-Solver = Callable[[Problem], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class PlanRequest:
     """What to plan.
 
     ``costs`` are seconds per node name (missing ones are estimated by ``estimate``); ``values``
-    are the contents of small constants; ``keep`` are tensor ids that stay as they are.
+    are the contents of small constants; ``keep`` are tensor ids that stay as they are, ``force``
+    those that are recomputed whatever the budget.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class PlanRequest:
     values: Mapping[str, Array] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     keep: frozenset[int] = frozenset()
+    force: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +57,27 @@ class Prepared:
 
 def prepare(request: PlanRequest) -> Prepared:
     """Encode a request and find its floor."""
-    extended = extend(request.graph, request.values)
+    extended = extend(request.graph, request.values, request.session.provider)
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
     encoded = encode(extended, request.session, costs, request.keep)
-    order = np.asarray(encoded.order, dtype=np.int64)
     return Prepared(
         request,
         extended,
         encoded,
-        structural_floor(encoded.arrays, order),
+        structural_floor(request.graph, simulate(request.graph, request.session)),
         resident_bytes(extended.graph),
     )
 
 
-def make_plan(prepared: Prepared, solver: Solver, strategy: str) -> Plan:
-    """Solve for the request's budget.
+def make_plan(
+    prepared: Prepared,
+    strategy: Strategy,
+    time_limit: float,
+    progress: Progress | None = None,
+) -> Plan:
+    """Solve for the request's budget within ``time_limit`` seconds (loading code not counted).
 
     The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
     (:mod:`memplan.rewrite.postconditions`) and refuses a plan that does not hold.
@@ -86,9 +92,9 @@ def make_plan(prepared: Prepared, solver: Solver, strategy: str) -> Plan:
     room = request.budget_bytes - resident
     if room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
-    problem = prepared.encoded.problem(room)
+    problem = prepared.encoded.problem(room, request.force)
     before = evaluate(problem.arrays, problem.order)
-    decision = solver(problem)
+    decision = strategy.solve(problem, time_limit, progress)
     if not decision.feasible:
         raise _not_found(prepared, decision)
     after = evaluate(problem.arrays, decision.sequence)
@@ -104,7 +110,7 @@ def make_plan(prepared: Prepared, solver: Solver, strategy: str) -> Plan:
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
         bound_fraction=0.0,
         bound_kind="none: this planner certifies only the floor",
-        strategy=strategy,
+        strategy=strategy.name,
         recomputed=_recomputed(prepared.extended, decision),
         refusals=prepared.encoded.refusals,
         floor=prepared.floor,
@@ -124,26 +130,12 @@ def _recomputed(extended: Extended, decision: Decision) -> dict[str, int]:
     }
 
 
-def describe_floor(prepared: Prepared) -> str:
-    """What pins the floor, in one line."""
-    graph, floor = prepared.extended.graph, prepared.floor
-    largest = sorted(floor.tensors, key=lambda t: -graph.tensors[t].nbytes)[:3]
-    names = ", ".join(
-        f"{graph.tensors[t].name} ({format_bytes(graph.tensors[t].nbytes)})" for t in largest
-    )
-    more = f" and {len(floor.tensors) - 3} more" if len(floor.tensors) > 3 else ""
-    if floor.node == NONE:
-        return f"the graph outputs, held at the end: {names}{more}"
-    node = graph.nodes[floor.node]
-    return f"{node.op} {node.name} needs at once: {names}{more}"
-
-
 def _below_floor(prepared: Prepared) -> InfeasibleError:
     need = prepared.resident_bytes + prepared.floor.with_workspace
     return InfeasibleError(
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
         f"({format_bytes(need)}): no order and no recomputation can reach it",
-        f"resident {format_bytes(prepared.resident_bytes)}; {describe_floor(prepared)}",
+        f"resident {format_bytes(prepared.resident_bytes)}; {prepared.floor.describe(prepared.request.graph)}",
     )
 
 
@@ -154,5 +146,5 @@ def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",
         f"a budget of at least {reached:,} B works; the certified floor is {need:,} B: "
-        f"{describe_floor(prepared)}",
+        f"{prepared.floor.describe(prepared.request.graph)}",
     )

@@ -51,12 +51,15 @@ class Problem:
 
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
-    cheaper ways to make a tensor again.
+    cheaper ways to make a tensor again. ``start`` is where a search begins: ``order``, with the
+    recomputations that were asked for; those of ``protected`` nodes must stay.
     """
 
     arrays: Arrays
     order: Ints
     budget: int
+    start: Ints
+    protected: Flags  # (N)
 
     @property
     def base_cost(self) -> float:

@@ -3,8 +3,9 @@
 A rule adds dormant nodes to the graph. They do not run unless a plan recomputes the tensor.
 
 Dropout draws random numbers, so it is never run twice. Its output is rebuilt from the mask that
-the backward pass keeps anyway: ``y = (cast(mask) · x) · 1/(1-ratio)``, in the order in which ONNX
-Runtime's kernel multiplies (``dropout_op.h``), so the bits are equal.
+the backward pass keeps anyway, in the order in which ONNX Runtime's kernel computes, so that the
+bits are equal: ``y = (cast(mask) · x) / (1 - ratio)`` on the CPU (measured), ``· 1/(1 - ratio)`` on
+CUDA (from ``dropout_impl.cu``; not measured).
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class Extended:
     first_dormant: int
 
 
-def extend(graph: Graph, values: Mapping[str, Array]) -> Extended:
+def extend(graph: Graph, values: Mapping[str, Array], provider: str) -> Extended:
     """Add the rebuild rules that apply to ``graph``.
 
     Args:
         graph: the graph.
+        provider: ``cpu`` or ``cuda``; their kernels round differently.
         values: contents of small constants by tensor name (ratios, training flags).
     """
-    builder = _Builder(graph)
+    builder = _Builder(graph, provider)
     for node in graph.nodes:
         if node.key == ":Dropout":
             ratio = _training_ratio(graph, node, values)
@@ -76,8 +78,9 @@ def _constant(graph: Graph, node: Node, slot: int, values: Mapping[str, Array]) 
 class _Builder:
     """Appends tensors and nodes with the next free ids."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, provider: str) -> None:
         self.graph = graph
+        self.provider = provider
         self.tensors = list(graph.tensors)
         self.nodes = list(graph.nodes)
         self.makers: dict[int, int] = {}
@@ -111,8 +114,9 @@ class _Builder:
     def add_dropout(self, node: Node, ratio: float) -> None:
         source, output = node.inputs[0], self.tensors[node.outputs[0]]
         mask = node.outputs[1]
-        # In float32 as the kernel computes it: 1.0f / (1.0f - ratio).
-        scale = np.float32(1) / (np.float32(1) - np.float32(ratio))
+        kept_share = np.float32(1) - np.float32(ratio)
+        op = "Div" if self.provider == "cpu" else "Mul"
+        scale = kept_share if op == "Div" else np.float32(1) / kept_share
         scale_name = f"{node.name}/rebuild_scale"
         self.constants[scale_name] = np.asarray(scale, dtype=np.float32)
         scalar = replace(output, shape=(), nbytes=4)
@@ -123,5 +127,5 @@ class _Builder:
         kept = self.add_tensor(f"{stem}_kept", output, TensorKind.COMPUTED, first + 1)
         self.add_node(f"{stem}_cast", "Cast", (mask,), cast, {"to": _FLOAT})
         self.add_node(f"{stem}_mul", "Mul", (cast, source), kept)
-        self.makers[output.id] = self.add_node(f"{stem}_scale", "Mul", (kept, scale_id), output.id)
+        self.makers[output.id] = self.add_node(f"{stem}_scale", op, (kept, scale_id), output.id)
         self.makers[cast], self.makers[kept] = first, first + 1

@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper
 
 from memplan.graph.types import ABSENT, Graph, Node
 from memplan.model.metadata import set_metadata
-from memplan.planning.encode import OPTIONAL_OUTPUTS
 from memplan.planning.plan import Plan
+from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
 
 def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> onnx.ModelProto:

@@ -1,0 +1,1 @@
+"""The ``memplan`` command: one module per subcommand, loaded when it is called."""

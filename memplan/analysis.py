@@ -1,0 +1,201 @@
+"""``analyze``: a file, a session kind, dims → what every byte of the peak is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.graph.build import build_graph
+from memplan.graph.modules import modules
+from memplan.graph.phases import Phases, count_phases, find_phases
+from memplan.graph.types import Graph
+from memplan.model import prepare as model_room
+from memplan.model.bodies import body_models
+from memplan.model.prepare import PreparedModel
+from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.timeline import Timeline, simulate
+
+SCHEMA = "memplan.analysis/1"
+# Raised whenever the memory model changes, so that a lock never reads that as a regression.
+ACCOUNTING_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A file that was read, with its graph and phases."""
+
+    prepared: PreparedModel
+    graph: Graph
+    phases: Phases
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
+
+    ``floor_bytes`` is the certified structural floor, resident bytes included.
+    """
+
+    path: Path
+    fingerprint: str
+    session: SessionKind
+    dims: Mapping[str, int]
+    timeline: Timeline
+    phases: Phases
+    modules: tuple[str, ...]
+    floor_bytes: int
+    floor_with_workspace_bytes: int
+    floor_reason: str
+    by_class: Mapping[TensorClass, int]
+    at_peak: tuple[Live, ...]
+    stashes: tuple[Stash, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The analyzed graph."""
+        return self.timeline.graph
+
+    @property
+    def peak_node(self) -> str:
+        """Name of the node that runs at the peak."""
+        timeline = self.timeline
+        return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        timeline = self.timeline
+        return {
+            "schema": SCHEMA,
+            "model": {
+                "path": str(self.path),
+                "nodes": len(self.graph.nodes),
+                "tensors": len(self.graph.tensors),
+                "fingerprint": self.fingerprint,
+            },
+            "session": self.session.name,
+            "provider": self.session.provider,
+            "dims": dict(self.dims),
+            "accounting_version": ACCOUNTING_VERSION,
+            "peak_bytes": timeline.peak_bytes,
+            "peak_with_workspace_bytes": timeline.peak_with_workspace_bytes,
+            "resident_bytes": timeline.resident_bytes,
+            "dynamic_peak_bytes": timeline.dynamic_peak_bytes,
+            "peak_step": timeline.peak_step,
+            "peak_node": self.peak_node,
+            "steps": len(timeline.order),
+            "floor_bytes": self.floor_bytes,
+            "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
+            "phases": {str(k): v for k, v in count_phases(self.phases).items()},
+            "by_class": {str(k): v for k, v in self.by_class.items()},
+            "at_peak": [
+                {
+                    "name": live.name,
+                    "nbytes": live.nbytes,
+                    "class": str(live.tensor_class),
+                    "producer": live.producer,
+                    "birth": live.birth,
+                    "death": live.death,
+                    "held_by": live.held_by,
+                    "module": live.module,
+                }
+                for live in self.at_peak
+            ],
+            "stash_bytes": sum(stash.nbytes for stash in self.stashes),
+            "stash_by_module": _by_module(self.stashes),
+            "assumptions": list(self.assumptions),
+        }
+
+
+def _by_module(stashes: tuple[Stash, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for stash in stashes:
+        found[stash.module] = found.get(stash.module, 0) + stash.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def open_model(
+    path: Path, dims: Mapping[str, int] | None = None, loss: str | None = None
+) -> OpenModel:
+    """Read ``path``, build its graph and find its phases.
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown.
+        UsageError: an unknown dimension or loss output was named.
+    """
+    return opened(model_room.load(path, dims or {}), loss)
+
+
+def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
+    """The same for a model that was already prepared."""
+    graph = build_graph(prepared.bound, prepared.types, body_models)
+    phases = find_phases(graph, loss)
+    return OpenModel(prepared, graph, phases, modules(graph, phases))
+
+
+def analyze(
+    path: Path,
+    dims: Mapping[str, int] | None = None,
+    *,
+    session: str = "tuned",
+    provider: str = "cpu",
+    loss: str | None = None,
+) -> Analysis:
+    """Predict the memory of one training step of the model in ``path``.
+
+    Args:
+        path: an ONNX training graph.
+        dims: values for symbolic dimensions.
+        session: ``tuned`` or ``default``.
+        provider: ``cpu`` or ``cuda``.
+        loss: name of the loss output, where the search would pick another.
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown.
+        UsageError: an unknown dimension or loss output was named.
+    """
+    return analyze_open(open_model(path, dims, loss), session_kind(session, provider))
+
+
+def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
+    """The same for a model that is already open."""
+    from memplan.simulate.floor import structural_floor
+
+    timeline = simulate(model.graph, session)
+    explainer = Explainer(timeline, model.phases, model.modules)
+    floor = structural_floor(model.graph, timeline)
+    return Analysis(
+        path=model.prepared.path,
+        fingerprint=model.prepared.fingerprint,
+        session=session,
+        dims=model.prepared.dims,
+        timeline=timeline,
+        phases=model.phases,
+        modules=model.modules,
+        floor_bytes=timeline.resident_bytes + floor.nbytes,
+        floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
+        floor_reason=floor.describe(model.graph),
+        by_class=explainer.by_class(timeline.peak_step),
+        at_peak=tuple(explainer.at_peak()),
+        stashes=tuple(explainer.stashes()),
+        assumptions=(*model.prepared.assumptions, *timeline.assumptions, *_caveats(session)),
+    )
+
+
+def _caveats(session: SessionKind) -> tuple[str, ...]:
+    """What a session kind adds that a file alone cannot tell."""
+    notes = []
+    if session.name == "default":
+        notes.append(
+            "default session: ONNX Runtime fuses nodes at load, which is not simulated here; "
+            "order and buffer reuse are"
+        )
+    if session.provider == "cuda":
+        notes.append(
+            "cuda: cuDNN and cuBLAS workspaces are not known in advance and count as 0; the "
+            "tables were measured without a GPU"
+        )
+    return tuple(notes)

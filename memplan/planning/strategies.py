@@ -1,0 +1,110 @@
+"""Strategies by name: frozen dataclasses whose fields are their options.
+
+``--strategy greedy{depths=4}`` makes ``Greedy(depths=(4,))``. A strategy only decides; the planner
+simulates and verifies every decision on one path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import ClassVar, Protocol
+
+from memplan.errors import UsageError
+from memplan.planning.problem import Decision, Problem
+
+Progress = Callable[[int], None]
+
+
+class Strategy(Protocol):
+    """What a strategy is: a name, a source, options as fields, and a decision."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Decision:
+        """A sequence for ``problem``; ``feasible`` says whether it keeps the budget.
+
+        ``time_limit`` in seconds; the best sequence so far is returned when it is over.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Greedy eviction with late recomputation and pruning.
+
+    ``depth``: how many dead inputs a move may recompute beyond its own (0: try 4, 14 and 64).
+    """
+
+    name: ClassVar[str] = "greedy"
+    summary: ClassVar[str] = "evict what saves most per second of recomputation, then prune"
+    depth: int = 0
+    give_up_after: int = 40
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Decision:
+        """See :func:`memplan.planning.greedy.solve`."""
+        from memplan.planning.greedy import GreedyOptions, solve
+
+        depths = (self.depth,) if self.depth else GreedyOptions().depths
+        return solve(problem, time_limit, GreedyOptions(depths, self.give_up_after), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """No recomputation: the graph as it is, in its own order."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "recompute nothing"
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Decision:
+        """The start sequence, feasible if it happens to fit."""
+        from memplan.planning.evaluate import evaluate
+
+        peak = int(evaluate(problem.arrays, problem.start).total.max(initial=0))
+        return Decision(problem.start, peak, 0.0, peak <= problem.budget)
+
+
+STRATEGIES: dict[str, type[Greedy] | type[Keep]] = {
+    strategy.name: strategy for strategy in (Greedy, Keep)
+}
+DEFAULT = Greedy.name
+_SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_-]+)(\{(?P<options>[^}]*)\})?$")
+
+
+def parse_strategy(text: str) -> Strategy:
+    """``name`` or ``name{option=value,...}`` → the strategy; ``auto`` is the best one there is.
+
+    Raises:
+        UsageError: unknown name or option, or a value of the wrong type.
+    """
+    match = _SPEC.match(text.strip())
+    if match is None:
+        raise UsageError(f"'{text}' is no strategy", "write NAME or NAME{option=value,...}")
+    name = DEFAULT if match.group("name") == "auto" else match.group("name")
+    if name not in STRATEGIES:
+        raise UsageError(
+            f"there is no strategy '{name}'", "strategies: auto, " + ", ".join(sorted(STRATEGIES))
+        )
+    return STRATEGIES[name](**_options(STRATEGIES[name], match.group("options") or ""))
+
+
+def _options(strategy: type[Greedy] | type[Keep], text: str) -> dict[str, int]:
+    known = {field.name for field in fields(strategy)}
+    result: dict[str, int] = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        key, _, value = part.partition("=")
+        if key not in known:
+            offered = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}")
+        if not value.isdigit():
+            raise UsageError(f"{strategy.name}{{{key}={value}}}: a whole number is wanted")
+        result[key] = int(value)
+    return result

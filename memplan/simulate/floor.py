@@ -1,0 +1,125 @@
+"""The certified structural floor: no order and no recomputation goes below it.
+
+At the moment a node runs, three things are in memory in any schedule: its inputs, the outputs it
+makes, and every graph output that it depends on (those are held to the end once made). At the end,
+all graph outputs are. The largest of these sums is a lower bound on the dynamic peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ops.memory import MemorySemantics, semantics
+from memplan.simulate.allocation import is_resident
+from memplan.simulate.timeline import Timeline
+from memplan.units import format_bytes
+
+# Outputs that a kernel does not make when the graph leaves their name empty.
+OPTIONAL_OUTPUTS = {
+    ":LayerNormalization": (1, 2),
+    "com.microsoft:LayerNormalization": (1, 2),
+    ":SimplifiedLayerNormalization": (1,),
+    ":Dropout": (1,),
+    ":MaxPool": (1,),
+    "com.microsoft:SkipLayerNormalization": (1, 2, 3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Dynamic bytes that any schedule needs, without and with kernel workspace.
+
+    ``node`` pins the bound (ABSENT: the graph outputs held at the end); ``tensors`` are in memory
+    then, by id.
+    """
+
+    nbytes: int
+    with_workspace: int
+    node: int
+    tensors: tuple[int, ...]
+
+    def describe(self, graph: Graph) -> str:
+        """What pins the floor, in one line."""
+        largest = sorted(self.tensors, key=lambda t: -graph.tensors[t].nbytes)[:3]
+        names = ", ".join(
+            f"{graph.tensors[t].name} ({format_bytes(graph.tensors[t].nbytes)})" for t in largest
+        )
+        more = f" and {len(self.tensors) - 3} more" if len(self.tensors) > 3 else ""
+        if self.node == ABSENT:
+            return f"the graph outputs, held at the end: {names}{more}"
+        node = graph.nodes[self.node]
+        return f"{node.op} {node.name} needs at once: {names}{more}"
+
+
+def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
+    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies)."""
+    rules = semantics(timeline.session.provider)
+    root = _view_roots(graph, rules)
+    outputs = [t for t in dict.fromkeys(graph.outputs) if not is_resident(graph.tensors[t])]
+    held = sum(graph.tensors[t].nbytes for t in outputs)
+    best = Floor(held, held, ABSENT, tuple(outputs))
+    plain = held
+    bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
+    made = [0] * len(graph.tensors)
+    live = _body_extra(timeline)
+    for node in graph.nodes:
+        behind = 0
+        for t in node.reads:
+            behind |= made[t] | bit.get(t, 0)
+        tensors = _working_set(graph, node, root, rules)
+        tensors.update(t for t in outputs if behind & bit[t])
+        nbytes = sum(graph.tensors[t].nbytes for t in tensors) + live.get(node.id, 0)
+        plain = max(plain, nbytes)
+        step = timeline.allocation.step_of[node.id]
+        with_workspace = nbytes + int(timeline.workspace[step])
+        if with_workspace > best.with_workspace:
+            best = Floor(nbytes, with_workspace, node.id, tuple(sorted(tensors)))
+        for t in node.writes:
+            made[t] = behind
+    return Floor(plain, best.with_workspace, best.node, best.tensors)
+
+
+def _body_extra(timeline: Timeline) -> dict[int, int]:
+    """Bytes inside control-flow bodies, by node."""
+    from memplan.simulate.timeline import bodies_of
+
+    return dict(bodies_of(timeline.graph, timeline.session).nbytes)
+
+
+def _view_roots(graph: Graph, rules: MemorySemantics) -> dict[int, int]:
+    """For every tensor that is always a view: the tensor whose buffer it shares."""
+    root: dict[int, int] = {}
+    for node in graph.nodes:
+        for slot, tensor in enumerate(node.outputs):
+            alias = rules.alias_input(node.key, slot)
+            if tensor == ABSENT or alias is None or graph.tensors[tensor].is_output:
+                continue
+            if alias < len(node.inputs) and node.inputs[alias] != ABSENT:
+                source = node.inputs[alias]
+                root[tensor] = root.get(source, source)
+    return root
+
+
+def _working_set(
+    graph: Graph, node: Node, root: dict[int, int], rules: MemorySemantics
+) -> set[int]:
+    """Inputs that are not resident, and outputs that cannot share memory with an input."""
+    tensors = {root.get(t, t) for t in node.reads}
+    tensors = {t for t in tensors if not is_resident(graph.tensors[t])}
+    for slot, tensor in enumerate(node.outputs):
+        if tensor == ABSENT:
+            continue
+        if graph.tensors[tensor].is_output:
+            tensors.add(tensor)
+            continue
+        if tensor in root or slot in OPTIONAL_OUTPUTS.get(node.key, ()):
+            continue
+        candidates = [
+            graph.tensors[node.inputs[k]]
+            for k in rules.inplace_inputs(node.key, slot)
+            if k < len(node.inputs) and node.inputs[k] != ABSENT
+        ]
+        if not any(c.nbytes == graph.tensors[tensor].nbytes for c in candidates):
+            tensors.add(tensor)
+    return tensors

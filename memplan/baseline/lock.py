@@ -36,7 +36,7 @@ _FIELDS = frozenset(
 )
 _TOP_FIELDS = frozenset({"name", "class", "count", "nbytes"})
 _RESTORE = "restore it from version control, or delete it and run memplan check --update MODEL..."
-_CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+_CONFLICT = re.compile(r"^(<{7}|>{7})( |$)", re.MULTILINE)
 _ZERO = re.compile(r"^\s*0+(\.0+)?\s*(%|[kKMGT]?i?B)?\s*$")
 
 
@@ -114,6 +114,14 @@ def tolerance_bytes(tolerance: str | int | None, peak_bytes: int) -> int:
     return 0 if _ZERO.match(tolerance) else parse_size(tolerance).resolve(peak_bytes)
 
 
+def printable(text: str) -> str:
+    """``text`` on one line: what no terminal shows is escaped.
+
+    Names come from files that others wrote; raw, they could break a line or steer a terminal.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def path_problem(path: str) -> str | None:
     """Why ``path`` cannot be the path of an entry, or None when it can."""
     if not path or "\0" in path:
@@ -121,7 +129,7 @@ def path_problem(path: str) -> str | None:
     if path.startswith("/"):
         return "is absolute; paths are relative to the lock's folder"
     if posixpath.normpath(path) != path:
-        return f"is not in its shortest form '{posixpath.normpath(path)}'"
+        return f"is not in its shortest form '{printable(posixpath.normpath(path))}'"
     return None
 
 
@@ -146,7 +154,7 @@ def read_lock(path: Path) -> Lock:
         problem = f"lock version {version}, where this memplan reads version {LOCK_VERSION}"
         raise source.error("version", problem, hint)
     for name in sorted(set(data) - {"version", "models"}):
-        raise source.error(name, f"unknown field '{name}'", _RESTORE)
+        raise source.error(name, f"unknown field '{printable(name)}'", _RESTORE)
     models = data.get("models", {})
     if not isinstance(models, dict):
         raise source.error("models", "'models' is not a table", _RESTORE)
@@ -206,7 +214,7 @@ class _Source:
             line = self.lines[number - 1]
             if pattern.match(line):
                 return number
-            if number > start and line.startswith("["):
+            if number > start and line.lstrip().startswith("["):
                 break
         return 0
 
@@ -219,11 +227,12 @@ class _Source:
 
 def _header_model(line: str) -> str | None:
     """The model whose table this line opens; parsing it covers every way to quote a key."""
+    line = line.strip()
     if not line.startswith("["):
         return None
     try:
         models = tomllib.loads(line).get("models")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return next(iter(models), None) if isinstance(models, dict) else None
 
@@ -241,7 +250,8 @@ class _Block:
 
     def error(self, field: str, problem: str) -> LockError:
         """The error for one field, or for the whole block when ``field`` is empty."""
-        shown = f"'{field}' of model '{self.path}'" if field else f"model '{self.path}'"
+        model = f"model '{printable(self.path)}'"
+        shown = f"'{printable(field)}' of {model}" if field else model
         hint = (
             "delete its table from the lock, then run memplan check --update with the model's path"
         )
@@ -288,7 +298,7 @@ class _Block:
         """One of some strings."""
         value = self.text(field)
         if value not in choices:
-            raise self.error(field, f"is '{value}', not one of {', '.join(choices)}")
+            raise self.error(field, f"is '{printable(value)}', not one of {', '.join(choices)}")
         return value
 
     def whole(self, field: str) -> int:
@@ -299,13 +309,14 @@ class _Block:
         return value
 
     def wholes(self, field: str, least: int = 0) -> dict[str, int]:
-        """A table of whole numbers, sorted by name where their order says nothing."""
+        """A table of whole numbers by name."""
         value = self.value(field)
         if not isinstance(value, dict):
             raise self.error(field, "is not a table")
         for name, number in value.items():
             if type(number) is not int or number < least:
-                raise self.error(field, f"has '{name}', which is not a whole number from {least}")
+                problem = f"has '{printable(name)}', which is not a whole number from {least}"
+                raise self.error(field, problem)
         return value
 
     def top(self) -> tuple[TopTensors, ...]:
@@ -339,5 +350,5 @@ class _Block:
         try:
             tolerance_bytes(value, 0)
         except UsageError as error:
-            raise self.error("tolerance", f"{example} ({error.message})") from None
+            raise self.error("tolerance", f"{example} ({printable(error.message)})") from None
         return value

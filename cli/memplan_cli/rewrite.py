@@ -1,0 +1,112 @@
+"""``memplan rewrite``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from memplan_cli.options import (
+    SESSIONS,
+    bound,
+    configuration_option,
+    emit,
+    model_options,
+    output_options,
+)
+from memplan_cli.progress import planning_progress
+
+
+@click.command("rewrite")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--budget", required=True, metavar="SIZE",
+              help="4GB, 3.7GiB, bytes, or 60% of the peak before.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path),
+              help="Default: MODEL.memplan.onnx.")  # fmt: skip
+@model_options
+@click.option("--strategy", default="auto", show_default=True, metavar="NAME{opt=..}",
+              help="How to choose what to recompute.")  # fmt: skip
+@click.option("--session", type=click.Choice(SESSIONS), default="tuned", show_default=True)
+@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--optimize", type=click.Choice(["none", "basic", "extended"]), default="extended",
+              show_default=True, help="Let ONNX Runtime fuse nodes first.")  # fmt: skip
+@click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
+@click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
+@click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
+@click.option("--device", default=None, metavar="NAME", help="Device profile for cost estimates.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0,
+              show_default=True, metavar="S", help="Seconds for planning.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Plan and verify, write nothing.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
+              show_default=True)  # fmt: skip
+@output_options
+@configuration_option
+def command(
+    model: Path,
+    budget: str,
+    output: Path | None,
+    dims: tuple[tuple[str, int], ...],
+    loss: str | None,
+    strategy: str,
+    session: str,
+    provider: str,
+    optimize: str,
+    keep: tuple[str, ...],
+    recompute: tuple[str, ...],
+    reserve: str | None,
+    costs: Path | None,
+    device: str | None,
+    time_limit: float,
+    dry_run: bool,
+    form: str,
+    quiet: bool,
+    verbose: int,
+    color: str,
+    force: bool,
+) -> int:
+    """Rewrite MODEL so that its peak fits a memory budget.
+
+    Decides what to keep and what to recompute, verifies the result by simulation and writes a new
+    file. MODEL is not touched.
+    """
+    from memplan.rewriting import RewriteOptions, rewrite
+    from memplan.units import SizeSpec, parse_size
+
+    options = RewriteOptions(
+        budget=parse_size(budget),
+        reserve=parse_size(reserve) if reserve else SizeSpec("0", 0, None),
+        strategy=strategy,
+        session=session,
+        provider=provider,
+        optimize=optimize,
+        time_limit=time_limit,
+        keep=keep,
+        recompute=recompute,
+        costs=costs,
+        device=device,
+        loss=loss,
+    )
+    to_stdout = output is not None and str(output) == "-"
+    with planning_progress(quiet) as progress:
+        result = rewrite(
+            model,
+            options,
+            None if to_stdout else output,
+            dims=bound(dims),
+            force=force,
+            dry_run=dry_run or to_stdout,
+            progress=progress,
+        )
+    if to_stdout:
+        emit(result.model.SerializeToString(), None, force)
+    elif form == "json":
+        emit(json.dumps(result.as_json(), indent=2) + "\n", None, force)
+    elif quiet:
+        click.echo(str(result.output or ""))
+    else:
+        from memplan.report.text import print_rewrite
+
+        print_rewrite(result, color=color, details=verbose > 0)
+    return 0

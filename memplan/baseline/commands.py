@@ -1,0 +1,95 @@
+"""Exact commands for a report, as they work in the current folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from memplan.baseline.lock import printable
+from memplan.errors import UsageError
+
+DEFAULT_LOCK = "memplan.lock"
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def seen_from_here(path: Path) -> Path:
+    """``path`` relative to the current folder, so that no report depends on the machine."""
+    if not path.is_absolute():
+        return path
+    try:
+        return Path(os.path.relpath(path))
+    except ValueError:  # another drive of Windows
+        return path
+
+
+def key_of(file: Path, lock: Path) -> str:
+    """The path of ``file`` as an entry of ``lock``: relative to its folder, with ``/``.
+
+    Raises:
+        UsageError: there is no such path (another drive), or it is not Unicode.
+    """
+    folder = lock.parent
+    try:
+        key = os.path.relpath(os.path.abspath(file), os.path.abspath(folder))
+        if key.split(os.sep)[0] == os.pardir:
+            # Through a symbolic link, '..' leads elsewhere than the text suggests. The file
+            # itself may be a link (git-annex, DVC): its own name is the one to keep.
+            target = os.path.join(os.path.realpath(file.parent), file.name)
+            key = os.path.relpath(target, os.path.realpath(folder))
+        key.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the name of {printable(str(file))} is not Unicode", "rename the model"
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"{file} has no path relative to {lock}", "keep the lock on the drive of the models"
+        ) from None
+    return Path(key).as_posix()
+
+
+def accept_command(lock: Path, file: Path, dims: Iterable[str] = ()) -> str:
+    """The command that records ``file`` in ``lock``; ``dims`` are still to be given a size."""
+    words = ["memplan", "check", "--update"]
+    if str(lock) != DEFAULT_LOCK:
+        words += ["--lock", str(lock)]
+    words.append(_argument(file))
+    # A size that only a person knows is left open, and not quoted: it is to be replaced.
+    return _joined(words) + "".join(f" --dim {shlex.quote(printable(d))}=..." for d in dims)
+
+
+def fit_command(
+    file: Path, budget_bytes: int, dims: Mapping[str, int], session: str, provider: str
+) -> str:
+    """The command that rewrites ``file`` to a budget."""
+    words = ["memplan", "rewrite", _argument(file), "--budget", exact_size(budget_bytes)]
+    for name, size in dims.items():
+        words += ["--dim", f"{name}={size}"]
+    if session != "tuned":
+        words += ["--session", session]
+    if provider != "cpu":
+        words += ["--provider", provider]
+    return _joined(words)
+
+
+def exact_size(nbytes: int) -> str:
+    """A size that reads back as the same number of bytes: ``775MiB`` or plain bytes."""
+    text = str(nbytes)
+    for unit in _UNITS:
+        if not nbytes or nbytes % 1024:
+            break
+        nbytes //= 1024
+        text = f"{nbytes}{unit}"
+    return text
+
+
+def _argument(file: Path) -> str:
+    """A file name that is not mistaken for an option."""
+    text = str(file)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " ".join(shlex.quote(printable(word)) for word in words)

@@ -1,0 +1,423 @@
+"""Where buffers lie, and what the allocator holds beyond the bytes that tensors ask for.
+
+Three answers for one :class:`~memplan.simulate.allocation.Allocation`, from ideal to real:
+
+* :func:`ideal_bytes`: the largest sum of live buffers. No allocator needs less.
+* :func:`pattern_block`: the single block that ``enable_mem_pattern`` (on by default) holds from
+  the second run on. Source: ``MemPatternPlanner::TraceAllocation``,
+  ``onnxruntime/core/framework/mem_pattern_planner.h``.
+* :func:`bfc_bytes`, :func:`simulate_arena`: chunks and regions of the BFC arena that tensors come
+  from otherwise. Source: ``onnxruntime/core/framework/bfc_arena.cc``, itself after TensorFlow's
+  best-fit allocator with coalescing.
+
+Checked against ONNX Runtime 1.31.1 (CPU, profiler, two runs): bytes in use and arena held are
+equal to the byte at every node of every model tried, given the thread count of the session, as
+kernel scratch can make the arena grow. Tensors inside control-flow bodies are not placed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from memplan.graph.types import ABSENT, Graph, Node, TensorKind
+from memplan.simulate.allocation import Allocation, Buffer
+from memplan.simulate.timeline import Bytes, Timeline, live_bytes
+
+ALIGNMENT = 256
+"""Bytes that every request is rounded up to (``kMinAllocationSize``, ``kAllocAlignment``)."""
+
+_MIB = 1 << 20
+# Regions must not touch, or chunks of two regions would coalesce; mmap leaves a page as well.
+_REGION_GAP = 4096
+# Regions are laid out downwards from here: below 2^47 like user space, and exact in a JS number.
+_TOP_ADDRESS = 1 << 46
+
+# Kernels that make partial results before they ask for their output (where_op.cc,
+# UntypedBroadcastVariadic in element_wise_ops.cc); the others ask for outputs first.
+_SCRATCH_FIRST = frozenset({":Where", ":Sum", ":Max", ":Min", ":Mean"})
+# Scratch of two equal requests: the transposed input and output (softmax.cc).
+_SCRATCH_IN_HALVES = frozenset({":Softmax", ":LogSoftmax", ":Hardmax"})
+
+
+class Extend(StrEnum):
+    """``arena_extend_strategy``: how large a new region is."""
+
+    NEXT_POWER_OF_TWO = "kNextPowerOfTwo"
+    SAME_AS_REQUESTED = "kSameAsRequested"
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaConfig:
+    """Settings of the BFC arena, in bytes; the defaults are ONNX Runtime's.
+
+    ``max_dead_bytes``: a free chunk larger than the request by at least this much is split even
+    if it is less than twice as large. ``max_extend_bytes`` is where the doubling of regions ends.
+    """
+
+    extend: Extend = Extend.NEXT_POWER_OF_TWO
+    initial_chunk_bytes: int = _MIB
+    max_dead_bytes: int = 128 * _MIB
+    max_extend_bytes: int = 1024 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A block of memory that the arena took from the system."""
+
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PatternBlock:
+    """The memory-pattern block, held for the whole run, and the outputs beside it, in bytes.
+
+    ``offsets`` holds, by buffer id, the place within the block; ABSENT for graph outputs, which
+    are allocated on their own.
+    """
+
+    block_bytes: int
+    output_bytes: int
+    offsets: tuple[int, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Block and outputs: what tensors occupy at the end of a run."""
+        return self.block_bytes + self.output_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Requests in bytes that a kernel makes before and after it asks for its outputs.
+
+    All are given back when the kernel ends.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaRun:
+    """The arena during the last simulated run. Arrays have one entry per step, in bytes.
+
+    ``in_use`` and ``held`` are what the profiler reports when the node ends (``mem_bytes_in_use``,
+    ``mem_arena_held``), reserved initializers included. ``addresses`` and ``chunk_bytes`` are by
+    buffer id (ABSENT and 0 for empty buffers). ``peak_in_use`` also counts scratch while kernels
+    run. ``regions`` are sorted by address.
+    """
+
+    config: ArenaConfig
+    reserved_bytes: int
+    in_use: Bytes
+    held: Bytes
+    peak_in_use: int
+    addresses: tuple[int, ...]
+    chunk_bytes: tuple[int, ...]
+    regions: tuple[Region, ...]
+
+    @property
+    def held_bytes(self) -> int:
+        """What the arena holds at the end; it never shrinks by itself."""
+        return self.reserved_bytes + sum(region.nbytes for region in self.regions)
+
+
+def ideal_bytes(allocation: Allocation) -> int:
+    """The largest number of live bytes at any step: a lower bound for any placement."""
+    return int(live_bytes(allocation).max(initial=0))
+
+
+def pattern_block(allocation: Allocation) -> PatternBlock:
+    """The block that ONNX Runtime's memory pattern holds from the second run on.
+
+    Every buffer but the graph outputs goes, in order of birth, into the smallest gap that holds
+    it (the lowest of equals); without one it goes behind the last live buffer. Buffers nobody
+    reads are never freed, so their place is not used again. ONNX Runtime scans all live blocks per
+    buffer; keeping the gaps sorted gives the same offsets in O(n log n) searches.
+    """
+    gaps = _FreeSpace()
+    end = 0
+    offsets = [ABSENT if buffer.is_output else 0 for buffer in allocation.buffers]
+    births, deaths = _by_step(allocation)
+    for step in range(len(allocation.order)):
+        for buffer in births[step]:
+            size = _rounded(buffer.nbytes)
+            if buffer.is_output or size == 0:
+                continue
+            gap = gaps.take(size)
+            if gap is None:
+                # The gap at the end is too small: the block grows, and the buffer starts in it.
+                start = gaps.take_last(end)
+                end = start + size
+            else:
+                start, found = gap
+                gaps.give(start + size, found - size)
+            offsets[buffer.id] = start
+        for buffer in deaths[step + 1]:
+            if not buffer.is_output:
+                gaps.give(offsets[buffer.id], _rounded(buffer.nbytes))
+    outputs = sum(buffer.nbytes for buffer in allocation.buffers if buffer.is_output)
+    return PatternBlock(end, outputs, tuple(offsets))
+
+
+def bfc_bytes(
+    allocation: Allocation,
+    *,
+    scratch: Mapping[int, Scratch] | None = None,
+    config: ArenaConfig | None = None,
+    reserved_bytes: int = 0,
+    feeds: Sequence[int] = (),
+    runs: int = 1,
+) -> ArenaRun:
+    """Simulate the BFC arena for ``runs`` runs in a row; the last one is returned.
+
+    Args:
+        allocation: the buffers, each one request.
+        scratch: by step, what the kernel asks for beside its outputs.
+        config: arena settings; ONNX Runtime's defaults when left out.
+        reserved_bytes: initializers. They are reserved outside the arena's regions, without
+            rounding, but count as in use and held.
+        feeds: bytes of graph inputs that are copied into the arena for the run (CUDA).
+        runs: outputs of a run are released when the next one has ended, as in a Python loop
+            ``outputs = session.run(...)``.
+
+    Raises:
+        ValueError: ``runs`` is not positive.
+    """
+    if runs < 1:
+        raise ValueError("at least one run")
+    arena = _Arena(config or ArenaConfig())
+    births, deaths = _by_step(allocation)
+    kept: list[int] = []
+    for _ in range(runs):
+        run = _Run(arena, [arena.request(nbytes) for nbytes in feeds])
+        for step in range(len(allocation.order)):
+            run.step(births[step], deaths[step + 1], (scratch or {}).get(step, Scratch()))
+        for address in (*run.feeds, *kept):
+            arena.release(address)
+        kept = [run.places[b.id][0] for b in allocation.buffers if b.is_output]
+    nowhere = (ABSENT, 0)
+    places = [run.places.get(buffer.id, nowhere) for buffer in allocation.buffers]
+    return ArenaRun(
+        config=arena.config,
+        reserved_bytes=reserved_bytes,
+        in_use=np.asarray(run.in_use, dtype=np.int64) + reserved_bytes,
+        held=np.asarray(run.held, dtype=np.int64) + reserved_bytes,
+        peak_in_use=arena.peak + reserved_bytes,
+        addresses=tuple(address for address, _ in places),
+        chunk_bytes=tuple(size for _, size in places),
+        regions=tuple(sorted(arena.regions, key=lambda region: region.address)),
+    )
+
+
+def simulate_arena(
+    timeline: Timeline, *, config: ArenaConfig | None = None, runs: int = 1
+) -> ArenaRun:
+    """The BFC arena of a simulated session, kernel scratch included.
+
+    On the CPU graph inputs stay in the caller's memory; on CUDA they are copied into the arena.
+    """
+    graph = timeline.graph
+    tensors = [graph.tensors[t] for t in dict.fromkeys(graph.inputs)]
+    feeds = [t.nbytes for t in tensors if t.kind is TensorKind.INPUT]
+    return bfc_bytes(
+        timeline.allocation,
+        scratch=scratch_requests(timeline),
+        config=config,
+        reserved_bytes=sum(t.nbytes for t in graph.tensors if t.kind is TensorKind.INITIALIZER),
+        feeds=feeds if timeline.session.provider == "cuda" else (),
+        runs=runs,
+    )
+
+
+def scratch_requests(timeline: Timeline) -> dict[int, Scratch]:
+    """By step, the workspace of the timeline as the requests that the kernel makes.
+
+    When scratch comes before the output, the output cannot take the chunks that scratch occupies;
+    so the order of requests decides where buffers lie.
+    """
+    found: dict[int, Scratch] = {}
+    for step in np.flatnonzero(timeline.workspace).tolist():
+        node = timeline.graph.nodes[timeline.order[step]]
+        nbytes = int(timeline.workspace[step])
+        parts = _parts(timeline.graph, node, nbytes)
+        first = node.key in _SCRATCH_FIRST
+        found[step] = Scratch(before=parts) if first else Scratch(after=parts)
+    return found
+
+
+def _parts(graph: Graph, node: Node, nbytes: int) -> tuple[int, ...]:
+    """``Where`` selects each branch into a tensor of its own; most others make one request."""
+    if node.key in _SCRATCH_IN_HALVES:
+        return (nbytes // 2, nbytes - nbytes // 2)
+    if node.key != ":Where" or ABSENT in node.inputs:
+        return (nbytes,)
+    condition, x, y = (graph.tensors[t] for t in node.inputs)
+    elements = [
+        int(np.prod(np.broadcast_shapes(condition.shape, side.shape), dtype=np.int64))
+        for side in (x, y)
+    ]
+    first = nbytes * elements[0] // max(1, sum(elements))
+    return (first, nbytes - first)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _by_step(allocation: Allocation) -> tuple[list[list[Buffer]], list[list[Buffer]]]:
+    """Buffers by the step of their birth and by the step of their death."""
+    steps = len(allocation.order) + 1
+    births: list[list[Buffer]] = [[] for _ in range(steps)]
+    deaths: list[list[Buffer]] = [[] for _ in range(steps)]
+    for buffer in allocation.buffers:
+        births[buffer.birth].append(buffer)
+        deaths[buffer.death].append(buffer)
+    return births, deaths
+
+
+class _FreeSpace:
+    """Free stretches of memory: smallest fit first, neighbours merged."""
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[int, int]] = []  # (size, start)
+        self._size_at: dict[int, int] = {}
+        self._start_of_end: dict[int, int] = {}
+
+    def take(self, size: int) -> tuple[int, int] | None:
+        """Remove the smallest stretch of at least ``size``, the lowest of equals."""
+        position = bisect_left(self._sorted, (size, -1))
+        if position == len(self._sorted):
+            return None
+        found, start = self._sorted[position]
+        self._remove(start, found)
+        return start, found
+
+    def take_last(self, end: int) -> int:
+        """Remove the stretch that ends at ``end``, if any; its start, else ``end``."""
+        start = self._start_of_end.get(end, end)
+        if start != end:
+            self._remove(start, end - start)
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        """Add a stretch; it is merged with free neighbours."""
+        if size == 0:
+            return
+        behind = self._size_at.get(start + size, 0)
+        if behind:
+            self._remove(start + size, behind)
+        before = self._start_of_end.get(start, start)
+        if before != start:
+            self._remove(before, start - before)
+        size += behind + start - before
+        insort(self._sorted, (size, before))
+        self._size_at[before] = size
+        self._start_of_end[before + size] = before
+
+    def _remove(self, start: int, size: int) -> None:
+        del self._sorted[bisect_left(self._sorted, (size, start))]
+        del self._size_at[start]
+        del self._start_of_end[start + size]
+
+
+class _Arena:
+    """Chunks of the BFC arena.
+
+    ``bfc_arena.cc`` searches bins of doubling chunk sizes, each sorted by size and address, from
+    small to large. That is the order of one list sorted by size and address, which is kept here.
+    """
+
+    def __init__(self, config: ArenaConfig) -> None:
+        self.config = config
+        self.free = _FreeSpace()
+        self.regions: list[Region] = []
+        self.in_use = 0
+        self.held = 0
+        self.peak = 0
+        self._chunks: dict[int, int] = {}
+        self._next_region = _rounded(config.initial_chunk_bytes)
+        self._top = _TOP_ADDRESS
+
+    def request(self, nbytes: int) -> int:
+        """Give out a chunk; its address, ABSENT for nothing."""
+        if nbytes == 0:
+            return ABSENT
+        size = _rounded(nbytes)
+        found = self.free.take(size)
+        if found is None:
+            self._extend(size)
+            found = self.free.take(size)
+            assert found is not None
+        address, chunk = found
+        if chunk >= 2 * size or chunk - size >= self.config.max_dead_bytes:
+            self.free.give(address + size, chunk - size)
+            chunk = size
+        self._chunks[address] = chunk
+        self.in_use += chunk
+        self.peak = max(self.peak, self.in_use)
+        return address
+
+    def release(self, address: int) -> None:
+        """Take a chunk back."""
+        if address == ABSENT:
+            return
+        chunk = self._chunks.pop(address)
+        self.in_use -= chunk
+        self.free.give(address, chunk)
+
+    def chunk_bytes(self, address: int) -> int:
+        """Size of the chunk given out at ``address``."""
+        return self._chunks.get(address, 0)
+
+    def _extend(self, size: int) -> None:
+        nbytes = self._region_bytes(size)
+        # Linux maps new regions below the ones before. That matters: equal chunks are taken
+        # lowest address first.
+        self._top -= nbytes + _REGION_GAP
+        self.regions.append(Region(self._top, nbytes))
+        self.held += nbytes
+        self.free.give(self._top, nbytes)
+
+    def _region_bytes(self, size: int) -> int:
+        if self.config.extend is Extend.SAME_AS_REQUESTED:
+            return size
+        if size <= self._next_region:
+            nbytes = self._next_region
+            self._next_region = min(2 * nbytes, self.config.max_extend_bytes)
+            return nbytes
+        while size > self._next_region:
+            self._next_region *= 2
+        return self._next_region
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run on an arena: places by buffer id, and the arena's state when each node ended."""
+
+    arena: _Arena
+    feeds: list[int]
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    in_use: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+
+    def step(self, births: list[Buffer], deaths: list[Buffer], scratch: Scratch) -> None:
+        """Run one node: scratch, outputs, scratch; then what it was the last to read."""
+        arena = self.arena
+        taken = [arena.request(nbytes) for nbytes in scratch.before]
+        for buffer in births:
+            address = arena.request(buffer.nbytes)
+            self.places[buffer.id] = (address, arena.chunk_bytes(address))
+        taken += [arena.request(nbytes) for nbytes in scratch.after]
+        for address in taken:
+            arena.release(address)
+        self.in_use.append(arena.in_use)
+        self.held.append(arena.held)
+        for buffer in deaths:
+            if not buffer.is_output:
+                arena.release(self.places[buffer.id][0])

@@ -1,0 +1,381 @@
+"""``validate``: run two models and prove peaks and results."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from memplan.analysis import OpenModel, open_model, opened
+from memplan.errors import MemplanError, UsageError
+from memplan.model.metadata import get_metadata
+from memplan.model.prepare import prepare
+from memplan.model.read import read_model
+from memplan.model.sorting import restore_order
+from memplan.model.write import write_model
+from memplan.runtime.compare import Comparison, compare_outputs
+from memplan.runtime.inputs import Array, load_inputs, synthesize
+from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
+from memplan.runtime.options import PROVIDER_NAMES
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import Timeline, simulate
+
+SCHEMA = "memplan.validation/1"
+# Two correct runs of float32 training graphs differ by about this much when the order of
+# additions differs (docs/memory-model.md).
+TOLERANCE = 1e-4
+# Kernels whose CPU implementation adds in a different order from run to run.
+_UNREPEATABLE = (("ScatterND", "reduction"),)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateOptions:
+    """How to validate: ``inputs`` is an .npz with one array per graph input."""
+
+    provider: str = "auto"
+    runs: int = 5
+    inputs: Path | None = None
+    seed: int = 0
+    threads: int = 0
+    plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One model in one kind of session. Peaks count resident and dynamic bytes."""
+
+    label: str
+    predicted_peak_bytes: int | None
+    measured_peak_bytes: int
+    resident_bytes: int
+    measured_dynamic_bytes: int
+    second_run_dynamic_bytes: int
+    arena_bytes: int
+    rss_growth_bytes: int
+    seconds_median: float | None
+    providers: Mapping[str, int]
+
+    def as_json(self) -> dict[str, object]:
+        """All fields, by name."""
+        return {
+            "label": self.label,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "resident_bytes": self.resident_bytes,
+            "measured_dynamic_bytes": self.measured_dynamic_bytes,
+            "second_run_dynamic_bytes": self.second_run_dynamic_bytes,
+            "arena_bytes": self.arena_bytes,
+            "rss_growth_bytes": self.rss_growth_bytes,
+            "seconds_median": self.seconds_median,
+            "nodes_by_provider": dict(self.providers),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The answer of ``validate``.
+
+    ``original`` had the same treatment as the rewritten model (same fusions, tuned session);
+    ``plain`` is the user's file in a session with every default on. ``findings`` are what is
+    wrong; with none, the claim is proved.
+    """
+
+    provider: str
+    session: str
+    original: Run
+    rewritten: Run
+    plain: Run | None
+    comparison: Comparison
+    plain_comparison: Comparison | None
+    budget_bytes: int | None
+    clones: int
+    surviving_clones: int
+    order_kept: bool
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+    equality: str
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The measured runs, in the order of the report."""
+        return (self.original, self.rewritten, *([self.plain] if self.plain else []))
+
+    @property
+    def within_budget(self) -> bool | None:
+        """Whether the measured peak keeps the budget; None when the file records none."""
+        if self.budget_bytes is None:
+            return None
+        return self.rewritten.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def summary(self) -> str:
+        """The verdict's first line."""
+        before, after = self.original.measured_peak_bytes, self.rewritten.measured_peak_bytes
+        change = 100 * (after / before - 1) if before else 0.0
+        return f"measured peak {before:,} B -> {after:,} B ({change:+.1f}%), outputs {self.equality}"
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Lines on outputs, clones and time."""
+        lines = []
+        c = self.comparison
+        if self.equality == "bitwise":
+            lines.append(f"outputs: all {c.outputs} bitwise equal")
+        else:
+            lines.append(
+                f"outputs: {c.differing} of {c.outputs} differ, at most {c.max_abs_diff:.3g} "
+                f"(relative {c.max_rel_diff:.3g}, {c.worst}); a relative tolerance of "
+                f"{c.max_rel_diff:.1e} would pass"
+            )
+        if self.plain_comparison is not None:
+            p = self.plain_comparison
+            how = "bitwise equal" if p.bitwise else f"relative difference {p.max_rel_diff:.3g}"
+            lines.append(f"against the plain default session of the original: {how}")
+        lines.append(
+            f"clones: {self.surviving_clones} of {self.clones} ran; node order "
+            + ("as planned" if self.order_kept else "NOT as planned")
+        )
+        if self.original.seconds_median and self.rewritten.seconds_median:
+            ratio = self.rewritten.seconds_median / self.original.seconds_median
+            lines.append(f"step time: {ratio:.2f} × the original's")
+        return tuple(lines)
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            "provider": self.provider,
+            "session": self.session,
+            "equality": self.equality,
+            "max_abs_diff": self.comparison.max_abs_diff,
+            "max_rel_diff": self.comparison.max_rel_diff,
+            "original": self.original.as_json(),
+            "rewritten": self.rewritten.as_json(),
+            "plain_default": self.plain.as_json() if self.plain else None,
+            "budget_bytes": self.budget_bytes,
+            "within_budget": self.within_budget,
+            "clones": self.clones,
+            "surviving_clones": self.surviving_clones,
+            "order_kept": self.order_kept,
+            "findings": list(self.findings),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(slots=True)
+class _Bench:
+    """What the steps of one validation share."""
+
+    folder: Path
+    inputs: Path
+    request: RunRequest
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, path: Path, label: str, session: str) -> tuple[Measurement, Path]:
+        outputs = self.folder / f"{label.replace(' ', '_').replace(',', '')}.npz"
+        return measure(path, replace(self.request, session=session), self.inputs, outputs), outputs
+
+
+def validate(
+    original: Path,
+    rewritten: Path,
+    options: ValidateOptions | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+) -> Validation:
+    """Run both models, each in a process of its own, and compare.
+
+    Args:
+        original: the model before ``rewrite``.
+        rewritten: the model after.
+        options: provider, number of timed runs, inputs.
+        dims: values for symbolic dimensions; default those recorded in ``rewritten``.
+
+    Raises:
+        RuntimeUnavailableError: a run failed, or the provider is missing.
+        ModelError, UsageError: a bad model or bad inputs.
+    """
+    options = options or ValidateOptions()
+    metadata = get_metadata(read_model(rewritten))
+    bound = dict(dims or _dims(metadata))
+    before, after = open_model(original, bound), open_model(rewritten, bound)
+    _check_same_interface(before, after)
+    provider = _provider(options, metadata)
+    feeds: dict[str, Array]
+    feeds = (
+        load_inputs(options.inputs, before.graph)
+        if options.inputs is not None
+        else synthesize(before.graph, options.seed)
+    )
+    with saved_inputs(feeds) as (folder, archive):
+        request = RunRequest("tuned", provider, bound, options.runs, options.seed, options.threads)
+        bench = _Bench(folder, archive, request)
+        return _validate(bench, before, after, str(metadata.get("optimize", "none")),
+                         metadata, options)  # fmt: skip
+
+
+def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
+    dims = metadata.get("dims", {})
+    return {str(k): int(v) for k, v in dims.items()} if isinstance(dims, dict) else {}
+
+
+def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
+    if options.provider != "auto":
+        return options.provider
+    return str(metadata.get("provider", "cpu"))
+
+
+def _check_same_interface(before: OpenModel, after: OpenModel) -> None:
+    for which in ("input", "output"):
+        names = [v.name for v in getattr(before.prepared.proto.graph, which)]
+        if names != [v.name for v in getattr(after.prepared.proto.graph, which)]:
+            raise UsageError(
+                f"the two models have different graph {which}s",
+                "give the original and the file that 'memplan rewrite' made from it",
+            )
+
+
+def _validate(
+    bench: _Bench, before: OpenModel, after: OpenModel, level: str,
+    metadata: Mapping[str, object], options: ValidateOptions,
+) -> Validation:  # fmt: skip
+    treated, treated_path = _treat(before, level, bench)
+    kind = session_kind("tuned", bench.request.provider)
+    first, first_out = bench.run(treated_path, "original", "tuned")
+    second, second_out = bench.run(after.prepared.path, "rewritten", "tuned")
+    timeline = simulate(after.graph, kind)
+    comparison = compare_outputs(first_out, second_out, first.output_names)
+    plain_run, plain_comparison = None, None
+    if options.plain:
+        plain, plain_out = bench.run(before.prepared.path, "plain", "default")
+        plain_run = _run("original, plain default", plain, None, before)
+        plain_comparison = compare_outputs(plain_out, second_out, plain.output_names)
+    clones = _clone_names(after)
+    ran = {node.name for node in second.nodes}
+    budget = metadata.get("budget_bytes")
+    label = "original" if level == "none" else f"original, {level} fusions"
+    result = Validation(
+        provider=bench.request.provider,
+        session="tuned",
+        original=_run(label, first, simulate(treated.graph, kind), treated),
+        rewritten=_run("rewritten", second, timeline, after),
+        plain=plain_run,
+        comparison=comparison,
+        plain_comparison=plain_comparison,
+        budget_bytes=budget if isinstance(budget, int) else None,
+        clones=len(clones),
+        surviving_clones=len(clones & ran),
+        order_kept=_order_kept(after, timeline, second),
+        findings=(),
+        notes=(),
+        equality="bitwise" if comparison.bitwise else "different",
+    )
+    result = _judge_equality(result, bench, treated_path, first_out, before)
+    return replace(
+        result, findings=tuple(_findings(result, bench)), notes=(*bench.notes, *result.notes)
+    )
+
+
+def _treat(before: OpenModel, level: str, bench: _Bench) -> tuple[OpenModel, Path]:
+    """The original with the same fusions as the rewritten model, in its original order."""
+    if level == "none":
+        return before, before.prepared.path
+    from memplan.runtime.optimize import optimize_offline
+
+    saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
+    optimize_offline(before.prepared.path, saved, level, bench.request.provider)
+    sorted_model = restore_order(read_model(saved), before.prepared.proto)
+    write_model(sorted_model, target)
+    return opened(prepare(sorted_model, target, before.prepared.dims)), target
+
+
+def _run(label: str, m: Measurement, timeline: Timeline | None, model: OpenModel) -> Run:
+    from memplan.simulate.timeline import resident_bytes
+
+    resident = resident_bytes(model.graph)
+    return Run(
+        label=label,
+        predicted_peak_bytes=timeline.peak_bytes if timeline is not None else None,
+        measured_peak_bytes=resident + m.dynamic_bytes,
+        resident_bytes=resident,
+        measured_dynamic_bytes=m.dynamic_bytes,
+        second_run_dynamic_bytes=m.second_run_dynamic_bytes,
+        arena_bytes=m.arena_bytes,
+        rss_growth_bytes=m.rss_growth_bytes,
+        seconds_median=m.seconds_median,
+        providers=Counter(node.provider for node in m.nodes),
+    )
+
+
+def _clone_names(model: OpenModel) -> set[str]:
+    return {
+        node.name
+        for node, metadata in zip(model.graph.nodes, model.graph.metadata, strict=True)
+        if metadata.get("memplan.role") == "recompute"
+    }
+
+
+def _order_kept(model: OpenModel, timeline: Timeline, measured: Measurement) -> bool:
+    """Whether the runtime ran the file's nodes in the simulated order (bodies left out)."""
+    names = {node.name for node in model.graph.nodes}
+    inside = {n.name for bodies in model.graph.bodies.values() for b in bodies if b.graph
+              for n in b.graph.nodes}  # fmt: skip
+    ran = [node.name for node in measured.nodes if node.name in names - inside]
+    planned = [model.graph.nodes[i].name for i in timeline.order]
+    return ran == [name for name in planned if name not in inside]
+
+
+def _judge_equality(
+    result: Validation, bench: _Bench, original: Path, outputs: Path, before: OpenModel
+) -> Validation:
+    """If bits differ: does the original differ from itself as much?"""
+    comparison = result.comparison
+    if comparison.bitwise:
+        return result
+    _, again = bench.run(original, "original again", "tuned")
+    itself = compare_outputs(outputs, again, [v.name for v in before.prepared.proto.graph.output])
+    notes = []
+    if not itself.bitwise:
+        unrepeatable = [
+            node.name
+            for node in before.graph.nodes
+            if any(node.op == op and key in node.attributes for op, key in _UNREPEATABLE)
+        ]
+        notes.append(
+            f"the original differs from itself from run to run (relative {itself.max_rel_diff:.3g})"
+            + (f"; it adds in no fixed order in: {', '.join(unrepeatable)}" if unrepeatable else "")
+        )
+    allowed = max(TOLERANCE, 4 * itself.max_rel_diff)
+    equality = "tolerance" if comparison.max_rel_diff <= allowed else "different"
+    return replace(result, equality=equality, notes=(*result.notes, *notes))
+
+
+def _findings(result: Validation, bench: _Bench) -> list[str]:
+    findings = []
+    if result.equality == "different":
+        findings.append(
+            f"the outputs differ: {result.comparison.worst} by "
+            f"{result.comparison.max_rel_diff:.3g} relative"
+        )
+    if result.within_budget is False:
+        assert result.budget_bytes is not None
+        over = result.rewritten.measured_peak_bytes - result.budget_bytes
+        findings.append(f"the measured peak is {over:,} B over the budget {result.budget_bytes:,} B")
+    if result.surviving_clones < result.clones:
+        findings.append(
+            f"{result.clones - result.surviving_clones} recomputed nodes did not run: the runtime "
+            "merged or removed them"
+        )
+    if not result.order_kept:
+        findings.append("the runtime ran the nodes in another order than planned")
+    wanted = PROVIDER_NAMES[bench.request.provider]
+    elsewhere = {k: v for k, v in result.rewritten.providers.items() if k != wanted}
+    if elsewhere and bench.request.provider != "cpu":
+        where = ", ".join(f"{count} on {name}" for name, count in elsewhere.items())
+        findings.append(f"nodes ran outside {wanted}: {where}")
+    return findings
+
+
+__all__ = ["MemplanError", "Run", "TOLERANCE", "ValidateOptions", "Validation", "validate"]

@@ -1,0 +1,57 @@
+"""Where models are, and how tests start the program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "sample_models"
+# Larger models that some checkouts have beside them; tests use them when they are there.
+SHARED = Path(os.environ.get("MEMPLAN_SHARED", ROOT.parent / "shared")) / "models"
+DIMS = {
+    "gpt_dynamic": {"N": 24},
+    "gpt_dyn": {"s78": 4},
+    "resnet50_dynbatch_224": {"s14": 32},
+}
+
+
+def sample_models() -> list[Path]:
+    """The models that ship with the project."""
+    return sorted(SAMPLES.glob("*.onnx"))
+
+
+def runnable_models() -> list[Path]:
+    """Sample models and, where present, the shared runnable ones."""
+    return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
+
+
+Memplan = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def memplan(tmp_path: Path) -> Memplan:
+    """Runs the installed program in ``tmp_path`` and returns the finished process."""
+    script = shutil.which("memplan", path=str(Path(sys.executable).parent))
+
+    def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [script] if script else [
+            sys.executable, "-c", "from memplan_cli.main import run; run()"
+        ]  # fmt: skip
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )
+
+    return run

@@ -87,6 +87,5 @@ def format_delta(nbytes: int) -> str:
 
 
 def echo_size(spec: SizeSpec, nbytes: int) -> str:
-    """A size in every notation, so that nobody has to guess: ``4 GB = 4,000,000,000 B (3.73 GiB)``.
-    """
+    """A size in every notation: ``4GB = 4,000,000,000 B (3.73 GiB)``."""
     return f"{spec.text} = {nbytes:,} B ({format_bytes(nbytes)})"

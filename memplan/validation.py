@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.analysis import OpenModel, open_model, opened
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import UsageError
 from memplan.model.metadata import get_metadata
 from memplan.model.prepare import prepare
 from memplan.model.read import read_model
@@ -114,7 +113,9 @@ class Validation:
         """The verdict's first line."""
         before, after = self.original.measured_peak_bytes, self.rewritten.measured_peak_bytes
         change = 100 * (after / before - 1) if before else 0.0
-        return f"measured peak {before:,} B -> {after:,} B ({change:+.1f}%), outputs {self.equality}"
+        return (
+            f"measured peak {before:,} B -> {after:,} B ({change:+.1f}%), outputs {self.equality}"
+        )
 
     @property
     def details(self) -> tuple[str, ...]:
@@ -362,7 +363,9 @@ def _findings(result: Validation, bench: _Bench) -> list[str]:
     if result.within_budget is False:
         assert result.budget_bytes is not None
         over = result.rewritten.measured_peak_bytes - result.budget_bytes
-        findings.append(f"the measured peak is {over:,} B over the budget {result.budget_bytes:,} B")
+        findings.append(
+            f"the measured peak is {over:,} B over the budget {result.budget_bytes:,} B"
+        )
     if result.surviving_clones < result.clones:
         findings.append(
             f"{result.clones - result.surviving_clones} recomputed nodes did not run: the runtime "
@@ -376,6 +379,3 @@ def _findings(result: Validation, bench: _Bench) -> list[str]:
         where = ", ".join(f"{count} on {name}" for name, count in elsewhere.items())
         findings.append(f"nodes ran outside {wanted}: {where}")
     return findings
-
-
-__all__ = ["MemplanError", "Run", "TOLERANCE", "ValidateOptions", "Validation", "validate"]

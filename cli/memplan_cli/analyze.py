@@ -34,7 +34,7 @@ FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
 @configuration_option
 def command(
     model: Path,
-    dims: tuple[tuple[str, int], ...],
+    dims: tuple[str, ...],
     loss: str | None,
     session: str,
     provider: str,

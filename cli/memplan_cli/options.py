@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,27 +17,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 SESSIONS = ("tuned", "default")
 
 
-class DimType(click.ParamType):
-    """``N=32``."""
-
-    name = "NAME=SIZE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Split and check one binding."""
-        if isinstance(value, tuple):
-            return value
-        name, _, size = str(value).rpartition("=")
-        if not name or not size.isdigit() or int(size) < 1:
-            self.fail(f"'{value}' is not NAME=SIZE with a size of at least 1", param, ctx)
-        return name, int(size)
-
-
 def model_options(function: Function) -> Function:
     """``--dim``, ``--loss``."""
     function = click.option(
-        "--dim", "dims", type=DimType(), multiple=True, help="Bind a symbolic dimension: N=32."
+        "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Bind a symbolic dimension."
     )(function)
     return click.option("--loss", metavar="NAME", help="The loss output, if the search errs.")(
         function
@@ -59,15 +42,18 @@ def output_options(function: Function) -> Function:
     return click.option("--force", is_flag=True, help="Overwrite the output file.")(function)
 
 
-def bound(dims: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """The ``--dim`` options as a dictionary.
+def bound(dims: Sequence[str]) -> dict[str, int]:
+    """The ``--dim NAME=SIZE`` options as a dictionary.
 
     Raises:
-        UsageError: a dimension is bound twice to different sizes.
+        UsageError: malformed, or a dimension is bound twice to different sizes.
     """
     result: dict[str, int] = {}
-    for name, size in dims:
-        if result.setdefault(name, size) != size:
+    for text in dims:
+        name, _, size = text.rpartition("=")
+        if not name or not (size.isascii() and size.isdigit()) or int(size) < 1:
+            raise UsageError(f"--dim {text}: not NAME=SIZE with a size of at least 1")
+        if result.setdefault(name, int(size)) != int(size):
             raise UsageError(f"--dim {name} is given twice: {result[name]} and {size}")
     return result
 

@@ -47,7 +47,7 @@ def command(
     model: Path,
     budget: str,
     output: Path | None,
-    dims: tuple[tuple[str, int], ...],
+    dims: tuple[str, ...],
     loss: str | None,
     strategy: str,
     session: str,

@@ -52,11 +52,9 @@ def command(
     nodes did not run as planned.
     """
     from memplan.validation import ValidateOptions, validate
-    from memplan_cli.options import DimType
 
-    pairs = tuple(DimType().convert(text, None, None) for text in dims)
     options = ValidateOptions(provider, runs, inputs, seed, threads, plain)
-    result = validate(original, rewritten, options, dims=bound(pairs))
+    result = validate(original, rewritten, options, dims=bound(dims))
     if form == "json":
         emit(json.dumps(result.as_json(), indent=2) + "\n", output, force)
     elif quiet:

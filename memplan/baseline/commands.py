@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from memplan.baseline.lock import printable
+from memplan.baseline.lock import Binding, printable
 from memplan.errors import UsageError
 
 DEFAULT_LOCK = "memplan.lock"
+DEFAULTS = Binding({}, "tuned", "cpu")
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -50,28 +51,45 @@ def key_of(file: Path, lock: Path) -> str:
     return Path(key).as_posix()
 
 
-def accept_command(lock: Path, file: Path, dims: Iterable[str] = ()) -> str:
-    """The command that records ``file`` in ``lock``; ``dims`` are still to be given a size."""
+def accept_command(
+    lock: Path,
+    file: Path,
+    binding: Binding | None = None,
+    unbound: Iterable[str] = (),
+    locked: Binding = DEFAULTS,
+) -> str:
+    """The command that records ``file`` in ``lock``.
+
+    ``binding`` is what to record, where it is not what the lock has (``locked``; the defaults for
+    a model that is not in it); ``unbound`` dimensions are still to be given a size.
+    """
     words = ["memplan", "check", "--update"]
     if str(lock) != DEFAULT_LOCK:
         words += ["--lock", str(lock)]
     words.append(_argument(file))
+    if binding is not None:
+        words += binding_options(binding, locked)
     # A size that only a person knows is left open, and not quoted: it is to be replaced.
-    return _joined(words) + "".join(f" --dim {shlex.quote(printable(d))}=..." for d in dims)
+    return _joined(words) + "".join(f" --dim {shlex.quote(printable(d))}=..." for d in unbound)
 
 
-def fit_command(
-    file: Path, budget_bytes: int, dims: Mapping[str, int], session: str, provider: str
-) -> str:
+def fit_command(file: Path, budget_bytes: int, binding: Binding) -> str:
     """The command that rewrites ``file`` to a budget."""
     words = ["memplan", "rewrite", _argument(file), "--budget", exact_size(budget_bytes)]
-    for name, size in dims.items():
-        words += ["--dim", f"{name}={size}"]
-    if session != "tuned":
-        words += ["--session", session]
-    if provider != "cpu":
-        words += ["--provider", provider]
-    return _joined(words)
+    return _joined([*words, *binding_options(binding)])
+
+
+def binding_options(binding: Binding, base: Binding = DEFAULTS) -> list[str]:
+    """The options that make ``base`` into ``binding``."""
+    words: list[str] = []
+    for name, size in sorted(binding.dims.items()):
+        if base.dims.get(name) != size:
+            words += ["--dim", f"{name}={size}"]
+    if binding.session != base.session:
+        words += ["--session", binding.session]
+    if binding.provider != base.provider:
+        words += ["--provider", binding.provider]
+    return words
 
 
 def exact_size(nbytes: int) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from memplan.baseline.current import Current, Family, family_of
-from memplan.baseline.lock import LockEntry, TopTensors
+from memplan.baseline.lock import Binding, LockEntry, TopTensors
 
 _RESIDENT = frozenset({"weights", "inputs", "optimizer_state", "constants"})
 _Key = tuple[str, str, int]
@@ -71,7 +71,8 @@ class CheckEntry:
 
     ``path`` is its path in the lock, ``file`` the same file as seen from the current folder,
     ``line`` the lock's line of its table (0: none). ``locked`` is None for an orphan, ``now`` for
-    a missing model and for an orphan whose dimensions (``unbound``) nobody gave.
+    a missing model and for an orphan whose dimensions (``unbound``) nobody gave. ``asked`` is how
+    an orphan was to be looked at.
     """
 
     path: str
@@ -82,6 +83,7 @@ class CheckEntry:
     line: int = 0
     max_peak_bytes: int | None = None
     unbound: tuple[str, ...] = ()
+    asked: Binding | None = None
 
     @property
     def locked_peak_bytes(self) -> int | None:
@@ -219,6 +221,8 @@ def _grew_from(key: _Key, had: Counter[_Key], has: Counter[_Key]) -> int | None:
     smaller = [
         size
         for (name, kind, size), count in had.items()
-        if (name, kind) == (family, tensor_class) and size < nbytes and has[name, kind, size] < count
+        if (name, kind) == (family, tensor_class)
+        and size < nbytes
+        and has[name, kind, size] < count
     ]
     return max(smaller, default=None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.analysis import ACCOUNTING_VERSION, Analysis, analyze_open, opened
-from memplan.baseline.lock import LockEntry, TopTensors
+from memplan.baseline.lock import Binding, LockEntry, TopTensors, printable
 from memplan.errors import ModelError
 from memplan.model.prepare import prepare
 from memplan.model.read import read_model
@@ -20,20 +19,12 @@ TOP_FAMILIES = 10
 
 
 class UnboundDimsError(ModelError):
-    """The model has symbolic dimensions (``names``) that nobody gave a size."""
+    """Some of the model's ``symbolic`` dimensions have no size: those in ``names``."""
 
-    def __init__(self, path: Path, names: tuple[str, ...]) -> None:
-        super().__init__(f"{path}: no size is known for dimension '{names[0]}'")
+    def __init__(self, path: Path, names: tuple[str, ...], symbolic: frozenset[str]) -> None:
+        super().__init__(f"{path}: no size is known for dimension '{printable(names[0])}'")
         self.names = names
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """How a model is looked at: sizes of its symbolic dimensions, session kind and provider."""
-
-    dims: Mapping[str, int]
-    session: str
-    provider: str
+        self.symbolic = symbolic
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ def measure(
     symbolic = frozenset(symbolic_dims(model))
     unbound = tuple(sorted(symbolic - set(binding.dims)))
     if unbound:
-        raise UnboundDimsError(file, unbound)
+        raise UnboundDimsError(file, unbound, symbolic)
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
     analysis = analyze_open(opened(prepare(model, file, dims)), kind)

@@ -60,6 +60,15 @@ class TopTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class Binding:
+    """How a model is looked at: sizes of its symbolic dimensions, session kind and provider."""
+
+    dims: Mapping[str, int]
+    session: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class LockEntry:
     """What is committed about one model. Fields that end in ``_bytes`` are bytes.
 
@@ -80,6 +89,11 @@ class LockEntry:
     classes: Mapping[str, int]
     top: tuple[TopTensors, ...]
     tolerance: str | int | None = None
+
+    @property
+    def binding(self) -> Binding:
+        """What the peak was found for."""
+        return Binding(self.dims, self.session, self.provider)
 
     @property
     def limit_bytes(self) -> int:
@@ -189,7 +203,9 @@ def _not_toml(path: Path, text: str, error: Exception) -> LockError:
     if found is not None:
         where = f"{path}:{found.group(1)}"
     else:
-        where = f"{path}:{text.count(chr(10)) + 1}" if "end of document" in str(error) else f"{path}"
+        where = (
+            f"{path}:{text.count(chr(10)) + 1}" if "end of document" in str(error) else f"{path}"
+        )
     reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).split(" (")[0]
     return LockError(f"{where}: the lock is not valid TOML: {reason}", _RESTORE)
 
@@ -265,7 +281,7 @@ class _Block:
         for name in sorted(set(self.table) - _FIELDS):
             raise self.error(name, "is not a field that memplan knows")
         workspace = "peak_with_workspace_bytes"
-        entry = LockEntry(
+        return LockEntry(
             path=self.path,
             fingerprint=self.text("fingerprint"),
             accounting=self.whole("accounting"),
@@ -279,7 +295,6 @@ class _Block:
             top=self.top(),
             tolerance=self.tolerance(),
         )
-        return entry
 
     def value(self, field: str) -> object:
         """A field that must be there."""
@@ -323,7 +338,7 @@ class _Block:
         """The array of the largest tensors."""
         value = self.value("top")
         if not isinstance(value, list):
-            raise self.error("top", "is not an array")
+            raise self.error("top", "is no array")
         return tuple(self.tensors(item) for item in value)
 
     def tensors(self, item: object) -> TopTensors:

@@ -94,9 +94,7 @@ def _top(entry: LockEntry) -> list[str]:
     if not entry.top:
         return ["top = []"]
     rows = [
-        _inline(
-            {"name": t.name, "class": t.tensor_class, "count": t.count, "nbytes": t.nbytes}
-        )
+        _inline({"name": t.name, "class": t.tensor_class, "count": t.count, "nbytes": t.nbytes})
         for t in entry.top
     ]
     return ["top = [", *(f"    {row}," for row in rows), "]"]

@@ -12,7 +12,7 @@ import onnx
 from memplan.graph.types import ABSENT, Body, Graph, Node, Tensor, TensorKind
 
 # Bytes per element by onnx.TensorProto.DataType; 4-bit types are packed two to a byte.
-ELEMENT_BITS = {
+ELEMENT_BITS: dict[int, int] = {
     onnx.TensorProto.FLOAT: 32,
     onnx.TensorProto.DOUBLE: 64,
     onnx.TensorProto.FLOAT16: 16,
@@ -69,9 +69,7 @@ class BodyInfo(Protocol):
     def complete(self) -> bool: ...
 
 
-Expand = Callable[
-    [onnx.ModelProto, onnx.NodeProto, Mapping[str, Any]], Sequence[BodyInfo]
-]
+Expand = Callable[[onnx.ModelProto, onnx.NodeProto, Mapping[str, Any]], Sequence[BodyInfo]]
 
 
 def build_graph(
@@ -85,9 +83,7 @@ def build_graph(
         expand: finds the bodies of a control-flow node (``memplan.model.bodies.body_models``);
             without it, bodies are left out.
     """
-    opset = next(
-        (item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1
-    )
+    opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
     bodies: dict[int, tuple[Body, ...]] = {}
     if expand is not None:
         nodes = [proto for proto in model.graph.node if not _is_constant(proto)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
@@ -21,14 +21,19 @@ from memplan.graph.types import Graph, Node, Phase, Tensor, TensorKind
 _FLOATS = frozenset({1, 10, 11, 16})
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # An output that belongs to an input of nearly the same name: its gradient or its new value.
-_PAIRINGS: tuple[Callable[[str], str | None], ...] = tuple(
-    (lambda name, suffix=suffix: name.removesuffix(suffix) if name.endswith(suffix) else None)
-    for suffix in (
-        ".grad", "_grad", ".new", "_new", "_grad.accumulation.out", ".out", "_updated",
-    )
-)  # fmt: skip
+_PAIRED_SUFFIXES = (
+    ".grad",
+    "_grad",
+    ".new",
+    "_new",
+    "_grad.accumulation.out",
+    ".out",
+    "_updated",
+)
 _BOUNDARY_OP = "com.microsoft:YieldOp"
-_ACCUMULATORS = frozenset({"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"})
+_ACCUMULATORS = frozenset(
+    {"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"}
+)
 # Operators whose inputs from the second on are weights.
 _WEIGHTED = frozenset(
     {":MatMul", ":Gemm", ":Conv", ":ConvTranspose", ":LayerNormalization", ":BatchNormalization"}
@@ -73,9 +78,9 @@ def pair_outputs(graph: Graph) -> dict[int, int]:
     pairs: dict[int, int] = {}
     for output in graph.outputs:
         tensor = graph.tensors[output]
-        for pairing in _PAIRINGS:
-            base = pairing(tensor.name)
-            if base is not None and base in sources:
+        for suffix in _PAIRED_SUFFIXES:
+            base = tensor.name.removesuffix(suffix)
+            if base != tensor.name and base in sources:
                 pairs[output] = sources[base].id
                 break
     return pairs if pairs else _pair_by_shape(graph)
@@ -87,9 +92,7 @@ def _pair_by_shape(graph: Graph) -> dict[int, int]:
     pairs: dict[int, int] = {}
     for output in graph.outputs:
         tensor = graph.tensors[output]
-        match = next(
-            (t for t in free if t.shape == tensor.shape and t.dtype == tensor.dtype), None
-        )
+        match = next((t for t in free if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
         if match is not None:
             pairs[output] = match.id
             free.remove(match)

@@ -25,9 +25,7 @@ _NEVER = frozenset(
 Array = npt.NDArray[np.generic]
 
 
-def complete_types(
-    bound: onnx.ModelProto, types: Mapping[str, ValueType]
-) -> dict[str, ValueType]:
+def complete_types(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, ValueType]:
     """Shapes that become known once constant integer subgraphs are folded.
 
     Alternates between folding and shape inference until nothing new is learnt.
@@ -60,7 +58,9 @@ def small_constants(graph: onnx.GraphProto) -> dict[str, Array]:
 
 
 def _fold_round(
-    model: onnx.ModelProto, values: MutableMapping[str, Array], types: MutableMapping[str, ValueType]
+    model: onnx.ModelProto,
+    values: MutableMapping[str, Array],
+    types: MutableMapping[str, ValueType],
 ) -> dict[str, Array]:
     folded: dict[str, Array] = {}
     for node in model.graph.node:

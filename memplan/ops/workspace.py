@@ -18,8 +18,27 @@ from math import prod
 from typing import Protocol
 
 _FLOAT, _BOOL, _FLOAT16 = 1, 9, 10
-_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8,
-               14: 8, 15: 16, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
+_ITEM_BYTES = {
+    1: 4,
+    2: 1,
+    3: 1,
+    4: 2,
+    5: 2,
+    6: 4,
+    7: 8,
+    9: 1,
+    10: 2,
+    11: 8,
+    12: 4,
+    13: 8,
+    14: 8,
+    15: 16,
+    16: 2,
+    17: 1,
+    18: 1,
+    19: 1,
+    20: 1,
+}
 
 
 class TensorSpec(Protocol):
@@ -143,8 +162,9 @@ def _batch_normalization(node: _Node) -> int | None:
     return 2 * (tensor.shape[1] if len(tensor.shape) > 1 else 1) * _item(tensor)
 
 
-def _conv_pads_are_zero(node: _Node, image: Sequence[int], kernel: Sequence[int],
-                        out: Sequence[int]) -> bool:
+def _conv_pads_are_zero(
+    node: _Node, image: Sequence[int], kernel: Sequence[int], out: Sequence[int]
+) -> bool:
     mode = node.text("auto_pad", "NOTSET")
     if mode == "VALID":
         return True
@@ -158,8 +178,9 @@ def _conv_pads_are_zero(node: _Node, image: Sequence[int], kernel: Sequence[int]
     )
 
 
-def _conv_is_plain_product(node: _Node, image: Sequence[int], kernel: Sequence[int],
-                           out: Sequence[int], channels: int) -> bool:
+def _conv_is_plain_product(
+    node: _Node, image: Sequence[int], kernel: Sequence[int], out: Sequence[int], channels: int
+) -> bool:
     """Whether the convolution is one matrix product on the input as it lies in memory."""
     if any(s != 1 for s in node.integers("strides", [1])):
         return False

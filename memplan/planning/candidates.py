@@ -63,8 +63,14 @@ def gap_around(profile: Profile, index: Index, storage: int, step: int) -> tuple
 
 @compiled
 def enumerate_moves(
-    problem: Arrays, profile: Profile, index: Index, price: Floats, budget: int, step: int,
-    depth: int, longest: int,
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    price: Floats,
+    budget: int,
+    step: int,
+    depth: int,
+    longest: int,
 ) -> Moves:
     """Every move with a positive score whose gap contains ``step``."""
     storages = len(profile.size)
@@ -138,9 +144,7 @@ def removal_change(
         for r in range(index.read_start[s], index.read_start[s + 1]):
             if index.read_at[r] < position:
                 earlier = index.read_at[r]
-        change += shift_between(
-            profile, index, budget, earlier + 1, position, -profile.size[s]
-        )
+        change += shift_between(profile, index, budget, earlier + 1, position, -profile.size[s])
     return change if problem.cost[node] >= 0 else 1.0
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -35,5 +35,4 @@ import numba  # noqa: E402
 
 def compiled(function: Function) -> Function:
     """Compile ``function`` in nopython mode on first call and cache the machine code."""
-    result: Function = numba.njit(cache=True, nogil=True)(function)
-    return result
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:
         made = slice(arrays.write_start[node], arrays.write_start[node + 1])
         if tensor in arrays.reads[span] or tensor in arrays.writes[made]:
             uses.append(position)
-    gaps = [(after - before, after) for before, after in zip(uses, uses[1:], strict=False)]
+    gaps = [(after - before, after) for before, after in pairwise(uses)]
     return max(gaps)[1] if gaps else None
 
 
@@ -94,9 +95,7 @@ def encode(
     for tensor in keep:
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
-    arrays = arrays._replace(
-        rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64)
-    )
+    arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
     return Encoded(arrays, tuple(order), names)
 
 
@@ -159,6 +158,7 @@ def _arrays(
         else len(graph.tensors) + t.id
         for t in graph.tensors
     ]
+
     def ints(values: Sequence[int]) -> Ints:
         return np.asarray(values, dtype=np.int64)
 
@@ -183,9 +183,7 @@ def _arrays(
     )
 
 
-def _sharing(
-    graph: Graph, node: Node, slot: int, rules: MemorySemantics
-) -> tuple[int, list[int]]:
+def _sharing(graph: Graph, node: Node, slot: int, rules: MemorySemantics) -> tuple[int, list[int]]:
     """The tensor that an output is a view of (or NONE), and those it may take over in place."""
     alias = rules.alias_input(node.key, slot)
     if alias is not None and alias < len(node.inputs) and node.inputs[alias] != ABSENT:

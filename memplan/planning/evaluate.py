@@ -68,7 +68,7 @@ def find_slot(problem: Arrays, node: int, tensor: int) -> int:
     """The first read slot of ``node`` that reads ``tensor``."""
     for k in range(problem.read_start[node], problem.read_start[node + 1]):
         if problem.reads[k] == tensor:
-            return k - problem.read_start[node]
+            return int(k - problem.read_start[node])
     return NONE
 
 
@@ -173,6 +173,18 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
         dynamic[p] = live + problem.inside[sequence[p]]
         total[p] = dynamic[p] + problem.workspace[sequence[p]]
     return Profile(
-        sequence, slot_start, slot_value, value_start, value_tensor, storage, value_reads, lost,
-        birth[:count].copy(), death, size[:count].copy(), held, dynamic, total,
+        sequence,
+        slot_start,
+        slot_value,
+        value_start,
+        value_tensor,
+        storage,
+        value_reads,
+        lost,
+        birth[:count].copy(),
+        death,
+        size[:count].copy(),
+        held,
+        dynamic,
+        total,
     )

@@ -132,7 +132,13 @@ class _Greedy:
                 break
             index = build_index(self.arrays, self.profile, self.budget)
             moves = enumerate_moves(
-                self.arrays, self.profile, index, self.price, self.budget, step, self.depth,
+                self.arrays,
+                self.profile,
+                index,
+                self.price,
+                self.budget,
+                step,
+                self.depth,
                 _LONGEST_CLOSURE,
             )
             if self._take(moves, step):
@@ -161,9 +167,13 @@ class _Greedy:
         if rank > len(over):
             return None
         # Spread the attempts over the whole stretch instead of around one summit.
-        return int(over[np.argsort(-total[over], kind="stable")[:: max(1, len(over) // 40)][
-            (rank - 1) % max(1, len(over[:: max(1, len(over) // 40)]))
-        ]])
+        return int(
+            over[
+                np.argsort(-total[over], kind="stable")[:: max(1, len(over) // 40)][
+                    (rank - 1) % max(1, len(over[:: max(1, len(over) // 40)]))
+                ]
+            ]
+        )
 
     def _take(self, moves: Moves, step: int) -> bool:
         """Apply the best move (or a batch) that lowers the exact excess."""
@@ -282,9 +292,7 @@ def _shifted(positions: list[int], gone: list[int]) -> list[int]:
     """Positions after the removal of ``gone``; -1 for those that are gone themselves."""
     ordered = sorted(gone)
     removed = set(ordered)
-    return [
-        -1 if p < 0 or p in removed else p - bisect_left(ordered, p) for p in positions
-    ]
+    return [-1 if p < 0 or p in removed else p - bisect_left(ordered, p) for p in positions]
 
 
 def insert_moves(sequence: Ints, moves: Moves, chosen: list[int], rank: Ints) -> Ints:

@@ -105,8 +105,17 @@ def build_index(problem: Arrays, profile: Profile, budget: int) -> Index:
         block_min[b] = part.min()
         block_max[b] = part.max()
     return Index(
-        read_start, read_at, value_start, members, last_read, made_at, tensor_start, of_tensor,
-        born, block_min, block_max,
+        read_start,
+        read_at,
+        value_start,
+        members,
+        last_read,
+        made_at,
+        tensor_start,
+        of_tensor,
+        born,
+        block_min,
+        block_max,
     )
 
 
@@ -167,8 +176,14 @@ def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: in
 
 @compiled
 def close_over(
-    problem: Arrays, profile: Profile, index: Index, scratch: Scratch,
-    evicted: int, at: int, count: int, stamp: int,
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    evicted: int,
+    at: int,
+    count: int,
+    stamp: int,
 ) -> tuple[int, int]:
     """Add what must be recomputed too, and list the dead inputs that could be kept instead.
 
@@ -228,8 +243,14 @@ def close_over(
 
 @compiled
 def spread_excess(
-    profile: Profile, index: Index, scratch: Scratch, budget: int,
-    first: int, at: int, size: int, extensions: int,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    budget: int,
+    first: int,
+    at: int,
+    size: int,
+    extensions: int,
 ) -> float:
     """Excess change when ``size`` leaves first..at-1 and every extension lives on until at."""
     events = 0
@@ -254,8 +275,15 @@ def spread_excess(
 
 @compiled
 def insertion_excess(
-    problem: Arrays, profile: Profile, index: Index, scratch: Scratch, budget: int,
-    evicted: int, at: int, count: int, extensions: int,
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    budget: int,
+    evicted: int,
+    at: int,
+    count: int,
+    extensions: int,
 ) -> float:
     """Excess at the inserted nodes themselves, run one after the other before ``at``."""
     level = profile.dynamic[at] - problem.inside[profile.sequence[at]] - index.born[at]
@@ -276,9 +304,7 @@ def insertion_excess(
             t = problem.reads[r]
             if problem.maker[t] == NONE or last_chosen_reader(problem, scratch, t, count) != k:
                 continue
-            if made_here(problem, scratch, t, count) and not wanted(
-                profile, index, evicted, t, at
-            ):
+            if made_here(problem, scratch, t) and not wanted(profile, index, evicted, t, at):
                 w = output_slot(problem, problem.maker[t], t)
                 if problem.alias_of[w] == NONE:
                     level -= problem.nbytes[t]
@@ -297,12 +323,9 @@ def last_chosen_reader(problem: Arrays, scratch: Scratch, tensor: int, count: in
 
 
 @compiled
-def made_here(problem: Arrays, scratch: Scratch, tensor: int, count: int) -> bool:
+def made_here(problem: Arrays, scratch: Scratch, tensor: int) -> bool:
     """Whether an inserted node makes ``tensor``."""
-    for k in range(count):
-        if scratch.chosen[k] == problem.maker[tensor]:
-            return True
-    return False
+    return bool(scratch.node_mark[problem.maker[tensor]] == scratch.stamp[0])
 
 
 @compiled
@@ -311,7 +334,7 @@ def output_slot(problem: Arrays, node: int, tensor: int) -> int:
     for w in range(problem.write_start[node], problem.write_start[node + 1]):
         if problem.writes[w] == tensor:
             return w
-    return problem.write_start[node]
+    return int(problem.write_start[node])
 
 
 @compiled
@@ -326,8 +349,16 @@ def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -
 
 @compiled
 def score_move(
-    problem: Arrays, profile: Profile, index: Index, scratch: Scratch, price: Floats,
-    budget: int, evicted: int, after: int, at: int, depth: int,
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    price: Floats,
+    budget: int,
+    evicted: int,
+    after: int,
+    at: int,
+    depth: int,
 ) -> tuple[float, float, int]:
     """Best score of evicting storage ``evicted`` over (after, at), its benefit and node count.
 
@@ -349,9 +380,7 @@ def score_move(
     best_score, best_gain, best_count = 0.0, 0.0, 0
     for _ in range(depth):
         # Storage marks must be fresh in every round; node and tensor marks accumulate.
-        count, extensions = close_over(
-            problem, profile, index, scratch, evicted, at, count, stamp
-        )
+        count, extensions = close_over(problem, profile, index, scratch, evicted, at, count, stamp)
         if count < 0:
             break
         gain = -spread_excess(

@@ -14,7 +14,7 @@ from memplan.errors import InfeasibleError
 from memplan.graph.types import Graph
 from memplan.planning.encode import Encoded, encode
 from memplan.planning.plan import Plan
-from memplan.planning.problem import Decision, Problem
+from memplan.planning.problem import Decision
 from memplan.planning.rebuild import Extended, extend
 from memplan.planning.strategies import Progress, Strategy
 from memplan.simulate.floor import Floor, structural_floor
@@ -136,10 +136,11 @@ def _recomputed(extended: Extended, decision: Decision) -> dict[str, int]:
 
 def _below_floor(prepared: Prepared) -> InfeasibleError:
     need = prepared.resident_bytes + prepared.floor.with_workspace
+    reason = prepared.floor.describe(prepared.request.graph)
     return InfeasibleError(
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
         f"({format_bytes(need)}): no order and no recomputation can reach it",
-        f"resident {format_bytes(prepared.resident_bytes)}; {prepared.floor.describe(prepared.request.graph)}",
+        f"resident {format_bytes(prepared.resident_bytes)}; {reason}",
     )
 
 

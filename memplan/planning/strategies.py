@@ -103,7 +103,9 @@ def _options(strategy: type[Greedy] | type[Keep], text: str) -> dict[str, int]:
         key, _, value = part.partition("=")
         if key not in known:
             offered = ", ".join(sorted(known)) or "none"
-            raise UsageError(f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}")
+            raise UsageError(
+                f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}"
+            )
         if not value.isdigit():
             raise UsageError(f"{strategy.name}{{{key}={value}}}: a whole number is wanted")
         result[key] = int(value)

@@ -215,8 +215,8 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
 
 def _steps_table(result: Rewrite) -> Group:
     """The way from the original to the result, one row per step."""
-    table = _table([("", "left"), ("nodes", "right"), ("peak", "right"),
-                                         ("with workspace", "right"), ("change", "right")])  # fmt: skip
+    numbers = ("nodes", "peak", "with workspace", "change")
+    table = _table([("", "left"), *((name, "right") for name in numbers)])
     rows = [("original", len(result.original.graph.nodes), result.original.timeline)]
     if result.optimized is not result.original:
         fused = f"fused by ONNX Runtime ({result.optimize_level})"

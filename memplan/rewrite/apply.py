@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from onnx import helper, numpy_helper
@@ -162,7 +163,8 @@ def _copy_or_make(node: Node, original: onnx.NodeProto | None, graph: Graph) -> 
         return copy
     names = [graph.tensors[t].name for t in node.inputs]
     outputs = [graph.tensors[t].name for t in node.outputs]
-    return helper.make_node(node.op, names, outputs, name=node.name, **node.attributes)
+    attributes: dict[str, Any] = dict(node.attributes)
+    return helper.make_node(node.op, names, outputs, name=node.name, **attributes)
 
 
 def _trim(names: object) -> None:

@@ -28,9 +28,9 @@ def rewritten_graph(
         of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
         if of is None:
             continue
-        for name, tensor in zip(proto.output, originals[of].outputs, strict=False):
+        for name, index in zip(proto.output, originals[of].outputs, strict=False):
             if name:
-                source = plan.extended.graph.tensors[tensor]
+                source = plan.extended.graph.tensors[index]
                 known[name] = ValueType(source.dtype, source.shape)
     return build_graph(rewritten, known, body_models)
 
@@ -88,9 +88,7 @@ def _check_valid(rewritten: onnx.ModelProto) -> None:
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose external tensors are graph inputs, so that the checker looks for no files."""
-    external = [
-        t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
-    ]
+    external = [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     if not external:
         return model
     copy = onnx.ModelProto()
@@ -102,9 +100,7 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in external:
         if tensor.name not in declared:
             copy.graph.input.append(
-                onnx.helper.make_tensor_value_info(
-                    tensor.name, tensor.data_type, list(tensor.dims)
-                )
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )
     return copy
 
@@ -119,5 +115,6 @@ def _check_clones_read(graph: Graph) -> None:
 
 def _bug(message: str) -> MemplanError:
     return MemplanError(
-        f"the plan was rejected: {message}", "nothing was written; please report this with the model"
+        f"the plan was rejected: {message}",
+        "nothing was written; please report this with the model",
     )

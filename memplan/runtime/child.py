@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ _NOT_OFFLINE = ["ConstantFolding"]
 
 
 def _session(
-    request: dict[str, Any], options: Any, model: str, disabled: list[str] | None = None
+    request: dict[str, Any], options: Any, model: str | bytes, disabled: list[str] | None = None
 ) -> Any:
     provider = PROVIDER_NAMES[request["provider"]]
     ort.set_seed(request.get("seed", 0))
@@ -73,25 +74,30 @@ def _optimize(request: dict[str, Any]) -> dict[str, Any]:
 def _measure(request: dict[str, Any]) -> dict[str, Any]:
     with np.load(request["inputs"]) as archive:
         feeds: Feeds = dict(archive.items())
-    profile = _profiled_run(request, feeds)
+
+    def save(outputs: list[Any]) -> None:
+        np.savez(request["outputs"], **{f"o{k}": value for k, value in enumerate(outputs)})
+
+    options = session_options(request["session"], request["dims"])
+    profile = profiled_run(request, feeds, options, save)
     timing = _timed_runs(request, feeds)
     return {"runtime": ort.__version__, **profile, **timing}
 
 
-def _save_outputs(request: dict[str, Any], outputs: list[Any]) -> None:
-    np.savez(request["outputs"], **{f"o{k}": value for k, value in enumerate(outputs)})
+def profiled_run(
+    request: dict[str, Any], feeds: Feeds, options: Any, keep: Callable[[list[Any]], None]
+) -> dict[str, Any]:
+    """Two runs under the profiler: memory and place of every node.
 
-
-def _profiled_run(request: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
-    """Two runs under the profiler: memory and place of every node. Saves the first's outputs."""
-    options = session_options(request["session"], request["dims"])
+    ``keep`` is given the outputs of the first run; they must be gone before the second, or they
+    would count as in use there.
+    """
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "run")
         session = _session(request, options, request["model"])
         names = [value.name for value in session.get_outputs()]
-        # The outputs must be gone before the second run, or they would count as in use there.
-        _save_outputs(request, session.run(names, feeds))
+        keep(session.run(names, feeds))
         session.run(names, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
     nodes = [

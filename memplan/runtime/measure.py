@@ -67,9 +67,7 @@ class RunRequest:
     threads: int = 0
 
 
-def measure(
-    model: Path, request: RunRequest, inputs: Path, outputs: Path
-) -> Measurement:
+def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Measurement:
     """Run ``model`` in a child process on the ``inputs`` archive; outputs go to ``outputs``.
 
     Raises:

@@ -148,7 +148,12 @@ class _Planner:
                 buffer_of[member] = len(buffers)
             buffers.append(
                 Buffer(
-                    len(buffers), root, tuple(members), tensor.nbytes, birth, death,
+                    len(buffers),
+                    root,
+                    tuple(members),
+                    tensor.nbytes,
+                    birth,
+                    death,
                     tensor.is_output,
                 )
             )

@@ -53,9 +53,7 @@ def _priority_order(
     return order
 
 
-def _default_order(
-    graph: Graph, incoming: list[list[int]], outgoing: list[list[int]]
-) -> list[int]:
+def _default_order(graph: Graph, incoming: list[list[int]], outgoing: list[list[int]]) -> list[int]:
     """Reverse depth-first post-order: leaves and producers with the highest index first."""
     stack = [(node.id, False) for node in graph.nodes if not outgoing[node.id]]
     seen = [False] * len(graph.nodes)

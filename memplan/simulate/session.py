@@ -14,8 +14,9 @@ class SessionKind:
     """How a model is loaded.
 
     ``priority_order``: ``ExecutionOrder.PRIORITY_BASED`` (the file's order); else ONNX Runtime's
-    default order. ``threads``: intra-op threads that kernel workspace is counted for. ``reuse``: ``enable_mem_reuse``, on by default, which hands a dead buffer to a
-    later tensor of the same dimensions and so keeps it alive in between.
+    default order. ``reuse``: ``enable_mem_reuse``, on by default, which hands a dead buffer to a
+    later tensor of the same dimensions and so keeps it alive in between. ``threads``: intra-op
+    threads that kernel workspace is counted for.
     """
 
     name: str

@@ -84,7 +84,7 @@ def simulate(graph: Graph, session: SessionKind) -> Timeline:
         resident_bytes=resident_bytes(graph),
         dynamic=dynamic,
         workspace=workspace[steps] if len(steps) else workspace,
-        assumptions=(*assumptions, *inside.assumptions),
+        assumptions=(*assumptions, *inside.assumptions, *_cast_notes(graph)),
     )
 
 
@@ -102,6 +102,24 @@ def bodies_of(graph: Graph, session: SessionKind) -> Inside:
 def resident_bytes(graph: Graph) -> int:
     """Initializers and graph inputs."""
     return sum(tensor.nbytes for tensor in graph.tensors if is_resident(tensor))
+
+
+def _cast_notes(graph: Graph) -> list[str]:
+    """Casts back from a wider type: the runtime removes such pairs whenever it loads a model."""
+    pairs = []
+    for node in graph.nodes:
+        source = graph.tensors[node.inputs[0]] if node.key == ":Cast" else None
+        if source is None or source.producer < 0:
+            continue
+        first = graph.nodes[source.producer]
+        if first.key == ":Cast" and graph.tensors[first.inputs[0]].nbytes <= source.nbytes:
+            pairs.append(node.name)
+    if not pairs:
+        return []
+    return [
+        f"{len(pairs)} pairs of Casts may be removed when ONNX Runtime loads the model "
+        f"({pairs[0]}); counted as if they stayed"
+    ]
 
 
 def live_bytes(allocation: Allocation) -> Bytes:

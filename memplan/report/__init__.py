@@ -1,0 +1,1 @@
+"""Values as people and tools read them: text, HTML, traces, snapshots."""

@@ -1,0 +1,177 @@
+"use strict";
+// Data comes from a JSON block and reaches the page as text only: names are not trusted.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const UNITS = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+
+  function bytes(value) {
+    for (const [unit, factor] of UNITS) {
+      if (value >= factor) {
+        const scaled = value / factor;
+        return scaled.toFixed(scaled < 10 ? 2 : scaled < 100 ? 1 : 0) + " " + unit;
+      }
+    }
+    return value + " B";
+  }
+
+  function element(tag, text, className) {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  }
+
+  // ---- timeline: hover, arrow keys, drag to zoom
+
+  const chart = document.querySelector(".chart");
+  if (chart && data.steps.length) timeline(chart);
+
+  function timeline(chart) {
+    const plot = chart.querySelector(".plot");
+    const svg = plot.querySelector("svg");
+    const cursor = plot.querySelector(".cursor");
+    const brush = plot.querySelector(".brush");
+    const tip = plot.querySelector(".tip");
+    const axis = chart.querySelector(".steps");
+    const count = data.count;
+    const height = svg.viewBox.baseVal.height;
+    let from = 0, to = count, selected = null, pressed = null;
+
+    const percent = step => 100 * (step - from) / (to - from) + "%";
+
+    function layout() {
+      svg.setAttribute("viewBox", `${from} 0 ${to - from} ${height}`);
+      for (const band of chart.querySelectorAll("[data-from]")) {
+        const start = Math.max(Number(band.dataset.from), from);
+        const end = Math.min(Number(band.dataset.to), to);
+        band.hidden = end <= start;
+        band.style.left = percent(start);
+        band.style.width = 100 * (end - start) / (to - from) + "%";
+        band.classList.toggle("narrow", (end - start) / (to - from) < 0.055);
+      }
+      const peak = plot.querySelector(".peak");
+      const place = (data.peak + 0.5 - from) / (to - from);
+      peak.hidden = place < 0 || place > 1;
+      peak.style.left = 100 * place + "%";
+      peak.classList.toggle("right", place > 0.93);
+      peak.classList.toggle("left", place < 0.07);
+      axis.replaceChildren(...[0, 0.25, 0.5, 0.75, 1].map((part, k) => {
+        const step = Math.round(from + part * (to - from));
+        const label = element("span", k ? String(step) : `step ${step}`);
+        label.style.left = 100 * part + "%";
+        return label;
+      }));
+    }
+
+    function nearest(step) {
+      // Each kept point stands for the steps up to the next one.
+      let low = 0, high = data.steps.length - 1;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (data.steps[middle] <= step) low = middle; else high = middle - 1;
+      }
+      return low;
+    }
+
+    function show(index) {
+      selected = index;
+      cursor.hidden = tip.hidden = index === null;
+      if (index === null) return;
+      const step = data.steps[index];
+      const place = (step + 0.5 - from) / (to - from);
+      cursor.style.left = 100 * place + "%";
+      tip.style.left = place > 0.5 ? "" : `calc(${100 * place}% + 14px)`;
+      tip.style.right = place > 0.5 ? `calc(${100 - 100 * place}% + 14px)` : "";
+      tip.replaceChildren(...describe(index, step));
+    }
+
+    function describe(index, step) {
+      const rows = element("table");
+      let total = 0;
+      for (const [name, values] of data.layers) {
+        const value = Array.isArray(values) ? values[index] : values;
+        if (name !== "workspace") total += value;
+        if (!value) continue;
+        const row = rows.insertRow(0);
+        const cell = row.insertCell();
+        const swatch = element("span", undefined, "swatch");
+        swatch.style.background = `var(--${name})`;
+        cell.append(swatch, name.replace("_", " "));
+        row.insertCell().textContent = bytes(value);
+      }
+      const title = element("p");
+      title.append(element("b", bytes(total)), ` at step ${step} of ${count}`);
+      const node = element("p");
+      node.append(data.ops[data.op[index]] + " ", element("code", data.names[index]));
+      const where = `${data.phases[data.phase[index]]} · ${data.modules[data.module[index]]}`;
+      return [title, node, element("p", where, "soft"), rows];
+    }
+
+    const stepAt = event => {
+      const box = plot.getBoundingClientRect();
+      const place = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 0.999999);
+      return from + place * (to - from);
+    };
+
+    plot.addEventListener("pointermove", event => {
+      const step = stepAt(event);
+      if (pressed !== null) {
+        brush.hidden = false;
+        brush.style.left = percent(Math.min(pressed, step));
+        brush.style.width = 100 * Math.abs(step - pressed) / (to - from) + "%";
+      }
+      show(nearest(step));
+    });
+    plot.addEventListener("pointerleave", () => { if (pressed === null) show(null); });
+    plot.addEventListener("pointerdown", event => {
+      pressed = stepAt(event);
+      plot.setPointerCapture(event.pointerId);
+    });
+    plot.addEventListener("pointerup", event => {
+      const step = stepAt(event);
+      const start = Math.floor(Math.min(pressed, step)), end = Math.ceil(Math.max(pressed, step));
+      if (Math.abs(step - pressed) / (to - from) > 0.01 && end - start >= 2) {
+        [from, to] = [start, end];
+        layout();
+      }
+      pressed = null;
+      brush.hidden = true;
+    });
+    plot.addEventListener("dblclick", () => { [from, to] = [0, count]; layout(); });
+    chart.addEventListener("keydown", event => {
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (move) {
+        const start = selected === null ? nearest(data.peak) : selected + move;
+        show(Math.min(Math.max(start, 0), data.steps.length - 1));
+        event.preventDefault();
+      } else if (event.key === "Escape") {
+        [from, to] = [0, count];
+        layout();
+        show(null);
+      }
+    });
+    chart.addEventListener("blur", () => show(null));
+    layout();
+  }
+
+  // ---- table: sort by any column
+
+  for (const table of document.querySelectorAll("table.live")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => {
+      const numeric = head.dataset.kind !== "text";
+      const first = numeric ? "descending" : "ascending";
+      const other = numeric ? "ascending" : "descending";
+      const order = head.getAttribute("aria-sort") === first ? other : first;
+      heads.forEach(each => each.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", order);
+      const key = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+      const compare = numeric
+        ? (a, b) => Number(key(a)) - Number(key(b))
+        : (a, b) => key(a).localeCompare(key(b), undefined, { numeric: true });
+      const sign = order === "ascending" ? 1 : -1;
+      const rows = [...table.tBodies[0].rows].sort((a, b) => sign * compare(a, b));
+      table.tBodies[0].append(...rows);
+    }));
+  }
+})();

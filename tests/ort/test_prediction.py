@@ -1,0 +1,87 @@
+"""Predicted memory equals ONNX Runtime's, byte for byte and step for step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import pytest
+from conftest import DIMS, runnable_models
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_graphs import models
+
+from memplan.analysis import open_model, opened
+from memplan.model.prepare import prepare
+from memplan.runtime.child import profiled_run
+from memplan.runtime.inputs import synthesize
+from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.runtime.options import session_options
+from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.timeline import simulate
+
+pytestmark = pytest.mark.ort
+
+QUIET = settings(
+    max_examples=1000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+UNFUSED_DEFAULT = SessionKind("default", "cpu", priority_order=False, reuse=True)
+
+
+def unfused_default() -> Any:
+    """A plain session's order and buffer reuse, without the fusions that change the graph."""
+    options = session_options("default")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_pattern = False
+    return options
+
+
+def run(model: onnx.ModelProto, kind: SessionKind, options: Any, dims: dict[str, int]) -> None:
+    """Simulate and run; every step must agree."""
+    opened_model = opened(prepare(model, Path("random.onnx"), dims))
+    timeline = simulate(opened_model.graph, kind)
+    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
+    feeds = synthesize(opened_model.graph)
+    result = profiled_run(request, feeds, options, lambda outputs: None)
+    ran = [node["name"] for node in result["nodes"]]
+    assert ran == [opened_model.graph.nodes[n].name for n in timeline.order]
+    measured = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    assert measured == timeline.dynamic.tolist()
+
+
+@QUIET
+@given(models())
+def test_random_graphs_in_a_tuned_session(model: onnx.ModelProto) -> None:
+    run(model, session_kind("tuned"), session_options("tuned"), {})
+
+
+@QUIET
+@given(models())
+def test_random_graphs_in_default_order_with_reuse(model: onnx.ModelProto) -> None:
+    run(model, UNFUSED_DEFAULT, unfused_default(), {})
+
+
+@settings(QUIET, max_examples=300)
+@given(models(symbolic=True), st.integers(1, 9))
+def test_random_graphs_with_a_symbolic_dimension(model: onnx.ModelProto, size: int) -> None:
+    run(model, session_kind("tuned"), session_options("tuned", {"N": size}), {"N": size})
+
+
+@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
+def test_real_training_graphs(path: Path, tmp_path: Path) -> None:
+    dims = DIMS.get(path.stem, {})
+    model = open_model(path, dims)
+    timeline = simulate(model.graph, session_kind("tuned"))
+    with saved_inputs(synthesize(model.graph)) as (folder, inputs):
+        request = RunRequest("tuned", "cpu", dims, runs=1)
+        measured = measure(path, request, inputs, folder / "outputs.npz")
+    assert measured.dynamic_bytes == timeline.dynamic_peak_bytes
+    # Later runs must need no more: tuned sessions switch memory patterns off.
+    assert measured.second_run_dynamic_bytes == timeline.dynamic_peak_bytes
+    if not model.graph.bodies:
+        steps = [node.nbytes - measured.base_bytes for node in measured.nodes]
+        assert steps == timeline.dynamic.tolist()

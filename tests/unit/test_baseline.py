@@ -1,0 +1,424 @@
+"""The lock: what is written reads back, what is broken is named, what differs is told."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from memplan.analysis import ACCOUNTING_VERSION
+from memplan.baseline.commands import accept_command, exact_size, fit_command, key_of
+from memplan.baseline.compare import Status, compare, diff
+from memplan.baseline.current import Current, Family, family_of
+from memplan.baseline.gate import CheckResult
+from memplan.baseline.lock import (
+    Binding,
+    LockEntry,
+    TopTensors,
+    path_problem,
+    read_lock,
+    tolerance_bytes,
+)
+from memplan.baseline.report import check_lines
+from memplan.baseline.write import lock_text, toml_string, write_lock
+from memplan.errors import LockError, UsageError
+from memplan.units import parse_size
+
+MIB = 1024**2
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+SIZES = st.integers(min_value=0, max_value=2**62)
+PATHS = (
+    st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
+    .map(posixpath.normpath)
+    .filter(lambda path: path_problem(path) is None)
+)
+
+
+def an_entry(**changes: object) -> LockEntry:
+    entry = LockEntry(
+        path="models/mlp.onnx",
+        fingerprint="f" * 32,
+        accounting=ACCOUNTING_VERSION,
+        session="tuned",
+        provider="cpu",
+        dims={"N": 32},
+        peak_bytes=100 * MIB,
+        peak_with_workspace_bytes=101 * MIB,
+        peak_node="mul_5",
+        classes={"weights": 20 * MIB, "stash": 80 * MIB},
+        top=(TopTensors("act*", "stash", 8, 10 * MIB),),
+    )
+    return replace(entry, **changes)
+
+
+def today(
+    entry: LockEntry, families: tuple[Family, ...] | None = None, **changes: object
+) -> Current:
+    """The model of ``entry`` as it is now, with ``changes`` to what the lock has."""
+    now = replace(entry, **changes)
+    if families is None:
+        families = tuple(Family(tensors, "MatMul mm (backward)") for tensors in now.top)
+    return Current(now, step=3, steps=9, phase="backward", floor_bytes=MIB, families=families)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> LockEntry:
+    top = st.builds(TopTensors, TEXTS, TEXTS, SIZES, SIZES)
+    return LockEntry(
+        path=draw(PATHS),
+        fingerprint=draw(TEXTS),
+        accounting=draw(SIZES),
+        session=draw(st.sampled_from(["tuned", "default"])),
+        provider=draw(st.sampled_from(["cpu", "cuda"])),
+        dims=draw(st.dictionaries(TEXTS, st.integers(1, 2**40), max_size=3)),
+        peak_bytes=draw(SIZES),
+        peak_with_workspace_bytes=draw(st.none() | SIZES),
+        peak_node=draw(TEXTS),
+        classes=draw(st.dictionaries(TEXTS, SIZES, max_size=3)),
+        top=tuple(draw(st.lists(top, max_size=3))),
+        tolerance=draw(st.sampled_from([None, 0, 17, "1%", "2MiB", "0", "1.5 %"])),
+    )
+
+
+class TestRoundTrip:
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @example([an_entry(path="od\"d\\ \n\u2028\x7f]#'=.onnx"), an_entry(path="../up/π 模型.onnx")])
+    @given(st.lists(entries(), max_size=4, unique_by=lambda entry: entry.path))
+    def test_what_is_written_reads_back(self, tmp_path: Path, written: list[LockEntry]) -> None:
+        file = tmp_path / "memplan.lock"
+        write_lock(file, written)
+        lock = read_lock(file)
+        assert dict(lock.entries) == {entry.path: entry for entry in written}
+        # The same bytes from any order, and again from what was read.
+        assert lock.text == lock_text(reversed(written)) == lock_text(lock.entries.values())
+        # Every entry's line is the one that opens its table.
+        lines = lock.text.split("\n")
+        for entry in written:
+            opened = tomllib.loads(lines[lock.lines[entry.path] - 1])
+            assert opened == {"models": {entry.path: {}}}
+
+    def test_tables_are_sorted_and_dims_too(self) -> None:
+        text = lock_text([an_entry(path="b", dims={"z": 1, "a": 2}), an_entry(path="a")])
+        assert text.index('[models."a"]') < text.index('[models."b"]')
+        assert "dims = { a = 2, z = 1 }" in text
+
+    def test_invisible_characters_are_escaped(self) -> None:
+        assert toml_string("a\x1b\u202eb\n") == '"a\\u001B\\u202Eb\\n"'
+        assert toml_string("é π 模") == '"é π 模"'
+
+    def test_windows_line_ends_and_byte_order_mark(self, tmp_path: Path) -> None:
+        file = tmp_path / "memplan.lock"
+        text = lock_text([an_entry()])
+        file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+        lock = read_lock(file)
+        assert lock.entries["models/mlp.onnx"] == an_entry()
+        assert lock.lines["models/mlp.onnx"] == 5
+
+
+GOOD = lock_text([an_entry(path="a.onnx"), an_entry(path="b.onnx", tolerance="1%")])
+B_START = GOOD[: GOOD.index('[models."b.onnx"]')].count("\n") + 1
+
+
+def in_b(old: str, new: str) -> Callable[[str], str]:
+    """Replace ``old`` in the second model's table only."""
+
+    def edit(text: str) -> str:
+        start = text.index('[models."b.onnx"]')
+        assert old in text[start:]
+        return text[:start] + text[start:].replace(old, new, 1)
+
+    return edit
+
+
+def without(field: str) -> Callable[[str], str]:
+    def edit(text: str) -> str:
+        start = text.index('[models."b.onnx"]')
+        lines = text[start:].split("\n")
+        kept = [line for line in lines if not line.startswith(f"{field} =")]
+        assert len(kept) == len(lines) - 1
+        return text[:start] + "\n".join(kept)
+
+    return edit
+
+
+def line_in_b(field: str) -> int:
+    lines = GOOD.split("\n")
+    return next(n for n in range(B_START, len(lines)) if lines[n - 1].startswith(f"{field} ="))
+
+
+REQUIRED = (
+    "fingerprint", "accounting", "session", "provider", "dims", "peak_bytes", "peak_node",
+    "classes",
+)  # fmt: skip
+BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
+    ("empty", lambda text: "", 0, "no version number"),
+    ("version no number", lambda t: t.replace("version = 1", "version = true"), 3, "no version"),
+    ("newer version", lambda t: t.replace("version = 1", "version = 2"), 3, "lock version 2"),
+    ("unknown field", lambda t: t.replace("version = 1", "version = 1\nmodel = 1"), 4, "'model'"),
+    ("models no table", lambda t: "version = 1\nmodels = 3\n", 2, "'models' is not a table"),
+    ("model no table", lambda t: 'version = 1\n[models]\n"b.onnx" = 3\n', 0, "is not a table"),
+    ("cut off", lambda t: t[: t.rindex("top = [") + 20], line_in_b("top") + 1, "not valid TOML"),
+    ("twice the same model", lambda t: t.replace("b.onnx", "a.onnx"), B_START, "not valid TOML"),
+    ("conflict", in_b("fingerprint", "<<<<<<< HEAD\nfingerprint"), B_START + 1, "merge conflict"),
+    ("deep nesting", lambda t: t + "x = " + "[" * 20_000, 0, "nested too deeply"),
+    ("absolute path", in_b('"b.onnx"', '"/b.onnx"'), B_START, "is absolute"),
+    ("roundabout path", in_b('"b.onnx"', '"./b.onnx"'), B_START, "shortest form 'b.onnx'"),
+    ("no path", in_b('"b.onnx"', '""'), B_START, "is no path"),
+    ("NUL in path", in_b('"b.onnx"', '"b\\u0000"'), B_START, "is no path"),
+    *((f"no {f}", without(f), B_START, f"'{f}' of model 'b.onnx' is missing") for f in REQUIRED),
+    ("misspelt", in_b("tolerance", "tolerence"), line_in_b("tolerance"), "not a field"),
+    ("text as bytes", in_b(f"peak_bytes = {100 * MIB}", 'peak_bytes = "100MiB"'),
+     line_in_b("peak_bytes"), "not a whole number"),
+    ("float as bytes", in_b(f"peak_bytes = {100 * MIB}", "peak_bytes = 1e6"),
+     line_in_b("peak_bytes"), "not a whole number"),
+    ("negative bytes", in_b("peak_bytes = ", "peak_bytes = -"), line_in_b("peak_bytes"), "whole"),
+    ("boolean bytes", in_b(f"workspace_bytes = {101 * MIB}", "workspace_bytes = true"),
+     line_in_b("peak_with_workspace_bytes"), "not a whole number"),
+    ("number as text", in_b('fingerprint = "', 'fingerprint = 7 #"'), line_in_b("fingerprint"),
+     "not a string"),
+    ("unknown session", in_b('"tuned"', '"fast"'), line_in_b("session"), "is 'fast', not one of"),
+    ("unknown provider", in_b('"cpu"', '"tpu"'), line_in_b("provider"), "is 'tpu', not one of"),
+    ("dim of 0", in_b("N = 32", "N = 0"), line_in_b("dims"), "has 'N'"),
+    ("dims no table", in_b("{ N = 32 }", "[32]"), line_in_b("dims"), "not a table"),
+    ("class no number", in_b(f"stash = {80 * MIB}", "stash = 1.5"), line_in_b("classes"), "'stash'"),
+    ("no top", lambda t: t[: t.rindex("top = [")], B_START, "'top' of model 'b.onnx' is missing"),
+    ("top no array", lambda t: t[: t.rindex("top = [")] + "top = 3", line_in_b("top"), "no array"),
+    ("top without count", in_b("count = 8, ", ""), line_in_b("top"), "element other than"),
+    ("top with text count", in_b("count = 8", 'count = "8"'), line_in_b("top"), "no whole number"),
+    ("top with number name", in_b('"act*"', "7"), line_in_b("top"), "not a string"),
+    *((f"tolerance {value}", in_b('"1%"', value), line_in_b("tolerance"), "not a size or a perc")
+      for value in ("1.5", "-1", "true", '"much"', '"4G"', '"-1%"', '""', "[1]")),
+]  # fmt: skip
+
+
+class TestBrokenLock:
+    @pytest.mark.parametrize(
+        ("edit", "line", "problem"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN]
+    )
+    def test_names_line_and_problem(
+        self, tmp_path: Path, edit: Callable[[str], str], line: int, problem: str
+    ) -> None:
+        file = tmp_path / "memplan.lock"
+        file.write_text(edit(GOOD))
+        with pytest.raises(LockError) as caught:
+            read_lock(file)
+        error = caught.value
+        where = f"{file}:{line}: " if line else f"{file}: "
+        assert error.message.startswith(where), error.message
+        assert problem in error.message
+        assert "\n" not in error.message
+        assert error.hint
+        assert error.exit_code == 3
+
+    def test_the_unbroken_one_is_read(self, tmp_path: Path) -> None:
+        file = tmp_path / "memplan.lock"
+        file.write_text(GOOD)
+        assert list(read_lock(file).entries) == ["a.onnx", "b.onnx"]
+
+    def test_workspace_peak_may_be_absent(self, tmp_path: Path) -> None:
+        file = tmp_path / "memplan.lock"
+        file.write_text(without("peak_with_workspace_bytes")(GOOD))
+        assert read_lock(file).entries["b.onnx"].peak_with_workspace_bytes is None
+
+    def test_missing_folder_and_bytes(self, tmp_path: Path) -> None:
+        with pytest.raises(LockError, match="does not exist"):
+            read_lock(tmp_path / "memplan.lock")
+        with pytest.raises(LockError, match="cannot be read"):
+            read_lock(tmp_path)
+        (tmp_path / "memplan.lock").write_bytes(b"version = 1\n# \xff\n")
+        with pytest.raises(LockError, match=r"memplan.lock:2: .*not UTF-8"):
+            read_lock(tmp_path / "memplan.lock")
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "nbytes"),
+    [
+        (None, 0), (0, 0), (123, 123), ("0", 0), ("0%", 0), ("0.0 MiB", 0), ("1%", 10_000),
+        ("0.15%", 1_500), ("2MiB", 2 * MIB), ("3kB", 3_000), ("77", 77), ("0.00015%", 1),
+    ],
+)  # fmt: skip
+def test_tolerance_forms(tolerance: str | int | None, nbytes: int) -> None:
+    assert tolerance_bytes(tolerance, 1_000_000) == nbytes
+
+
+@pytest.mark.parametrize("tolerance", ["4G", "-1", "1 %%", "lots", "0x"])
+def test_tolerance_nonsense(tolerance: str) -> None:
+    with pytest.raises(UsageError):
+        tolerance_bytes(tolerance, 1)
+
+
+class TestStatus:
+    @pytest.mark.parametrize(
+        ("peak", "tolerance", "cap", "status"),
+        [
+            (100 * MIB, None, None, Status.OK),
+            (100 * MIB + 1, None, None, Status.REGRESSED),
+            (100 * MIB - 1, None, None, Status.IMPROVED),
+            (101 * MIB, "1%", None, Status.OK),
+            (101 * MIB + 1, "1%", None, Status.REGRESSED),
+            (102 * MIB, "2MiB", None, Status.OK),
+            (102 * MIB + 1, "2MiB", None, Status.REGRESSED),
+            (100 * MIB, None, 100 * MIB, Status.OK),
+            (100 * MIB, None, 100 * MIB - 1, Status.REGRESSED),
+            (90 * MIB, None, 80 * MIB, Status.REGRESSED),
+            (101 * MIB, "1%", 100 * MIB, Status.REGRESSED),
+        ],
+    )
+    def test_peak_against_limits(
+        self, peak: int, tolerance: str | None, cap: int | None, status: Status
+    ) -> None:
+        locked = an_entry(tolerance=tolerance)
+        entry = compare(locked, today(locked, peak_bytes=peak), Path("m.onnx"), 5, cap)
+        assert entry.status is status
+        assert entry.failed == (status is Status.REGRESSED)
+        assert entry.delta_bytes == peak - 100 * MIB
+
+    def test_another_memory_model_is_no_regression(self) -> None:
+        locked = an_entry(accounting=ACCOUNTING_VERSION + 1)
+        now = today(an_entry(), peak_bytes=900 * MIB)
+        entry = compare(locked, now, Path("m.onnx"))
+        assert entry.status is Status.ACCOUNTING
+        assert not entry.failed
+        assert entry.limit_bytes is None
+        assert compare(locked, now, Path("m.onnx"), 0, 899 * MIB).failed
+
+    def test_same_peak_in_another_graph_is_ok(self) -> None:
+        locked = an_entry()
+        entry = compare(locked, today(locked, fingerprint="0" * 32), Path("m.onnx"))
+        assert entry.status is Status.OK
+        assert diff(locked, today(locked, fingerprint="0" * 32)).fields == ("fingerprint",)
+
+
+def family(name: str, count: int, size: int, tensor_class: str = "stash") -> Family:
+    return Family(TopTensors(name, tensor_class, count, size), "MatMul mm (backward)")
+
+
+class TestFamilies:
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("gelu", "gelu"), ("gelu_3", "gelu"), ("gelu*", "gelu"), ("blk12/attn/probs",
+            "blk*/attn/probs"), ("unsafe_split_1_split_2", "unsafe_split_*_split"), ("7", ""),
+        ],
+    )  # fmt: skip
+    def test_numbers_do_not_count(self, name: str, expected: str) -> None:
+        assert family_of(name) == expected
+        assert family_of(f"{expected}*") == expected
+
+    def test_more_of_a_family(self) -> None:
+        locked = an_entry()
+        (found,) = diff(locked, today(locked, (family("act*", 11, 10 * MIB),))).families
+        assert (found.count, found.exact, found.grew_from_bytes) == (3, True, None)
+
+    def test_same_family_larger(self) -> None:
+        locked = an_entry()
+        (found,) = diff(locked, today(locked, (family("act*", 8, 12 * MIB),))).families
+        assert (found.count, found.grew_from_bytes) == (8, 10 * MIB)
+
+    def test_renumbered_tensors_are_not_new(self) -> None:
+        locked = an_entry(top=(TopTensors("act_1", "stash", 1, 80 * MIB),))
+        assert not diff(locked, today(locked, (family("act_7", 1, 80 * MIB),))).families
+
+    def test_a_complete_list_makes_everything_else_new(self) -> None:
+        locked = an_entry()
+        now = today(locked, (*today(locked).families, family("tiny", 1, 8)))
+        (found,) = diff(locked, now).families
+        assert (found.family.tensors.name, found.exact) == ("tiny", True)
+
+    def test_what_may_have_been_unlisted_is_not_called_new(self) -> None:
+        # 30 MiB of the locked peak are not in the list, and a family there has at most 10.
+        top = (TopTensors("a", "stash", 1, 40 * MIB), TopTensors("b", "stash", 1, 10 * MIB))
+        locked = an_entry(top=top)
+        now = today(locked, (family("x", 1, 10 * MIB), family("y*", 2, 8 * MIB)))
+        (found,) = diff(locked, now).families
+        assert (found.family.tensors.name, found.exact) == ("y*", False)
+
+
+class TestCommands:
+    def test_sizes_read_back(self) -> None:
+        assert exact_size(775 * MIB) == "775MiB"
+        for nbytes in (1, 1023, 1024, 1536, 775 * MIB, 2 * 1024**4, 1024**5, 812_646_401):
+            assert parse_size(exact_size(nbytes)).nbytes == nbytes
+
+    def test_words_are_quoted(self) -> None:
+        command = accept_command(Path("ci/memplan.lock"), Path("-my model.onnx"), None, ("N",))
+        assert shlex.split(command) == [
+            "memplan", "check", "--update", "--lock", "ci/memplan.lock", "./-my model.onnx",
+            "--dim", "N=...",
+        ]  # fmt: skip
+
+    def test_binding_is_named_where_it_is_not_the_default(self) -> None:
+        binding = Binding({"N": 8}, "default", "cuda")
+        assert fit_command(Path("m.onnx"), MIB, binding) == (
+            "memplan rewrite m.onnx --budget 1MiB --dim N=8 --session default --provider cuda"
+        )
+        locked = Binding({"N": 8}, "default", "cpu")
+        wanted = Binding({"N": 8}, "tuned", "cpu")
+        command = accept_command(Path("memplan.lock"), Path("m.onnx"), wanted, locked=locked)
+        assert command == "memplan check --update m.onnx --session tuned"
+
+    def test_paths_are_relative_to_the_lock(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for folder in ("models", "ci"):
+            (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / "models")
+        lock = Path("../memplan.lock")
+        assert key_of(Path("m.onnx"), lock) == "models/m.onnx"
+        assert key_of(tmp_path / "models" / "m.onnx", lock) == "models/m.onnx"
+        assert key_of(Path("./x/../m.onnx"), Path("../ci/l")) == "../models/m.onnx"
+
+    def test_paths_through_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "real" / "deep").mkdir(parents=True)
+        (tmp_path / "real" / "store.bin").touch()
+        (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+        (tmp_path / "real" / "m.onnx").symlink_to(tmp_path / "real" / "store.bin")
+        monkeypatch.chdir(tmp_path)
+        # Below the lock's folder a link keeps its name; beside it, '..' must lead to the file.
+        assert key_of(Path("link/m.onnx"), Path("memplan.lock")) == "link/m.onnx"
+        assert key_of(Path("real/m.onnx"), Path("link/memplan.lock")) == "../m.onnx"
+        assert (Path("link") / "../m.onnx").exists()
+
+    def test_a_name_that_is_not_unicode(self) -> None:
+        with pytest.raises(UsageError, match="not Unicode"):
+            key_of(Path("bad\udcff.onnx"), Path("memplan.lock"))
+
+
+class TestText:
+    def text(self, locked: LockEntry, now: Current, cap: int | None = None) -> str:
+        entry = compare(locked, now, Path(locked.path), 5, cap)
+        return "\n".join(check_lines(CheckResult(Path("memplan.lock"), (entry,), ())))
+
+    def test_a_small_growth_is_told_in_bytes(self) -> None:
+        locked = an_entry()
+        text = self.text(locked, today(locked, peak_bytes=100 * MIB + 4))
+        assert "peak +4 B (less than 0.1%)   104,857,600 B -> 104,857,604 B" in text
+        assert "the same as in the lock" in text
+
+    def test_foreign_names_cannot_steer_the_terminal(self) -> None:
+        locked = an_entry(path="a\nb.onnx", peak_node="was\x1b[2J")
+        now = today(locked, peak_bytes=200 * MIB, peak_node="\x1b[31m\nerror: all is well")
+        assert all(c.isprintable() or c == "\n" for c in self.text(locked, now))
+        assert not any(
+            line.startswith(("error", "b.onnx")) for line in self.text(locked, now).split("\n")
+        )
+
+    def test_a_limit_below_the_floor_offers_no_rewrite(self) -> None:
+        locked = an_entry()
+        now = replace(today(locked, peak_bytes=200 * MIB), floor_bytes=150 * MIB)
+        assert "no rewrite goes below 150 MiB" in self.text(locked, now)
+        assert "memplan rewrite models/mlp.onnx --budget 100MiB" in self.text(
+            locked, replace(now, floor_bytes=99 * MIB)
+        )
+
+    def test_workspace_above_the_cap_is_noted(self) -> None:
+        locked = an_entry()
+        assert "with kernel workspace" in self.text(locked, today(locked), 100 * MIB)
+        assert "with kernel workspace" not in self.text(locked, today(locked), 101 * MIB)

@@ -64,8 +64,9 @@ def accept_command(
     a model that is not in it); ``unbound`` dimensions are still to be given a size.
     """
     words = ["memplan", "check", "--update"]
-    if str(lock) != DEFAULT_LOCK:
-        words += ["--lock", str(lock)]
+    seen = str(seen_from_here(lock))
+    if seen != DEFAULT_LOCK:
+        words += ["--lock", seen]
     words.append(_argument(file))
     if binding is not None:
         words += binding_options(binding, locked)

@@ -207,7 +207,7 @@ def _not_toml(path: Path, text: str, error: Exception) -> LockError:
             f"{path}:{text.count(chr(10)) + 1}" if "end of document" in str(error) else f"{path}"
         )
     reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).split(" (")[0]
-    return LockError(f"{where}: the lock is not valid TOML: {reason}", _RESTORE)
+    return LockError(f"{where}: the lock is not valid TOML: {printable(reason)}", _RESTORE)
 
 
 class _Source:

@@ -67,7 +67,8 @@ def _as_model(
     # Inner value_info is often wrong or unknown; inference from the real inputs replaces it.
     del body.graph.value_info[:]
     for value in body.graph.output:
-        value.type.tensor_type.ClearField("shape")
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     own = {value.name for value in body.graph.input}
     own |= {tensor.name for tensor in body.graph.initializer}
     own |= {name for inner in body.graph.node for name in inner.output}

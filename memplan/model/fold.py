@@ -6,6 +6,7 @@ constant). Values of small tensors are evaluated with ONNX's own reference imple
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping
 
 import numpy as np
@@ -16,10 +17,18 @@ from onnx import numpy_helper
 from memplan.model.shapes import ValueType, infer, stated_types
 
 _SMALL = 4096
+_TOO_MANY = 2**63
 _ROUNDS = 8
-_NEVER = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"}
-    | {"Dropout", "Bernoulli", "If", "Loop", "Scan"}
+# Operators that exporters use to compute shapes. Others would be run for nothing, or draw numbers.
+_FOLDED = frozenset(
+    {"Shape", "Size", "Identity", "Cast", "ConstantOfShape", "Range", "Expand", "Tile"}
+    | {"Add", "Sub", "Mul", "Div", "Mod", "Pow", "Neg", "Abs", "Sign", "Min", "Max", "Clip", "Sum"}
+    | {"Sqrt", "Floor", "Ceil", "Round", "Where", "Equal", "Less", "LessOrEqual", "Greater"}
+    | {"GreaterOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "BitShift", "CumSum"}
+    | {"Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "ScatterElements"}
+    | {"ScatterND", "Compress", "NonZero", "Unique", "TopK", "ArgMax", "ArgMin", "Trilu"}
+    | {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "ReduceSum", "ReduceProd"}
+    | {"ReduceMax", "ReduceMin", "ReduceMean"}
 )
 
 Array = npt.NDArray[np.generic]
@@ -33,7 +42,7 @@ def complete_types(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> di
     result = dict(types)
     working = onnx.ModelProto()
     working.CopyFrom(bound)
-    values = small_constants(working.graph)
+    values = small_constants(working.graph, defaults=True)
     for _ in range(_ROUNDS):
         before = sum(value.shape is not None for value in result.values())
         folded = _fold_round(working, values, result)
@@ -48,11 +57,16 @@ def complete_types(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> di
     return result
 
 
-def small_constants(graph: onnx.GraphProto) -> dict[str, Array]:
+def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[str, Array]:
+    """Contents of the small initializers by name.
+
+    ``defaults``: also of those that are graph inputs, which the caller of a run may replace.
+    """
     found: dict[str, Array] = {}
+    replaceable = set() if defaults else {value.name for value in graph.input}
     for tensor in graph.initializer:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if not external and int(np.prod(tensor.dims, dtype=np.int64)) <= _SMALL:
+        if not external and math.prod(tensor.dims) <= _SMALL and tensor.name not in replaceable:
             found[tensor.name] = numpy_helper.to_array(tensor)
     return found
 
@@ -77,7 +91,7 @@ def _evaluate(
     values: Mapping[str, Array],
     types: Mapping[str, ValueType],
 ) -> dict[str, Array]:
-    if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
         return {}
     if node.output[0] in values:
         return {}
@@ -86,13 +100,30 @@ def _evaluate(
         if shape is None:
             return {}
         if node.op_type == "Size":
-            return {node.output[0]: np.asarray(int(np.prod(shape)), dtype=np.int64)}
+            size = math.prod(shape)
+            return {node.output[0]: np.asarray(size, dtype=np.int64)} if size < _TOO_MANY else {}
         bounds = {item.name: item.i for item in node.attribute}
         part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
         return {node.output[0]: np.asarray(part, dtype=np.int64)}
     if any(name and name not in values for name in node.input):
         return {}
+    if _grown(node, values) > _SMALL:
+        return {}
     return _run_reference(model, node, values)
+
+
+def _grown(node: onnx.NodeProto, values: Mapping[str, Array]) -> float:
+    """Elements of the output, for operators whose output may be far larger than their inputs."""
+    arrays = [values[name] for name in node.input if name]
+    sizes = [math.prod(array.shape) for array in arrays]
+    if node.op_type == "ConstantOfShape":
+        return math.prod(arrays[0].reshape(-1).tolist())
+    if node.op_type in ("Expand", "Tile"):
+        return sizes[0] * math.prod(arrays[1].reshape(-1).tolist())
+    if node.op_type == "Range":
+        start, limit, step = (float(array.reshape(-1)[0]) for array in arrays)
+        return (limit - start) / step if step else math.inf
+    return max(sizes, default=0)
 
 
 def _run_reference(
@@ -109,7 +140,9 @@ def _run_reference(
         return {}
     result = {}
     for name, value in zip(node.output, outputs, strict=False):
-        if not isinstance(value, np.ndarray | np.generic) or np.asarray(value).size > _SMALL:
+        if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf":
+            return {}
+        if value.size > _SMALL:
             return {}
         result[name] = np.asarray(value)
     return result

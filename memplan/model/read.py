@@ -12,10 +12,12 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError
+from memplan.model.checks import check_operator, check_sparse, check_tensor
 from memplan.model.external import check_external_data
 
 _PROTOBUF_LIMIT = 2**31 - 1
 MINIMUM_OPSET = 9
+_NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -23,8 +25,9 @@ def read_model(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file is missing, truncated, no ONNX model, uses an opset below 9, is not
-            in single-assignment form, is unsorted or cyclic, or refers to external data that is
-            missing or lies outside the model's folder.
+            in single-assignment form, is unsorted or cyclic, calls an operator or holds a constant
+            against ONNX's definition, or refers to external data that is missing or lies outside
+            the model's folder.
     """
     model = parse_file(path)
     check_structure(model, path)
@@ -70,13 +73,15 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         ModelError: with the node and the tensor that break the rule.
     """
+    _require_text((opset.domain for opset in model.opset_import), path)
+    _require_text((t for item in model.metadata_props for t in (item.key, item.value)), path)
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version < MINIMUM_OPSET:
             raise ModelError(
                 f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
                 "convert it with onnx.version_converter",
             )
-    _check_graph(model.graph, path, outer=set())
+    _Checker(model, path).graph(model.graph, outer=set())
 
 
 def describe_node(node: onnx.NodeProto, index: int) -> str:
@@ -93,32 +98,88 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
-def _check_graph(graph: onnx.GraphProto, path: Path, outer: set[str]) -> None:
-    available = set(outer)
-    _define(available, (value.name for value in graph.input), "graph input", path)
-    # An initializer may share its name with an input: it is that input's default value.
-    inputs = {value.name for value in graph.input}
-    constants = [tensor.name for tensor in graph.initializer]
-    constants += [tensor.values.name for tensor in graph.sparse_initializer]
-    _define(available, (name for name in constants if name not in inputs), "initializer", path)
-    for index, node in enumerate(graph.node):
-        for name in node.input:
-            if name and name not in available:
-                _explain_missing(graph, index, name, path)
-        for body in subgraphs(node):
-            _check_graph(body, path, available)
-        where = f"node {describe_node(node, index)}"
-        _define(available, (name for name in node.output if name), where, path)
-    for value in graph.output:
-        if value.name not in available:
+class _Checker:
+    """Walks the main graph and every body of a model."""
+
+    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+        self.path = path
+        versions = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
+        self.functions = {(f.domain, f.name) for f in model.functions}
+
+    def graph(self, graph: onnx.GraphProto, outer: set[str]) -> None:
+        """Check one graph, in which the names ``outer`` of the graphs around are visible."""
+        path, available = self.path, set(outer)
+        _check_text(graph, path)
+        _define(available, (value.name for value in graph.input), "graph input", path)
+        # An initializer may share its name with an input: it is that input's default value.
+        inputs = {value.name for value in graph.input}
+        constants = [tensor.name for tensor in graph.initializer]
+        constants += [tensor.values.name for tensor in graph.sparse_initializer]
+        _define(available, (name for name in constants if name not in inputs), "initializer", path)
+        for tensor in graph.initializer:
+            check_tensor(tensor, str(path))
+        for sparse in graph.sparse_initializer:
+            check_sparse(sparse, str(path))
+        for index, node in enumerate(graph.node):
+            for name in node.input:
+                if name and name not in available:
+                    _explain_missing(graph, index, name, path)
+            self.operator(node, index)
+            for body in subgraphs(node):
+                self.graph(body, available)
+            where = f"node {describe_node(node, index)}"
+            _define(available, (name for name in node.output if name), where, path)
+        for value in graph.output:
+            if value.name not in available:
+                raise ModelError(
+                    f"{path}: graph output '{value.name}' is computed by no node",
+                    "export the model again; the file is damaged or was edited",
+                )
+
+    def operator(self, node: onnx.NodeProto, index: int) -> None:
+        """Check a node's call, and the constants in its attributes."""
+        where = f"{self.path}: {describe_node(node, index)}"
+        check_operator(node, self.version, self.functions, where)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                check_tensor(attribute.t, where)
+            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                check_sparse(attribute.sparse_tensor, where)
+
+
+def _check_text(graph: onnx.GraphProto, path: Path) -> None:
+    """Check that names are text: protobuf hands out ``bytes`` for what is not UTF-8."""
+    for node in graph.node:
+        texts = [node.name, node.op_type, node.domain, *node.input, *node.output]
+        texts += [attribute.name for attribute in node.attribute]
+        texts += [text for item in node.metadata_props for text in (item.key, item.value)]
+        _require_text(texts, path)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        _require_text([value.name, *dims], path)
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        entries = [text for item in tensor.external_data for text in (item.key, item.value)]
+        _require_text([tensor.name, *entries], path)
+    _require_text([graph.name], path)
+
+
+def _require_text(texts: Iterable[object], path: Path) -> None:
+    for text in texts:
+        if not isinstance(text, str):
             raise ModelError(
-                f"{path}: graph output '{value.name}' is computed by no node",
-                "export the model again; the file is damaged or was edited",
+                f"{path}: a name in the graph is not valid UTF-8: {text!r}",
+                "the file is damaged, or its exporter wrote names in another encoding",
             )
 
 
 def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:
     for name in names:
+        if not name:
+            raise ModelError(
+                f"{path}: a {what} has no name",
+                "export the model again; the file is damaged or was edited",
+            )
         if name in available:
             raise ModelError(
                 f"{path}: tensor '{name}' is defined twice (second time by {what})",

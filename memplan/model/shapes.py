@@ -7,6 +7,7 @@ shape whose symbolic expression (``2*N``) can be evaluated, and the rule shape(X
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,17 @@ class ValueType:
 
 
 _ROUNDS = 8
+_SMALL = 4096
+_EXTERNAL = onnx.TensorProto.EXTERNAL
+_LARGEST_DIM = 2**63 - 1
+_WINDOWED = frozenset(
+    {"Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "DeformConv", "Pad"}
+    | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
+)
+_MOST_ELEMENTS = 2**56
+_LONGEST_EXPRESSION = 1000
+# ONNX's data propagation keeps every element of a vector (about 100 bytes each).
+_LONGEST_PROPAGATED = 1 << 16
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -72,7 +84,7 @@ def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProt
     bound = onnx.ModelProto()
     bound.CopyFrom(model)
     _bind_values(bound.graph, dims)
-    missing = [name for name in known if name not in dims]
+    missing = list(symbolic_dims(bound))
     if missing:
         raise ModelError(
             f"dimension '{missing[0]}' of input '{known[missing[0]]}' is symbolic",
@@ -97,12 +109,13 @@ def evaluate_dim(text: str, dims: Mapping[str, int]) -> int | None:
     """The value of a dimension expression such as ``2*N + 1``, or None if it is not decided."""
     if text in dims:
         return dims[text]
-    if not dims:
+    if not dims or len(text) > _LONGEST_EXPRESSION:
         return None
     try:
-        return _evaluate(ast.parse(text, mode="eval").body, dims)
-    except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError):
+        number = _evaluate(ast.parse(text, mode="eval").body, dims)
+    except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
+    return number if 0 <= number <= _LARGEST_DIM else None
 
 
 def _evaluate(tree: ast.expr, dims: Mapping[str, int]) -> int:
@@ -128,6 +141,7 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, ValueType], list[str]
     second result names tensors whose shape is only an upper bound.
     """
     stated = stated_types(bound.graph)
+    check_stated(bound, stated)
     if _complete(bound.graph, stated):
         return stated, []
     # These are needed for few models, and the reference implementation is slow to import.
@@ -155,6 +169,107 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, ValueType], list[str]
     return result, bounded
 
 
+def check_stated(bound: onnx.ModelProto, stated: Mapping[str, ValueType]) -> None:
+    """Check that shapes fit the operators, and that the file states no others.
+
+    An edited batch size leaves old shapes behind. The runtime warns and goes on with its own; a
+    prediction from the old ones would be wrong without a word.
+
+    Raises:
+        ModelError: names the first tensor with two types or shapes, or the operator.
+    """
+    inputs = {value.name for value in bound.graph.input}
+    inferred = stated_types(_strictly_inferred(bound).graph)
+    for node in bound.graph.node:
+        for name in node.output:
+            told, found = stated.get(name), inferred.get(name)
+            if not name or name in inputs or told is None or found is None:
+                continue
+            shapes = None not in (told.shape, found.shape) and told.shape != found.shape
+            types = told.dtype and found.dtype and told.dtype != found.dtype
+            if shapes or types:
+                raise ModelError(
+                    f"the file states {_type_text(told)} for tensor '{name}' (output of "
+                    f"{node.op_type}), but its inputs make it {_type_text(found)}",
+                    "the stated shapes are left over from an edit: delete the value_info and "
+                    "output shapes, or export the model again",
+                )
+
+
+def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
+    model = _without_statements(bound)
+    _check_windows(model, bound.graph)
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        reason = str(error).splitlines()[0].removeprefix("[ShapeInferenceError] ")
+        raise ModelError(
+            f"the shapes do not fit: {reason.removeprefix('Inference error(s): ')}",
+            "ONNX Runtime would refuse the model too; check the sizes given with --dim",
+        ) from None
+    except (ValueError, RuntimeError, MemoryError):
+        return model
+
+
+def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
+    """Check that no convolution or pooling window is larger than its image.
+
+    Inference makes the output's size negative then, and a Slice of it ends the whole process
+    (onnx 1.23, an assertion in C++). So Slices are cut out for this look.
+
+    Raises:
+        ModelError: names the operator.
+    """
+    slices = [node.output[0] for node in model.graph.node if node.op_type == "Slice"]
+    if not slices or not any(node.op_type in _WINDOWED for node in model.graph.node):
+        return
+    cut = onnx.ModelProto()
+    cut.CopyFrom(model)
+    del cut.graph.node[:]
+    cut.graph.node.extend(node for node in model.graph.node if node.op_type != "Slice")
+    known = {value.name: value for value in _declared(stated)}
+    cut.graph.input.extend(known[name] for name in slices if name in known)
+    for value in _declared(_infer(cut, propagate=False).graph):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if any(size < 0 for size in sizes):
+            raise ModelError(
+                f"tensor '{value.name}' would have shape {sizes}: a window is larger than its "
+                "image",
+                "check the sizes given with --dim",
+            )
+
+
+def _type_text(value: ValueType) -> str:
+    names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    shape = "" if value.shape is None else list(value.shape)
+    return f"{names.get(value.dtype, value.dtype)}{shape}"
+
+
+def _without_statements(bound: onnx.ModelProto) -> onnx.ModelProto:
+    """The nodes, inputs and small constants of ``bound``: what inference needs, and no weights."""
+    graph = bound.graph
+    result = onnx.ModelProto(ir_version=bound.ir_version)
+    result.opset_import.extend(bound.opset_import)
+    result.graph.name = graph.name or "graph"
+    result.graph.node.extend(graph.node)
+    result.graph.input.extend(graph.input)
+    result.graph.sparse_initializer.extend(graph.sparse_initializer)
+    given = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= _SMALL and tensor.data_location != _EXTERNAL:
+            result.graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            result.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    for value in graph.output:
+        output = result.graph.output.add(name=value.name)
+        output.type.CopyFrom(value.type)
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    return result
+
+
 def _merge(types: dict[str, ValueType], more: Mapping[str, ValueType]) -> None:
     """Take over what is not known yet."""
     for name, value in more.items():
@@ -178,11 +293,24 @@ def _state(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> None:
 
 
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
-    """ONNX shape inference with data propagation; the model itself where inference gives up."""
+    """ONNX shape inference with data propagation; the model itself where inference gives up.
+
+    Values are propagated only where no vector is long: a flat buffer of parameters would take a
+    hundred times its size.
+    """
+    plain = _infer(bound, propagate=False)
+    types = stated_types(plain.graph)
+    vectors = (value.shape[0] for value in types.values() if value.shape and len(value.shape) == 1)
+    if _complete(plain.graph, types) or max(vectors, default=0) > _LONGEST_PROPAGATED:
+        return plain
+    return _infer(bound, propagate=True)
+
+
+def _infer(model: onnx.ModelProto, propagate: bool) -> onnx.ModelProto:
     try:
-        return onnx.shape_inference.infer_shapes(bound, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        return bound
+        return onnx.shape_inference.infer_shapes(model, data_prop=propagate)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError):
+        return model
 
 
 def stated_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
@@ -249,11 +377,18 @@ def _complete(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> bool:
 def require_shapes(
     graph: onnx.GraphProto, types: Mapping[str, ValueType], symbols: Mapping[str, str]
 ) -> None:
-    """Check that every tensor has a shape.
+    """Check that every tensor has a shape, and that all of them together can exist.
 
     Raises:
         ModelError: names the tensor, its node and the dimensions that could be bound.
     """
+    for given in graph.input:
+        if types.get(given.name, ValueType(0, None)).shape is None:
+            raise ModelError(
+                f"graph input '{given.name}' has a dimension that is neither a size nor a name",
+                "give it one: onnx.tools.update_model_dims, or export the model with named "
+                "dynamic dimensions",
+            )
     for node in graph.node:
         for name in node.output:
             if name and types.get(name, ValueType(0, None)).shape is None:
@@ -265,3 +400,11 @@ def require_shapes(
                     f"'{node.name or node.output[0]}') is not known",
                     hint,
                 )
+    sizes = {name: math.prod(value.shape or ()) for name, value in types.items()}
+    if sum(sizes.values()) > _MOST_ELEMENTS:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ModelError(
+            f"the tensors of this graph have {sum(sizes.values()):,} elements; the largest is "
+            f"'{largest}' with shape {list(types[largest].shape or ())}",
+            "no machine holds that: check the dimensions of the inputs",
+        )

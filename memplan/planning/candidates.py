@@ -66,6 +66,7 @@ def enumerate_moves(
     problem: Arrays,
     profile: Profile,
     index: Index,
+    movable: Flags,
     price: Floats,
     budget: int,
     step: int,
@@ -89,7 +90,7 @@ def enumerate_moves(
         if after == NONE:
             continue
         value, benefit, used = score_move(
-            problem, profile, index, scratch, price, budget, s, before, after, depth
+            problem, profile, index, scratch, movable, price, budget, s, before, after, depth
         )
         if used == 0:
             continue
@@ -189,4 +190,26 @@ def unread_positions(profile: Profile, positions: Ints) -> Ints:
         if not read:
             found[count] = p
             count += 1
+    return found[:count].copy()
+
+
+@compiled
+def replaced_positions(profile: Profile, movable: Flags) -> Ints:
+    """Instances that nobody reads any more because the node runs again later."""
+    length = len(profile.sequence)
+    again = np.zeros(len(movable), np.bool_)
+    found = np.zeros(length, np.int64)
+    count = 0
+    for p in range(length - 1, -1, -1):
+        node = profile.sequence[p]
+        if again[node] and movable[node]:
+            read = False
+            for v in range(profile.value_start[p], profile.value_start[p + 1]):
+                if profile.value_reads[v] > 0:
+                    read = True
+                    break
+            if not read:
+                found[count] = p
+                count += 1
+        again[node] = True
     return found[:count].copy()

@@ -10,7 +10,7 @@ import numpy as np
 
 from memplan.graph.types import ABSENT, Graph, Node
 from memplan.ops.memory import MemorySemantics, refusal, semantics
-from memplan.planning.problem import NONE, Arrays, Ints, Problem
+from memplan.planning.problem import NONE, Arrays, Flags, Ints, Problem
 from memplan.planning.rebuild import Extended
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
@@ -25,10 +25,11 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A problem, and why some nodes are never run again (node name → reason)."""
+    """A problem, which nodes may move, and why some are never run again (node name → reason)."""
 
     arrays: Arrays
     order: tuple[int, ...]
+    movable: Flags
     refusals: dict[str, str] = field(default_factory=dict)
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
@@ -45,7 +46,7 @@ class Encoded:
             if node != NONE and position is not None:
                 start = np.insert(start, position, node)
                 protected[node] = True
-        return Problem(self.arrays, order, budget, start, protected)
+        return Problem(self.arrays, order, budget, start, protected, self.movable)
 
 
 def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:
@@ -96,7 +97,19 @@ def encode(
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
-    return Encoded(arrays, tuple(order), names)
+    return Encoded(arrays, tuple(order), _movable(graph), names)
+
+
+def _movable(graph: Graph) -> Flags:
+    """Nodes whose place is free: not those that the runtime places itself, nor their sources."""
+    movable = np.ones(len(graph.nodes), np.bool_)
+    for node in graph.nodes:
+        if node.key in _NEVER_LATE:
+            movable[node.id] = False
+            for t in node.reads:
+                if graph.tensors[t].producer >= 0:
+                    movable[graph.tensors[t].producer] = False
+    return movable
 
 
 def _ranks(extended: Extended, order: Sequence[int]) -> Ints:
@@ -171,6 +184,7 @@ def _arrays(
         inplace_start=ints(inplace_start),
         inplace_of=ints(inplace_of),
         droppable=np.asarray(droppable, dtype=np.bool_),
+        fleeting=np.zeros(len(writes), np.bool_),
         nbytes=ints([t.nbytes for t in graph.tensors]),
         alike=ints(alike),
         resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),

@@ -124,7 +124,7 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
                             continue
                         s = storage[u]
                         alike = problem.alike[t] == problem.alike[source]
-                        if pending[s] == 1 and kind[s] == 0 and alike:
+                        if pending[s] == 1 and kind[s] != 1 and alike:
                             shared = True
                             target = s
                             ended[current[s]] = p
@@ -134,7 +134,7 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
                 target = count
                 birth[target] = p
                 size[target] = problem.nbytes[t]
-                kind[target] = 1 if pinned else 0
+                kind[target] = 1 if pinned else 2 if problem.fleeting[w] else 0
                 current[target] = v
                 count += 1
             storage[v] = target
@@ -158,7 +158,9 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
     held = np.zeros(count, np.int64)
     change = np.zeros(length + 1, np.int64)
     for s in range(count):
-        if kind[s] == 1 or last[s] < 0:
+        if kind[s] == 2 and last[s] < 0:
+            death[s] = birth[s] + 1
+        elif kind[s] == 1 or last[s] < 0:
             death[s] = length
             held[s] = 1
         else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from memplan.planning.compiled import compiled
 from memplan.planning.evaluate import Profile
-from memplan.planning.problem import NONE, Arrays, Floats, Ints
+from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
 BLOCK = 64
 
@@ -348,11 +348,41 @@ def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -
 
 
 @compiled
+def only_moves(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    movable: Flags,
+    node: int,
+    evicted: int,
+    at: int,
+) -> bool:
+    """Whether nobody reads the node's last instance before ``at``.
+
+    Then running it before ``at`` replaces that instance instead of adding one, for free.
+    """
+    if not movable[node]:
+        return False
+    for w in range(problem.write_start[node], problem.write_start[node + 1]):
+        t = problem.writes[w]
+        v = latest_before(index, t, at)
+        if v < 0 or problem.pinned[t]:
+            return False
+        if profile.value_reads[v] == 0:
+            continue
+        s = profile.value_storage[v]
+        if s != evicted or index.read_at[index.read_start[s]] < at:
+            return False
+    return True
+
+
+@compiled
 def score_move(
     problem: Arrays,
     profile: Profile,
     index: Index,
     scratch: Scratch,
+    movable: Flags,
     price: Floats,
     budget: int,
     evicted: int,
@@ -388,9 +418,10 @@ def score_move(
         ) - insertion_excess(
             problem, profile, index, scratch, budget, evicted, at, count, extensions
         )
-        cost = 0.0
+        cost = 1e-300
         for k in range(count):
-            cost += price[scratch.chosen[k]]
+            if not only_moves(problem, profile, index, movable, scratch.chosen[k], evicted, at):
+                cost += price[scratch.chosen[k]]
         if gain > 0 and gain / cost > best_score:
             best_score, best_gain, best_count = gain / cost, gain, count
             scratch.best[:count] = scratch.chosen[:count]

@@ -34,6 +34,7 @@ class Arrays(NamedTuple):
     inplace_start: Ints  # (W+1)
     inplace_of: Ints  # tensors whose storage the output may take over when they die here
     droppable: Flags  # (W) an output that need not be made when nobody reads it
+    fleeting: Flags  # (W) an output that, unread, is there at its own step only (else: to the end)
     nbytes: Ints  # (T) bytes
     alike: Ints  # (T) equal numbers: equal dimensions and element size
     resident: Flags  # (T) in memory before the first step; never allocated
@@ -60,6 +61,7 @@ class Problem:
     budget: int
     start: Ints
     protected: Flags  # (N)
+    movable: Flags  # (N) may stand elsewhere than in ``order``
 
     @property
     def base_cost(self) -> float:

@@ -50,6 +50,7 @@ def analysis_html(analysis: Analysis, top: int = 20) -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     layers = stacked_layers(analysis)
     kept = kept_steps(sum(layers.values(), np.zeros(len(analysis.timeline.order), np.int64)))
+    data = script_data(analysis, layers, kept)
     body = [
         _header(analysis),
         _figures(analysis),
@@ -69,7 +70,7 @@ def analysis_html(analysis: Analysis, top: int = 20) -> str:
         f"<title>{escape(analysis.path.name)} · memplan</title>"
         f"<style>{_asset('report.css')}</style></head><body><main>\n"
         + "\n".join(body)
-        + f'\n</main><script type="application/json" id="data">{script_data(analysis, layers, kept)}'
+        + f'\n</main><script type="application/json" id="data">{data}'
         f"</script><script>{script}</script></body></html>\n"
     )
 
@@ -129,8 +130,8 @@ def _timeline_section(analysis: Analysis, layers: Mapping[str, Bytes], kept: Ste
         hint += f" · {len(kept):,} of {len(analysis.timeline.order):,} steps drawn"
     return (
         f"<section><h2>Memory over the step <small>{hint}</small></h2>"
-        f"{timeline_figure(analysis, layers, kept)}<h2>What the peak is made of</h2>{_legend(analysis)}"
-        "</section>"
+        f"{timeline_figure(analysis, layers, kept)}"
+        f"<h2>What the peak is made of</h2>{_legend(analysis)}</section>"
     )
 
 
@@ -250,6 +251,7 @@ def _notes_section(analysis: Analysis) -> str:
         "<section><h2>At the allocator <small>ONNX Runtime's BFC arena, first run</small></h2>"
         f"{_allocator(analysis)}"
         f'<h2 class="second">What pins the floor</h2><p class="text">'
+        f"{format_bytes(analysis.floor_with_workspace_bytes)} with workspace: "
         f"{escape(analysis.floor_reason)}</p>"
         f'<h2 class="second">Assumptions</h2><ul class="text">{_items(notes)}</ul></section>'
     )

@@ -1,4 +1,4 @@
-"""The timeline of the HTML report: stacked areas as SVG, and the data that its script hovers over."""
+"""The timeline of the HTML report: stacked areas as SVG, and the data behind its tooltip."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
 
 
 def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
+    """Phase bands, areas of ``layers`` (bytes per step) at the ``kept`` steps, floor and peak.
+
+    The graph must have a node. Positions are fractions of the picture, so that it stretches; the
+    script moves them when the reader zooms.
+    """
     timeline = analysis.timeline
     count = len(timeline.order)
     highest = max(1.0, timeline.peak_with_workspace_bytes * _HEADROOM)

@@ -2,6 +2,7 @@
 // Data comes from a JSON block and reaches the page as text only: names are not trusted.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  const LABEL_PIXELS = 66;
   const UNITS = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 
   function bytes(value) {
@@ -47,7 +48,8 @@
         band.hidden = end <= start;
         band.style.left = percent(start);
         band.style.width = 100 * (end - start) / (to - from) + "%";
-        band.classList.toggle("narrow", (end - start) / (to - from) < 0.055);
+        const pixels = plot.clientWidth * (end - start) / (to - from);
+        band.classList.toggle("narrow", pixels < LABEL_PIXELS);
       }
       const peak = plot.querySelector(".peak");
       const place = (data.peak + 0.5 - from) / (to - from);
@@ -151,6 +153,7 @@
       }
     });
     chart.addEventListener("blur", () => show(null));
+    addEventListener("resize", layout);
     layout();
   }
 

@@ -1,0 +1,387 @@
+"""The public rematerialization graphs: plan, certify, verify.
+
+Instances are the networkx node-link JSON files of the Moccasin paper (Bartan et al., ICML 2023;
+github.com/haoming-codes/moccasin): random layered graphs and the training graphs of Checkmate
+(Jain et al., MLSys 2020). Accounting is theirs: at a step all results that are read later are in
+memory, and the step's own result; a result dies after its last read before its next recomputation.
+Sizes and durations are in the units of the files.
+
+    python -m benchmarks.public_graphs --instances DIR --ratio 0.8 --order fixed \\
+        --seconds 10 --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memplan.planning.problem import Decision, Problem
+
+# Absorbs the rounding of ratio x peak, as the published budgets do.
+_ROUNDING = 1e-9
+# Cost and bound are equal below this difference in percent points.
+_CLOSED = 1e-7
+
+_SHORT_NAMES = {
+    r"random_layered_n(\d+)_.*": r"RL\1",
+    r"fcn_8_vgg \(MLSys\).*": "FCN8",
+    r"segnet \(MLSys\).*": "SegNet",
+    r"vgg_unet \(MLSys\).*": "U-Net",
+    r"(\w+) \(MLSys\).*": r"\1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One graph; nodes are numbered 0..n-1 in its own input order.
+
+    ``ids`` are the file's node ids by number. ``durations`` and ``sizes`` are whole numbers.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    durations: tuple[int, ...]
+    sizes: tuple[int, ...]
+    predecessors: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row of the report. Percentages are of the duration without recomputation."""
+
+    instance: str
+    ratio: float
+    order: str
+    feasible: bool
+    extra_cost_percent: float | None
+    bound_percent: float | None
+    planning_seconds: float
+    bound_seconds: float
+    sequence: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the independent check found: the budget, the plan's peak and its extra cost."""
+
+    budget: int
+    peak: int
+    extra_cost_percent: float
+
+
+class VerificationError(Exception):
+    """A sequence does not keep what it promises."""
+
+
+# --- Reading ---------------------------------------------------------------------------------
+
+
+def short_name(path: Path) -> str:
+    """The name used in the literature (``RL100``, ``U-Net``), or the file's stem."""
+    for pattern, name in _SHORT_NAMES.items():
+        match = re.fullmatch(pattern, path.stem)
+        if match:
+            return match.expand(name)
+    return path.stem
+
+
+def raw_graph(data: Mapping[str, Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Node ids and (producer, reader) pairs of a node-link object, in file order."""
+    ids = [node.get("id", node.get("name")) for node in data["nodes"]]
+    links = data["links"]
+    source, target = ("0", "1") if links and "0" in links[0] else ("source", "target")
+    return ids, [(link[source], link[target]) for link in links]
+
+
+def input_order(data: Mapping[str, Any]) -> list[Any]:
+    """The instance's own order of node ids: the stored one, else a topological sort.
+
+    The sort equals ``networkx.topological_sort``: Kahn's algorithm by generations, successors in
+    the order of their links.
+    """
+    stored = data["graph"].get("order")
+    if stored is not None:
+        return list(stored)
+    ids, links = raw_graph(data)
+    successors: dict[Any, dict[Any, None]] = {node: {} for node in ids}
+    for producer, reader in links:
+        successors[producer][reader] = None
+    waiting = dict.fromkeys(ids, 0)
+    for readers in successors.values():
+        for reader in readers:
+            waiting[reader] += 1
+    order = [node for node in ids if waiting[node] == 0]
+    for node in order:  # grows while it is walked: a queue
+        for reader in successors[node]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                order.append(reader)
+    if len(order) != len(ids):
+        raise ValueError("the graph has a cycle")
+    return order
+
+
+def load_instance(path: Path) -> Instance:
+    """Read one JSON file."""
+    data = json.loads(path.read_text())
+    order = input_order(data)
+    number = {node: k for k, node in enumerate(order)}
+    _, links = raw_graph(data)
+    reads: list[set[int]] = [set() for _ in order]
+    for producer, reader in links:
+        reads[number[reader]].add(number[producer])
+    durations, sizes = _costs(data)
+    return Instance(
+        short_name(path),
+        tuple(order),
+        tuple(durations[node] for node in order),
+        tuple(sizes[node] for node in order),
+        tuple(tuple(sorted(found)) for found in reads),
+    )
+
+
+def _costs(data: Mapping[str, Any]) -> tuple[dict[Any, int], dict[Any, int]]:
+    """Duration and size by node id."""
+    durations, sizes = {}, {}
+    for node in data["nodes"]:
+        key = node.get("id", node.get("name"))
+        durations[key] = int(node["duration"] if "duration" in node else node["cost_cpu"])
+        sizes[key] = int(node["out_cost"] if "out_cost" in node else node["cost_ram"])
+    return durations, sizes
+
+
+# --- Planning --------------------------------------------------------------------------------
+
+
+def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
+    """The planning problem for a budget of ``ratio`` times the peak of the input order.
+
+    No views, no in-place outputs. The runtime holds unread results to the end; in the papers they
+    count at their own step only: every output is fleeting. With ``fixed`` no node may move.
+    """
+    import numpy as np
+
+    from memplan.planning.evaluate import evaluate
+    from memplan.planning.problem import Arrays, Problem
+
+    n = len(instance.ids)
+    counts = [len(found) for found in instance.predecessors]
+    each = np.arange(n, dtype=np.int64)
+    arrays = Arrays(
+        read_start=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64),
+        reads=np.asarray([u for found in instance.predecessors for u in found], dtype=np.int64),
+        write_start=np.arange(n + 1, dtype=np.int64),
+        writes=each,
+        alias_of=np.full(n, -1, np.int64),
+        inplace_start=np.zeros(n + 1, np.int64),
+        inplace_of=np.zeros(0, np.int64),
+        droppable=np.zeros(n, np.bool_),
+        fleeting=np.ones(n, np.bool_),
+        nbytes=np.asarray(instance.sizes, dtype=np.int64),
+        alike=each,
+        resident=np.zeros(n, np.bool_),
+        pinned=np.zeros(n, np.bool_),
+        maker=each,
+        rank=each,
+        cost=np.asarray(instance.durations, dtype=np.float64),
+        workspace=np.zeros(n, np.int64),
+        inside=np.zeros(n, np.int64),
+    )
+    peak = int(evaluate(arrays, each).total.max(initial=0))
+    return Problem(
+        arrays,
+        order=each,
+        budget=budget_of(ratio, peak),
+        start=each,
+        protected=np.zeros(n, np.bool_),
+        movable=np.full(n, not fixed, np.bool_),
+    )
+
+
+def budget_of(ratio: float, peak: int) -> int:
+    """The largest whole budget within ``ratio`` times ``peak``."""
+    return int(ratio * peak + _ROUNDING)
+
+
+def solve_instance(problem: Problem, order: str, seconds: float) -> Decision:
+    """Plan within ``seconds``; ``order`` is ``fixed`` (first computations stay) or ``free``."""
+    from memplan.planning.greedy import solve
+
+    del order  # the greedy solver keeps the order: a valid answer to both questions
+    return solve(problem, seconds)
+
+
+def bound_percent(
+    problem: Problem, order: str, seconds: float, decision: Decision
+) -> tuple[float | None, float]:
+    """Certified lower bound on the extra cost in percent (None: proven infeasible), wall seconds.
+
+    With a free order only infeasibility is ever certified, else the bound is 0.
+    """
+    from memplan.planning.certificate import lower_bound
+
+    upper = decision.extra_cost if decision.feasible else None
+    bound = lower_bound(problem, seconds if order == "fixed" else 0.0, upper)
+    if order == "free":
+        return 0.0, bound.wall_seconds
+    if bound.infeasible:
+        return None, bound.wall_seconds
+    return 100 * bound.seconds / problem.base_cost, bound.wall_seconds
+
+
+def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit: float) -> Result:
+    """Plan, verify and certify one instance at one ratio.
+
+    Raises:
+        VerificationError: the plan does not hold; nothing is to be reported.
+    """
+    instance = load_instance(path)
+    problem = to_problem(instance, ratio, order == "fixed")
+    start = time.perf_counter()
+    decision = solve_instance(problem, order, seconds)
+    planning = time.perf_counter() - start
+    sequence = [instance.ids[int(node)] for node in decision.sequence] if decision.feasible else []
+    cost = None
+    if decision.feasible:
+        cost = verify(json.loads(path.read_text()), ratio, order, sequence).extra_cost_percent
+    bound, bound_seconds = bound_percent(problem, order, bound_limit, decision)
+    return Result(
+        instance.name, ratio, order, decision.feasible, cost, bound, planning, bound_seconds,
+        sequence,
+    )  # fmt: skip
+
+
+# --- Verifying: plain Python from the JSON object on, nothing of memplan ------------------------
+
+
+def verify(data: Mapping[str, Any], ratio: float, order: str, sequence: Sequence[Any]) -> Verified:
+    """Recompute peak and cost of ``sequence`` (node ids) from a node-link object.
+
+    Raises:
+        VerificationError: a node is missing or unknown, reads what was not computed, stands out of
+            the input order (``order`` "fixed"), or the peak is over the budget.
+    """
+    ids, links = raw_graph(data)
+    reads: dict[Any, set[Any]] = {node: set() for node in ids}
+    for producer, reader in links:
+        reads[reader].add(producer)
+    durations, sizes = _costs(data)
+    original = input_order(data)
+    _check_complete(ids, sequence)
+    if order == "fixed" and list(dict.fromkeys(sequence)) != original:
+        raise VerificationError("first computations are not in the input order")
+    budget = budget_of(ratio, _peak(reads, sizes, original))
+    peak = _peak(reads, sizes, sequence)
+    if peak > budget:
+        raise VerificationError(f"peak {peak} is over the budget {budget}")
+    base = sum(durations[node] for node in ids)
+    extra = sum(durations[node] for node in sequence) - base
+    return Verified(budget, peak, 100 * extra / base)
+
+
+def _check_complete(ids: Sequence[Any], sequence: Sequence[Any]) -> None:
+    missing, unknown = set(ids) - set(sequence), set(sequence) - set(ids)
+    if missing:
+        raise VerificationError(f"{len(missing)} nodes are never computed")
+    if unknown:
+        raise VerificationError(f"unknown nodes: {sorted(unknown)[:5]}")
+
+
+def _peak(reads: Mapping[Any, set[Any]], sizes: Mapping[Any, int], sequence: Sequence[Any]) -> int:
+    """Largest sum of results in memory over all steps."""
+    latest: dict[Any, int] = {}
+    last_read = list(range(len(sequence)))  # an unread result counts at its own step
+    for step, node in enumerate(sequence):
+        for source in reads[node]:
+            if source not in latest:
+                raise VerificationError(f"step {step}: {node} reads {source} before it is computed")
+            last_read[latest[source]] = step
+        latest[node] = step
+    dying: dict[int, int] = {}
+    peak = live = 0
+    for step, node in enumerate(sequence):
+        live += sizes[node]
+        peak = max(peak, live)
+        dying[last_read[step]] = dying.get(last_read[step], 0) + sizes[node]
+        live -= dying.pop(step, 0)
+    return peak
+
+
+# --- Command line -----------------------------------------------------------------------------
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.public_graphs", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--instances", type=Path, required=True, help="folder with *.json")
+    parser.add_argument("--ratio", type=float, action="append", required=True, help="repeatable")
+    parser.add_argument("--only", action="append", default=[], help="instance name, repeatable")
+    parser.add_argument("--order", choices=("fixed", "free"), default="fixed")
+    parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
+    parser.add_argument("--bound-seconds", type=float, help="certificate, per point (--seconds)")
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    return parser.parse_args(argv)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def chosen_files(folder: Path, only: Sequence[str]) -> list[Path]:
+    """The instance files, small ones first; ``only`` names some (case and dashes do not matter).
+
+    Raises:
+        ValueError: no file has such a name.
+    """
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_size)
+    if not only:
+        return files
+    names = {_plain(short_name(path)): path for path in files}
+    unknown = [name for name in only if _plain(name) not in names]
+    if unknown:
+        raise ValueError(f"no instance {unknown[0]}; there are: {', '.join(sorted(names))}")
+    return [names[_plain(name)] for name in only]
+
+
+def row(result: Result) -> str:
+    """One line of the table."""
+    extra, certified = result.extra_cost_percent, result.bound_percent
+    cost = "-" if extra is None else f"{extra:.3f}"
+    bound = "infeasible" if certified is None else f"{certified:.3f}"
+    closed = None not in (extra, certified) and abs((extra or 0) - (certified or 0)) < _CLOSED
+    return (
+        f"{result.instance:<12}{result.ratio:>6.2f} {result.order:<6}{cost:>10}{bound:>10}"
+        f"{result.planning_seconds:>10.2f}{result.bound_seconds:>9.2f}"
+        f"  {'optimal' if closed else '' if result.feasible else 'no plan'}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the points one by one; results are written after each."""
+    options = arguments(argv)
+    limit = options.seconds if options.bound_seconds is None else options.bound_seconds
+    results: list[Result] = []
+    print(
+        f"{'instance':<12}{'ratio':>6} {'order':<6}{'extra %':>10}{'bound %':>10}"
+        f"{'plan s':>10}{'bound s':>9}"
+    )
+    for path in chosen_files(options.instances, options.only):
+        for ratio in options.ratio:
+            result = run_point(path, ratio, options.order, options.seconds, limit)
+            results.append(result)
+            print(row(result), flush=True)
+            options.json.write_text(json.dumps([asdict(item) for item in results]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Compiled large-neighbourhood search: take recomputations out, repair differently, keep if better.
+
+Shaw, "Using constraint programming and local search methods to solve vehicle routing problems",
+CP 1998 (the scheme); the neighbourhoods are ours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memplan.planning.compiled import compiled
+from memplan.planning.ordering import reorder
+from memplan.planning.problem import Arrays, Flags, Ints
+from memplan.planning.repair import cost_of, free_clones, prune, repair
+
+_DEPTHS = (2, 4, 14, 64)
+
+
+@compiled
+def seed_random(seed: int) -> None:
+    """Seed the compiled code's random numbers (numba keeps its own state)."""
+    np.random.seed(seed)
+
+
+@compiled
+def ruin(sequence: Ints, clones: Ints) -> Ints:
+    """``sequence`` without some of its recomputations."""
+    kill = np.zeros(len(sequence), np.bool_)
+    count = len(clones)
+    draw = np.random.random()
+    if draw < 0.35:
+        for _ in range(1 + np.random.randint(min(count, 6))):
+            kill[clones[np.random.randint(count)]] = True
+    elif draw < 0.75:
+        first = np.random.randint(count)
+        wide = 2 + np.random.randint(min(max(2, count // 3), 24))
+        for k in range(first, min(count, first + wide)):
+            if np.random.random() < 0.8:
+                kill[clones[k]] = True
+    elif draw < 0.9:
+        share = 0.03 + 0.15 * np.random.random()
+        for p in clones:
+            if np.random.random() < share:
+                kill[p] = True
+    else:
+        node = sequence[clones[np.random.randint(count)]]
+        for p in clones:
+            if sequence[p] == node or np.random.random() < 0.02:
+                kill[p] = True
+    return sequence[~kill]
+
+
+@compiled
+def perturbed(price: np.ndarray, noise: float) -> np.ndarray:
+    """Prices with random factors between exp(-1.5 noise) and exp(1.5 noise)."""
+    return price * np.exp(noise * 1.5 * (2.0 * np.random.random(len(price)) - 1.0))
+
+
+@compiled
+def improve(
+    problem: Arrays, current: Ints, best: Ints, original: Flags, protected: Flags, movable: Flags,
+    price: np.ndarray, budget: int, iterations: int, order_share: float, heat: float,
+) -> tuple[Ints, Ints, int]:
+    """``iterations`` rounds of ruin and repair from a feasible sequence.
+
+    ``order_share``: how often nodes are moved too. ``heat``: temperature of the acceptance test
+    relative to the extra cost. Returns the current and the best sequence and the rounds that
+    improved the best.
+    """
+    base = 0.0
+    for node in range(len(problem.cost)):
+        if original[node]:
+            base += problem.cost[node]
+    cost, lowest = cost_of(problem, current), cost_of(problem, best)
+    gains = 0
+    for _ in range(iterations):
+        clones = free_clones(current, original, protected)
+        if len(clones) == 0:
+            break
+        temperature = max(1e-9 * base, heat * (lowest - base))
+        candidate = ruin(current, clones)
+        if np.random.random() < order_share:
+            candidate, _ = reorder(
+                problem, candidate, movable, budget, 10 + np.random.randint(60)
+            )
+        noise = 0.0 if np.random.random() < 0.3 else 0.5 * np.random.random()
+        prices = price if noise == 0.0 or np.random.random() < 0.4 else perturbed(price, noise)
+        depth = _DEPTHS[np.random.randint(4)]
+        candidate, excess = repair(
+            problem, candidate, movable, prices, budget, depth, noise, np.random.randint(3), 3,
+            cost + 3 * temperature, 400,
+        )
+        if excess > 0:
+            continue
+        candidate = prune(problem, candidate, original, protected, budget, noise)
+        new = cost_of(problem, candidate)
+        if new <= cost or np.random.random() < np.exp((cost - new) / temperature):
+            current, cost = candidate, new
+            if cost < lowest - 1e-12 * base:
+                best, lowest, gains = current, cost, gains + 1
+        if np.random.randint(200) == 0:
+            current, cost = best, lowest
+    return current, best, gains

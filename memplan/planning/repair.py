@@ -1,0 +1,232 @@
+"""Compiled building blocks of the search: repair a sequence until it fits, and prune it.
+
+Repair is greedy eviction (see :mod:`memplan.planning.moves`) with optional noise on prices; prune
+takes out every recomputation without which the budget still holds, costliest first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memplan.planning.candidates import (
+    Moves,
+    clone_positions,
+    enumerate_moves,
+    removal_change,
+    replaced_positions,
+    unread_positions,
+)
+from memplan.planning.compiled import compiled
+from memplan.planning.evaluate import Profile, evaluate
+from memplan.planning.moves import build_index
+from memplan.planning.problem import Arrays, Flags, Floats, Ints
+
+LONGEST_CLOSURE = 256
+# Above this length several moves are taken per round: one at a time would re-evaluate too often.
+BATCH_LENGTH = 3000
+
+
+@compiled
+def excess_of(profile: Profile, budget: int) -> float:
+    """Sum over positions of the bytes over budget."""
+    excess = 0.0
+    for total in profile.total:
+        if total > budget:
+            excess += total - budget
+    return excess
+
+
+@compiled
+def cost_of(problem: Arrays, sequence: Ints) -> float:
+    """Seconds of a sequence."""
+    seconds = 0.0
+    for node in sequence:
+        seconds += problem.cost[node]
+    return seconds
+
+
+@compiled
+def insert_batch(problem: Arrays, sequence: Ints, moves: Moves, chosen: Ints) -> Ints:
+    """``sequence`` with the nodes of several moves inserted, each before its position.
+
+    Nodes that several moves insert at one place stand there once, in original order.
+    """
+    order = np.argsort(moves.at[chosen], kind="mergesort")
+    extra = 0
+    for k in chosen:
+        extra += moves.start[k + 1] - moves.start[k]
+    result = np.empty(len(sequence) + extra, np.int64)
+    length, previous, k = 0, 0, 0
+    while k < len(order):
+        at = moves.at[chosen[order[k]]]
+        piece = sequence[previous:at]
+        result[length : length + len(piece)] = piece
+        length += len(piece)
+        first = length
+        while k < len(order) and moves.at[chosen[order[k]]] == at:
+            move = chosen[order[k]]
+            for node in moves.nodes[moves.start[move] : moves.start[move + 1]]:
+                p = length
+                while p > first and problem.rank[result[p - 1]] > problem.rank[node]:
+                    p -= 1
+                if p > first and result[p - 1] == node:
+                    continue
+                for m in range(length, p, -1):
+                    result[m] = result[m - 1]
+                result[p] = node
+                length += 1
+            k += 1
+        previous = at
+    piece = sequence[previous:]
+    result[length : length + len(piece)] = piece
+    return result[: length + len(piece)].copy()
+
+
+@compiled
+def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
+    """Evaluate, after taking out instances that a later one has replaced."""
+    profile = evaluate(problem, sequence)
+    while True:
+        gone = replaced_positions(profile, movable)
+        if len(gone) == 0:
+            return profile
+        profile = evaluate(problem, np.delete(profile.sequence, gone))
+
+
+@compiled
+def pick_step(profile: Profile, budget: int, mode: int, failures: int) -> int:
+    """A position over budget to work on: the worst, the first, or a random one after failures."""
+    over = np.flatnonzero(profile.total > budget)
+    if failures > 0 or (mode == 1 and np.random.random() < 0.5):
+        return int(over[np.random.randint(len(over))])
+    if mode == 2:
+        return int(over[0])
+    return int(profile.total.argmax())
+
+
+@compiled
+def choose_batch(profile: Profile, moves: Moves, order: Ints, need: int) -> Ints:
+    """The best moves until together they cover ``need`` bytes."""
+    limit = max(4, len(profile.sequence) // 200)
+    count = 0
+    for k in order:
+        if moves.score[k] < 0.3 * moves.score[order[0]] or count >= limit:
+            break
+        count += 1
+        need -= profile.size[moves.storage[k]]
+        if need <= 0:
+            break
+    return order[:count].copy()
+
+
+@compiled
+def repair(
+    problem: Arrays, sequence: Ints, movable: Flags, price: Floats, budget: int, depth: int,
+    noise: float,
+    mode: int, give_up: int, cost_limit: float, rounds: int,
+) -> tuple[Ints, float]:
+    """Evict until ``sequence`` fits; the sequence reached and its remaining excess.
+
+    ``noise`` scales random factors on scores. Stops early when the cost passes ``cost_limit``,
+    after ``give_up`` failures in a row, or after ``rounds`` moves.
+    """
+    profile = evaluate(problem, sequence)
+    excess = excess_of(profile, budget)
+    failures = 0
+    for _ in range(rounds):
+        if excess <= 0 or failures > give_up or cost_of(problem, profile.sequence) > cost_limit:
+            break
+        step = pick_step(profile, budget, mode, failures)
+        index = build_index(problem, profile, budget)
+        moves = enumerate_moves(
+            problem, profile, index, movable, price, budget, step, depth, LONGEST_CLOSURE
+        )
+        if noise > 0:
+            for k in range(len(moves.score)):
+                moves.score[k] *= 1.0 + noise * (2.0 * np.random.random() - 1.0)
+        order = np.argsort(-moves.score, kind="mergesort")
+        taken = False
+        if len(profile.sequence) > BATCH_LENGTH and len(order) > 1:
+            batch = choose_batch(profile, moves, order, profile.total[step] - budget)
+            if len(batch) > 1:
+                candidate = evaluate_moved(
+                    problem, insert_batch(problem, profile.sequence, moves, batch), movable
+                )
+                after = excess_of(candidate, budget)
+                if after < excess:
+                    profile, excess, taken = candidate, after, True
+        if not taken:
+            for k in range(min(6, len(order))):
+                one = order[k : k + 1]
+                candidate = evaluate_moved(
+                    problem, insert_batch(problem, profile.sequence, moves, one), movable
+                )
+                after = excess_of(candidate, budget)
+                if after < excess:
+                    profile, excess, taken = candidate, after, True
+                    break
+        failures = 0 if taken else failures + 1
+    return profile.sequence, excess
+
+
+@compiled
+def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: Flags) -> Profile:
+    """Take out recomputations that nobody reads."""
+    while True:
+        positions = free_clones(profile.sequence, original, protected)
+        dead = unread_positions(profile, positions)
+        if len(dead) == 0:
+            return profile
+        profile = evaluate(problem, np.delete(profile.sequence, dead))
+
+
+@compiled
+def free_clones(sequence: Ints, original: Flags, protected: Flags) -> Ints:
+    """Positions of recomputations that may be taken out."""
+    positions = clone_positions(sequence, original)
+    count = 0
+    for p in positions:
+        if not protected[sequence[p]]:
+            positions[count] = p
+            count += 1
+    return positions[:count].copy()
+
+
+@compiled
+def prune(
+    problem: Arrays, sequence: Ints, original: Flags, protected: Flags, budget: int, noise: float
+) -> Ints:
+    """Remove recomputations that the budget does not need, costliest first (noise: roughly)."""
+    profile = evaluate(problem, sequence)
+    limit = max(budget, profile.total.max())
+    smaller = drop_unread(problem, profile, original, protected)
+    if smaller.total.max() <= limit:
+        profile = smaller
+    improved = True
+    while improved:
+        improved = False
+        index = build_index(problem, profile, limit)
+        pending = free_clones(profile.sequence, original, protected)
+        weight = problem.cost[profile.sequence[pending]]
+        if noise > 0:
+            weight = weight * (1.0 + noise * np.random.random(len(weight)))
+        pending = pending[np.argsort(-weight, kind="mergesort")]
+        for k in range(len(pending)):
+            position = pending[k]
+            if position < 0:
+                continue
+            if removal_change(problem, profile, index, limit, position) > 0:
+                continue
+            shorter = evaluate(problem, np.delete(profile.sequence, position))
+            if shorter.total.max() > limit:
+                continue
+            for m in range(k + 1, len(pending)):
+                if pending[m] > position:
+                    pending[m] -= 1
+            profile = shorter
+            index = build_index(problem, profile, limit)
+            improved = True
+        smaller = drop_unread(problem, profile, original, protected)
+        if smaller.total.max() <= limit:
+            profile = smaller
+    return profile.sequence

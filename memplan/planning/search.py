@@ -1,0 +1,192 @@
+"""The search: greedy at several depths, then large-neighbourhood search, anytime.
+
+Everything that runs often is compiled; this module only decides what to run next and when to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.planning.evaluate import evaluate
+from memplan.planning.neighbourhood import improve, seed_random
+from memplan.planning.ordering import reorder
+from memplan.planning.problem import Decision, Flags, Floats, Ints, Problem
+from memplan.planning.repair import cost_of, excess_of, prune, repair
+
+Progress = Callable[[int, float], None]
+"""Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
+
+_ROUNDS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """``order``: whether nodes may be moved. ``iterations``: stop after so many rounds of the
+    large-neighbourhood search (0: only the time limit counts); results then depend on the seed
+    alone.
+    """
+
+    order: bool = True
+    seed: int = 0
+    iterations: int = 0
+    depths: tuple[int, ...] = (2, 4, 14, 64)
+    stop_at: float = 0.0
+
+
+def solve(
+    problem: Problem,
+    time_limit: float,
+    options: SearchOptions | None = None,
+    progress: Progress | None = None,
+    enough: Callable[[float], bool] | None = None,
+) -> Decision:
+    """The best sequence found within ``time_limit`` seconds.
+
+    Args:
+        problem: what to solve.
+        time_limit: seconds, compilation not counted.
+        options: see :class:`SearchOptions`.
+        progress: told of improvements.
+        enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
+    """
+    return _Search(problem, time_limit, options or SearchOptions(), progress, enough).run()
+
+
+class _Search:
+    """State of one search."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        time_limit: float,
+        options: SearchOptions,
+        progress: Progress | None,
+        enough: Callable[[float], bool] | None,
+    ) -> None:
+        self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
+        self.options, self.progress, self.enough = options, progress, enough
+        self.original: Flags = np.zeros(len(self.arrays.cost), np.bool_)
+        self.original[problem.order] = True
+        self.movable: Flags = problem.movable & options.order
+        # A free node still has a price, so that of two free moves the smaller one wins.
+        self.price: Floats = self.arrays.cost + max(problem.base_cost, 1e-12) * 1e-9
+        self.best: Ints | None = None
+        self.fallback: Ints = problem.start
+        self.deadline = time.perf_counter() + time_limit
+        self.started = time.perf_counter()
+
+    def run(self) -> Decision:
+        """Greedy from the given order, then from an improved order, then the neighbourhoods."""
+        seed_random(self.options.seed)
+        if self._excess(self.problem.start) <= 0:
+            return self._decision(self.problem.start)
+        self._construct(self.problem.start)
+        if self.options.order and not self._stop():
+            self._construct_reordered()
+        if self.best is None:
+            self._struggle()
+        if self.best is not None:
+            self._refine()
+        return self._decision(self.fallback if self.best is None else self.best)
+
+    def _construct(self, start: Ints) -> None:
+        """Greedy and pruning at every depth."""
+        for depth in self.options.depths:
+            if self.best is not None and self._late():
+                return
+            sequence, excess = repair(
+                self.arrays, start, self.movable, self.price, self.budget, depth, 0.0, 0, 30, np.inf, _ROUNDS
+            )
+            self._offer(sequence, excess)
+
+    def _construct_reordered(self) -> None:
+        """Greedy from an order that needs less memory to begin with."""
+        sequence = self.problem.start
+        limit = min(0.15 * (self.deadline - self.started), 3.0)
+        until = time.perf_counter() + limit
+        excess = self._excess(sequence)
+        while excess > 0 and time.perf_counter() < until:
+            sequence, excess = reorder(self.arrays, sequence, self.movable, self.budget, 200)
+        self._offer(sequence, excess)
+        self._construct(sequence)
+
+    def _struggle(self) -> None:
+        """No feasible sequence yet: keep the least excess and retry with noise."""
+        current = self.fallback
+        while self.best is None and not self._stop():
+            noisy = self.price * np.exp(np.random.uniform(-0.7, 0.7, len(self.price)))
+            start = self.problem.start if np.random.random() < 0.3 else current
+            if self.options.order:
+                start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
+            depth = int(np.random.choice(self.options.depths))
+            sequence, excess = repair(
+                self.arrays, start, self.movable, noisy, self.budget, depth, 0.3, 1, 10, np.inf, 2000
+            )
+            self._offer(sequence, excess)
+            current = self.fallback
+
+    def _refine(self) -> None:
+        """Large-neighbourhood search until time or iterations are over."""
+        assert self.best is not None
+        current, done, chunk = self.best, 0, 4
+        total = self.deadline - time.perf_counter()
+        while not self._stop() and (not self.options.iterations or done < self.options.iterations):
+            begin = time.perf_counter()
+            left = max(0.0, self.deadline - begin) / max(total, 1e-9)
+            share = 0.5 if self.options.order else 0.0
+            current, self.best, gains = improve(
+                self.arrays, current, self.best, self.original, self.problem.protected,
+                self.movable, self.price, self.budget, chunk, share, 0.03 * left,
+            )  # fmt: skip
+            done += chunk
+            spent = time.perf_counter() - begin
+            chunk = max(1, min(2000, int(chunk * 0.1 / max(spent, 1e-6))))
+            if gains and self.progress is not None:
+                self.progress(self._peak(self.best), self._extra(self.best))
+
+    def _offer(self, sequence: Ints, excess: float) -> None:
+        """Consider a sequence for the best (when it fits) or the least bad."""
+        if excess > 0:
+            if excess < self._excess(self.fallback):
+                self.fallback = sequence
+            return
+        pruned = prune(
+            self.arrays, sequence, self.original, self.problem.protected, self.budget, 0.0
+        )
+        if self.best is None or self._cost(pruned) < self._cost(self.best):
+            self.best = pruned
+            if self.progress is not None:
+                self.progress(self._peak(pruned), self._extra(pruned))
+
+    def _cost(self, sequence: Ints) -> float:
+        return float(cost_of(self.arrays, sequence))
+
+    def _extra(self, sequence: Ints) -> float:
+        base = self.problem.base_cost
+        return (self._cost(sequence) - base) / base if base else 0.0
+
+    def _excess(self, sequence: Ints) -> float:
+        return float(excess_of(evaluate(self.arrays, sequence), self.budget))
+
+    def _peak(self, sequence: Ints) -> int:
+        return int(evaluate(self.arrays, sequence).total.max(initial=0))
+
+    def _late(self) -> bool:
+        return time.perf_counter() > self.deadline
+
+    def _stop(self) -> bool:
+        if self._late():
+            return True
+        if self.best is None:
+            return False
+        extra = self._cost(self.best) - self.problem.base_cost
+        return extra <= 0 or (self.enough is not None and self.enough(extra))
+
+    def _decision(self, sequence: Ints) -> Decision:
+        peak = self._peak(sequence)
+        extra = self._cost(sequence) - self.problem.base_cost
+        return Decision(sequence, peak, extra, peak <= self.budget)

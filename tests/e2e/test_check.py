@@ -1,0 +1,367 @@
+"""``memplan check`` as a CI job runs it: real models, a lock, exit codes and exact commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from conftest import SAMPLES, Memplan
+from onnx import helper
+
+from memplan.units import parse_size
+
+pytestmark = pytest.mark.e2e
+
+MLP, GPT = "models/mlp_adamw.onnx", "models/gpt_dynamic.onnx"
+STASH_BYTES = 8192 * 512 * 4  # what one of the 512-wide activations of the MLP takes
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with two models, one of them with a symbolic batch."""
+    (tmp_path / "models").mkdir()
+    for name in (MLP, GPT):
+        shutil.copy(SAMPLES / Path(name).name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def locked(project: Path, memplan: Memplan) -> Path:
+    """The same with a lock."""
+    done = memplan("check", "--update", MLP, GPT, "--dim", "N=8")
+    assert done.returncode == 0, done.stderr
+    return project
+
+
+def stash_more(file: Path, activation: str = "gelu", count: int = 3) -> None:
+    """Make the model keep ``count`` more tensors from forward for the end of backward."""
+    model = onnx.load(file)
+    graph = model.graph
+    place = next(k for k, node in enumerate(graph.node) if activation in node.output)
+    for k in range(count):
+        kept = helper.make_node("Exp", [activation], [f"extra_{k}"], name=f"extra_exp_{k}")
+        graph.node.insert(place + 1, kept)
+        graph.node.append(helper.make_node("Mul", [f"extra_{k}", "loss"], [f"probe_scaled_{k}"]))
+        graph.node.append(
+            helper.make_node("ReduceSum", [f"probe_scaled_{k}"], [f"probe_sum_{k}"], keepdims=0)
+        )
+        graph.output.append(
+            helper.make_tensor_value_info(f"probe_sum_{k}", onnx.TensorProto.FLOAT, [])
+        )
+    onnx.save(model, file)
+
+
+def rename_a_tensor(file: Path) -> None:
+    """Change the fingerprint, and nothing that takes memory."""
+    model = onnx.load(file)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for k, name in enumerate(names):
+                if name == "gelu":
+                    names[k] = "gelu_renamed"
+    onnx.save(model, file)
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {file.name}"
+    file.write_text(text.replace(old, new))
+
+
+def entry_of(memplan: Memplan, path: str, *options: str | Path) -> dict[str, Any]:
+    found = json.loads(memplan("check", "--format", "json", *options).stdout)
+    assert found["schema"] == "memplan.check/1"
+    return next(entry for entry in found["entries"] if entry["path"] == path)
+
+
+def command_in(text: str, label: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.strip().startswith(f"{label}:"))
+    words = shlex.split(line.split(":", 1)[1].split("   (")[0])
+    assert words[0] == "memplan"
+    return words[1:]
+
+
+def test_update_records_and_check_agrees(project: Path, memplan: Memplan) -> None:
+    done = memplan("check", "--update", MLP, GPT, "--dim", "N=8")
+    assert done.returncode == 0, done.stderr
+    assert f"added  {MLP}" in done.stdout
+    assert "N=8" in next(line for line in done.stdout.splitlines() if GPT in line)
+    text = (project / "memplan.lock").read_text()
+    assert text.index(GPT) < text.index(MLP)
+    assert str(project) not in text
+
+    done = memplan("check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\nok  ") + done.stdout.startswith("ok  ") == 2
+    analysis = json.loads(memplan("analyze", MLP, "--format", "json").stdout)
+    entry = entry_of(memplan, MLP)
+    assert entry["status"] == "ok"
+    assert entry["locked_peak_bytes"] == entry["peak_bytes"] == analysis["peak_bytes"]
+    assert entry["delta_bytes"] == 0
+
+
+def test_lock_is_deterministic_and_left_alone(locked: Path, memplan: Memplan) -> None:
+    lock = locked / "memplan.lock"
+    first, stamp = lock.read_bytes(), lock.stat().st_mtime_ns
+    done = memplan("check", "--update")
+    assert done.returncode == 0
+    assert done.stdout.count("unchanged  ") == 2
+    assert (lock.read_bytes(), lock.stat().st_mtime_ns) == (first, stamp)
+    lock.unlink()
+    memplan("check", "--update", GPT, "--dim", "N=8")
+    memplan("check", "--update", MLP)
+    assert lock.read_bytes() == first
+
+
+def test_regression_is_explained_and_its_commands_work(locked: Path, memplan: Memplan) -> None:
+    before = entry_of(memplan, MLP)["peak_bytes"]
+    stash_more(locked / MLP)
+    done = memplan("check")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    after = before + 3 * STASH_BYTES
+    header = (locked / "memplan.lock").read_text().split("\n").index(f'[models."{MLP}"]') + 1
+    fail = next(line for line in lines if line.startswith("FAIL"))
+    assert fail.startswith(f"FAIL  {MLP}  peak +48.0 MiB (+17.1%)   281 MiB -> 329 MiB")
+    assert fail.endswith(f"limit 281 MiB (memplan.lock:{header})")
+    assert any(line.split()[:1] == ["stash"] and line.endswith("+48.0 MiB") for line in lines)
+    assert "why: 3 more tensors stay live into backward" in done.stdout
+    assert any(line.split()[:4] == ["+", "extra*", "3", "x"] for line in lines)
+    assert lines[-1] == "1 of 2 models regressed"
+    assert lines[0].startswith(f"ok  {GPT}")
+
+    entry = entry_of(memplan, MLP)
+    assert entry["status"] == "regressed"
+    assert (entry["locked_peak_bytes"], entry["peak_bytes"]) == (before, after)
+    assert (entry["delta_bytes"], entry["line"]) == (3 * STASH_BYTES, header)
+
+    fit = command_in(done.stdout, "fit")
+    assert fit[:2] == ["rewrite", MLP]
+    assert parse_size(fit[fit.index("--budget") + 1]).nbytes == before
+    assert memplan(*command_in(done.stdout, "accept")).returncode == 0
+    assert memplan("check").returncode == 0
+    assert entry_of(memplan, MLP)["locked_peak_bytes"] == after
+
+
+def test_improvement_passes_and_proposes_the_update(locked: Path, memplan: Memplan) -> None:
+    stash_more(locked / MLP)
+    memplan("check", "--update", MLP)
+    shutil.copy(SAMPLES / "mlp_adamw.onnx", locked / MLP)
+    done = memplan("check", MLP)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"improved  {MLP}  peak -48.0 MiB")
+    assert f"memplan check --update {MLP}" in done.stdout
+    assert entry_of(memplan, MLP)["status"] == "improved"
+
+
+def test_tolerance_is_kept_and_honoured(locked: Path, memplan: Memplan) -> None:
+    lock = locked / "memplan.lock"
+    stash_more(locked / MLP)
+    for tolerance, code in (("48MiB", 0), ("47MiB", 1), ("18%", 0), ("17%", 1)):
+        text = lock.read_text()
+        lock.write_text(text + f'tolerance = "{tolerance}"\n')  # the last table is the MLP's
+        done = memplan("check")
+        assert done.returncode == code, tolerance
+        assert ("within the tolerance" in done.stdout) == (code == 0)
+        lock.write_text(text)
+    lock.write_text(lock.read_text() + 'tolerance = "1%"\n')
+    assert memplan("check", "--update").returncode == 0
+    assert lock.read_text().endswith('tolerance = "1%"\n')
+    assert memplan("check").returncode == 0
+
+
+def test_orphan_and_missing_fail_with_their_commands(locked: Path, memplan: Memplan) -> None:
+    shutil.copy(SAMPLES / "unet.onnx", locked / "models/unet.onnx")
+    done = memplan("check", "models/unet.onnx")
+    assert done.returncode == 1
+    assert "is not in memplan.lock" in done.stdout
+    orphan = entry_of(memplan, "models/unet.onnx", "models/unet.onnx")
+    assert (orphan["status"], orphan["locked_peak_bytes"]) == ("orphan", None)
+    assert orphan["peak_bytes"] > 0
+    assert memplan(*command_in(done.stdout, "accept")).returncode == 0
+    assert memplan("check", "models/unet.onnx").returncode == 0
+
+    (locked / "models/unet.onnx").unlink()
+    done = memplan("check")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 of 3 models missing"
+    missing = entry_of(memplan, "models/unet.onnx")
+    assert (missing["status"], missing["peak_bytes"]) == ("missing", None)
+    assert memplan(*command_in(done.stdout, "accept")).returncode == 0
+    assert "unet" not in (locked / "memplan.lock").read_text()
+    assert memplan("check").returncode == 0
+
+
+def test_an_orphan_without_its_batch_size_says_how_to_add_it(
+    project: Path, memplan: Memplan
+) -> None:
+    assert memplan("check", "--update", MLP).returncode == 0
+    done = memplan("check", GPT)
+    assert done.returncode == 1
+    assert command_in(done.stdout, "accept")[-2:] == ["--dim", "N=..."]
+    refused = memplan("check", "--update", GPT)
+    assert refused.returncode == 3
+    assert "dimension 'N'" in refused.stderr
+    assert "--dim N=..." in refused.stderr
+
+
+def test_update_never_drops_all_models_unasked(locked: Path, memplan: Memplan) -> None:
+    before = (locked / "memplan.lock").read_bytes()
+    shutil.rmtree(locked / "models")
+    done = memplan("check", "--update")
+    assert done.returncode == 3
+    assert "none of the models" in done.stderr
+    assert (locked / "memplan.lock").read_bytes() == before
+
+
+def test_another_memory_model_is_no_regression(locked: Path, memplan: Memplan) -> None:
+    lock = locked / "memplan.lock"
+    lock.write_text(lock.read_text().replace("\naccounting = ", "\naccounting = 9"))
+    stash_more(locked / MLP)
+    done = memplan("check")
+    assert done.returncode == 0
+    assert done.stdout.count("accounting-changed") == 2
+    assert f"memplan check --update {MLP}" in done.stdout
+    assert entry_of(memplan, MLP)["status"] == "accounting-changed"
+    assert memplan("check", "--update").returncode == 0
+    assert "accounting-changed" not in memplan("check").stdout
+
+
+def test_same_peak_in_another_graph_is_ok(locked: Path, memplan: Memplan) -> None:
+    rename_a_tensor(locked / MLP)
+    done = memplan("check", MLP)
+    assert done.returncode == 0
+    assert "differs from the lock in fingerprint" in done.stdout
+    assert entry_of(memplan, MLP)["status"] == "ok"
+
+
+def test_max_peak_is_a_cap_for_all(locked: Path, memplan: Memplan) -> None:
+    peak = entry_of(memplan, MLP)["peak_bytes"]
+    assert memplan("check", "--max-peak", str(peak)).returncode == 0
+    done = memplan("check", "--max-peak", str(peak - 1))
+    assert done.returncode == 1
+    assert f"max peak {peak - 1} = {peak - 1:,} B" in done.stdout
+    assert "(--max-peak), exceeded by 1 B" in done.stdout
+    assert f"--budget {peak - 1}" in done.stdout
+    assert "accept:" not in done.stdout  # recording it would not help
+    lock = (locked / "memplan.lock").read_bytes()
+    refused = memplan("check", "--update", "--max-peak", "100MB", "--session", "default")
+    assert refused.returncode == 1
+    assert (locked / "memplan.lock").read_bytes() == lock
+    for size in ("80%", "4G", "0", "x"):
+        assert memplan("check", "--max-peak", size).returncode == 2
+
+
+def test_recorded_session_and_dims_are_used(project: Path, memplan: Memplan) -> None:
+    memplan("check", "--update", GPT, "--dim", "N=8", "--session", "default")
+    entry = entry_of(memplan, GPT)
+    expected = json.loads(
+        memplan("analyze", GPT, "--dim", "N=8", "--session", "default", "--format", "json").stdout
+    )
+    assert entry["peak_bytes"] == expected["peak_bytes"]
+    assert (entry["session"], entry["dims"]) == ("default", {"N": 8})
+    # A configured default is for new models; only the command line contradicts the lock.
+    (project / "pyproject.toml").write_text('[tool.memplan]\nsession = "tuned"\n')
+    assert memplan("check").returncode == 0
+    for options in (("--session", "tuned"), ("--dim", "N=16"), ("--dim", "M=1")):
+        refused = memplan("check", *options)
+        assert refused.returncode == 2, refused.stderr
+        assert refused.stdout == ""
+    hint = memplan("check", "--session", "tuned").stderr.split("record the model with it: ")[1]
+    assert memplan(*shlex.split(hint)[1:]).returncode == 0
+    assert memplan("check", "--session", "tuned").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("version = 1", "version = 7", ":3: lock version 7"),
+        ("version = 1", "version = 1\n<<<<<<< HEAD", ":4: the lock holds an unresolved merge"),
+        ("version = 1", "version =", ":3: the lock is not valid TOML"),
+        (f'[models."{MLP}"]', f'[models."{MLP}"]\npeak = 3', "'peak' of model"),
+    ],
+)
+@pytest.mark.parametrize("update", [(), ("--update",), ("--update", MLP)])
+def test_broken_lock(
+    locked: Path, memplan: Memplan, old: str, new: str, problem: str, update: tuple[str, ...]
+) -> None:
+    lock = locked / "memplan.lock"
+    edit(lock, old, new)
+    before = lock.read_bytes()
+    done = memplan("check", *update)
+    assert done.returncode == 3
+    assert problem in done.stderr
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+    assert done.stdout == ""
+    assert lock.read_bytes() == before
+
+
+def test_no_lock(project: Path, memplan: Memplan) -> None:
+    for arguments in ((), (MLP,), ("--update",)):
+        done = memplan("check", *arguments)
+        assert done.returncode == 3
+        assert "hint: record models: memplan check --update MODEL..." in done.stderr
+    assert os.listdir(project) == ["models"]
+    (project / "memplan.lock").write_text("version = 1\n")
+    assert "holds no models" in memplan("check").stderr
+
+
+def test_unreadable_models_come_after_the_others(locked: Path, memplan: Memplan) -> None:
+    lock = (locked / "memplan.lock").read_bytes()
+    stash_more(locked / MLP)
+    (locked / GPT).write_bytes(b"\x08\x09garbage")
+    done = memplan("check")
+    assert done.returncode == 3
+    assert f"FAIL  {MLP}" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 of 2 models regressed, 1 could not be read"
+    assert f"error: {GPT} is not an ONNX model" in done.stderr
+    found = json.loads(memplan("check", "--format", "json").stdout)
+    assert [entry["path"] for entry in found["entries"]] == [MLP]
+    assert [error["path"] for error in found["errors"]] == [GPT]
+    done = memplan("check", "--update")
+    assert done.returncode == 3
+    assert "memplan.lock was not changed" in done.stdout
+    assert (locked / "memplan.lock").read_bytes() == lock
+
+
+def test_a_lock_elsewhere_and_odd_names(project: Path, memplan: Memplan) -> None:
+    odd = 'models/my "odd" \\ 模型\'.onnx'
+    shutil.copy(SAMPLES / "mlp_adamw.onnx", project / odd)
+    (project / "ci").mkdir()
+    assert memplan("check", "--lock", "ci/peaks.lock", "--update", odd).returncode == 0
+    assert memplan("check", "--lock", "ci/peaks.lock", project / odd).returncode == 0
+    entry = entry_of(memplan, f"../{odd}", "--lock", "ci/peaks.lock")
+    assert entry["status"] == "ok"
+    stash_more(project / odd)
+    done = memplan("check", "--lock", project / "ci/peaks.lock")
+    assert done.returncode == 1
+    assert str(project) not in done.stdout
+    assert "(ci/peaks.lock:5)" in done.stdout
+    assert memplan(*command_in(done.stdout, "accept")).returncode == 0
+    assert memplan("check", "--lock", "ci/peaks.lock").returncode == 0
+
+
+def test_output_options(locked: Path, memplan: Memplan) -> None:
+    assert memplan("check", "-q").stdout == ""
+    assert "weights" in memplan("check", "-v").stdout
+    assert "\x1b[" not in memplan("check").stdout
+    colored = memplan("check", "--color", "always").stdout
+    assert "\x1b[32m" in colored
+    assert memplan("check", "-o", "report.txt").stdout == ""
+    assert memplan("check", "-o", "report.txt").returncode == 2
+    assert memplan("check", "-o", "report.txt", "--format", "json", "--force").returncode == 0
+    assert json.loads((locked / "report.txt").read_text())["entries"]
+    stash_more(locked / MLP)
+    quiet = memplan("check", "-q")
+    assert quiet.returncode == 1
+    assert quiet.stdout.startswith(f"FAIL  {MLP}")
+    updated = json.loads(memplan("check", "--update", "--format", "json").stdout)
+    changes = {entry["path"]: (entry["change"], entry["status"]) for entry in updated["entries"]}
+    assert changes == {MLP: ("changed", "ok"), GPT: ("unchanged", "ok")}
+    assert updated["updated"] is True

@@ -12,6 +12,7 @@ from memplan_cli.options import (
     bound,
     configuration_option,
     emit,
+    keep_inputs,
     model_options,
     output_options,
 )
@@ -52,6 +53,7 @@ def command(
     """
     from memplan.analysis import analyze
 
+    keep_inputs(output, model)
     if output is not None and str(output) != "-":
         from memplan.model.write import check_output
 

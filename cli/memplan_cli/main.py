@@ -8,7 +8,7 @@ from importlib import import_module
 
 import click
 
-from memplan.errors import EXIT_BUG, MemplanError
+from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
 
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
@@ -48,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code (see memplan/errors.py)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if not arguments:
+            cli.main(["--help"], prog_name="memplan", standalone_mode=False)
+            return EXIT_USAGE
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MemplanError as error:
@@ -69,12 +72,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _report(message: str, hint: str, code: int, arguments: list[str]) -> int:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {_line(message)}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {_line(hint)}", err=True)
     if "-vv" in arguments:
         traceback.print_exc()
     return code
+
+
+def _line(text: str) -> str:
+    """``text`` on one line: names in a model may hold anything."""
+    return " ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
 def run() -> None:

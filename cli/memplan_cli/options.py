@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from memplan.errors import UsageError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SESSIONS = ("tuned", "default")
+# Up to 18 digits: what fits into the 64 bits of an ONNX dimension.
+_SIZE = re.compile(r"[0-9]{1,18}")
 
 
 def model_options(function: Function) -> Function:
@@ -51,18 +54,37 @@ def bound(dims: Sequence[str]) -> dict[str, int]:
     result: dict[str, int] = {}
     for text in dims:
         name, _, size = text.rpartition("=")
-        if not name or not (size.isascii() and size.isdigit()) or int(size) < 1:
-            raise UsageError(f"--dim {text}: not NAME=SIZE with a size of at least 1")
+        if not name or not _SIZE.fullmatch(size) or int(size) < 1:
+            raise UsageError(
+                f"--dim {text}: not NAME=SIZE with a size of at least 1", "for example --dim N=32"
+            )
         if result.setdefault(name, int(size)) != int(size):
             raise UsageError(f"--dim {name} is given twice: {result[name]} and {size}")
     return result
+
+
+def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
+    """Refuse to write over a file that is read, ``--force`` or not.
+
+    Raises:
+        UsageError: ``output`` is one of ``inputs``.
+    """
+    if output is None or str(output) == "-" or not output.exists():
+        return
+    for path in inputs:
+        if path is not None and path.exists() and output.samefile(path):
+            raise UsageError(
+                f"{output} is an input of this command, and inputs are never overwritten",
+                "choose another output",
+            )
 
 
 def emit(text: str | bytes, output: Path | None, force: bool) -> None:
     """Write a result to a file, or to stdout when none is given or it is ``-``."""
     from memplan.model.write import write_atomically
 
-    data = text.encode() if isinstance(text, str) else text
+    # File names may hold bytes that are no text; they are shown, not a reason to fail.
+    data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
     if output is None or str(output) == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -70,39 +92,96 @@ def emit(text: str | bytes, output: Path | None, force: bool) -> None:
         write_atomically(output, data, force=force)
 
 
-def configured(command: str, folder: Path | None = None) -> dict[str, Any]:
-    """Defaults for ``command`` from ``[tool.memplan]`` of the nearest pyproject.toml.
+def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]:
+    """Defaults for a command's parameters from ``[tool.memplan]`` of the nearest pyproject.toml.
 
-    Keys are option names (``session``, ``provider``, ...); a table ``[tool.memplan.COMMAND]``
+    Keys are option names (``session``, ``time-limit``, ...); a table ``[tool.memplan.COMMAND]``
     holds those of one command and wins.
 
     Raises:
-        UsageError: the file is no valid TOML.
+        UsageError: no valid TOML, a key that is no option, or a value of the wrong type.
     """
-    for parent in [(folder or Path.cwd()), *(folder or Path.cwd()).parents]:
-        file = parent / "pyproject.toml"
-        if not file.is_file():
-            continue
-        try:
-            table = tomllib.loads(file.read_text()).get("tool", {}).get("memplan", {})
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"{file} is not valid TOML: {error}") from None
-        shared = {k: v for k, v in table.items() if not isinstance(v, dict)}
-        return {k.replace("-", "_"): v for k, v in {**shared, **table.get(command, {})}.items()}
-    return {}
+    here = folder or Path.cwd()
+    file = next((f for p in (here, *here.parents) if (f := p / "pyproject.toml").is_file()), None)
+    if file is None:
+        return {}
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
+        raise UsageError(f"{file} cannot be read: {error}", "it must be valid TOML") from None
+    table = table.get("memplan", {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise UsageError(f"{file}: tool.memplan is no table", "write [tool.memplan]")
+    shared = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    own = table.get(ctx.info_name or "", {})
+    if not isinstance(own, dict):
+        raise UsageError(f"{file}: tool.memplan.{ctx.info_name} is no table")
+    result: dict[str, Any] = {}
+    options = _options_of(ctx.command)
+    for key, value in {**shared, **own}.items():
+        option = options.get(key.replace("_", "-"))
+        if option is not None:
+            result[str(option.name)] = _typed(option, value, f"{file}: tool.memplan.{key}")
+        elif key in own or key.replace("_", "-") not in _all_options(ctx):
+            raise UsageError(
+                f"{file}: tool.memplan.{key} is no option", "keys are long option names without --"
+            )
+    return result
+
+
+def _options_of(command: click.Command) -> dict[str, click.Option]:
+    """Options by long name without dashes."""
+    return {
+        name.removeprefix("--"): option
+        for option in command.params
+        if isinstance(option, click.Option) and not option.hidden
+        for name in option.opts
+        if name.startswith("--")
+    }
+
+
+def _all_options(ctx: click.Context) -> set[str]:
+    """Names of the options of every command."""
+    group = ctx.parent.command if ctx.parent is not None else None
+    if not isinstance(group, click.Group):
+        return set()
+    commands = [group.get_command(ctx, name) for name in group.list_commands(ctx)]
+    return {name for command in commands if command for name in _options_of(command)}
+
+
+def _typed(option: click.Option, value: object, where: str) -> object:
+    """The value as the option takes it; TOML knows the difference between 1, "1" and true."""
+    if option.multiple:
+        values = value if isinstance(value, list) else [value]
+        return [_single(option, item, where) for item in values]
+    return _single(option, value, where)
+
+
+def _single(option: click.Option, value: object, where: str) -> object:
+    wanted: tuple[type, ...]
+    if option.is_flag:
+        wanted, what = (bool,), "true or false"
+    elif option.count or isinstance(option.type, click.types.IntParamType):
+        wanted, what = (int,), "a whole number"
+    elif isinstance(option.type, click.types.FloatParamType):
+        wanted, what = (int, float), "a number"
+    else:
+        wanted, what = (str, int), "a text"
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise UsageError(f"{where} = {value!r} is not {what}")
+    return str(value) if str in wanted else value
 
 
 def use_configuration(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Eager callback that fills click's default map from pyproject.toml."""
-    settings = configured(ctx.info_name or "")
-    known = {parameter.name for parameter in ctx.command.params}
-    ctx.default_map = {k: v for k, v in settings.items() if k in known}
+    ctx.default_map = configured(ctx)
     return value
 
 
 def configuration_option(function: Function) -> Function:
     """Adds a hidden eager option whose only work is to read pyproject.toml."""
-    return click.option(
+    option = click.option(
         "--_configuration", is_eager=True, hidden=True, expose_value=False,
         callback=use_configuration,
-    )(function)  # fmt: skip
+    )  # fmt: skip
+    return option(function)

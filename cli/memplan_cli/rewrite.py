@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from memplan.errors import UsageError
 from memplan_cli.options import (
     SESSIONS,
     bound,
     configuration_option,
     emit,
+    keep_inputs,
     model_options,
     output_options,
 )
@@ -88,12 +90,17 @@ def command(
         device=device,
         loss=loss,
     )
-    to_stdout = output is not None and str(output) == "-"
+    to_stdout = output is not None and str(output) == "-" and not dry_run
+    if to_stdout and form == "json":
+        raise UsageError(
+            "the model and the JSON cannot both go to stdout", "give a file name to -o"
+        )
+    keep_inputs(output, model, costs)
     with planning_progress(quiet) as progress:
         result = rewrite(
             model,
             options,
-            None if to_stdout else output,
+            None if to_stdout or dry_run else output,
             dims=bound(dims),
             force=force,
             dry_run=dry_run or to_stdout,

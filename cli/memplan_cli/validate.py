@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memplan.errors import EXIT_FINDING
-from memplan_cli.options import bound, configuration_option, emit, output_options
+from memplan_cli.options import bound, configuration_option, emit, keep_inputs, output_options
 
 
 @click.command("validate")
@@ -53,6 +53,11 @@ def command(
     """
     from memplan.validation import ValidateOptions, validate
 
+    keep_inputs(output, original, rewritten, inputs)
+    if output is not None and str(output) != "-":
+        from memplan.model.write import check_output
+
+        check_output(output, force)
     options = ValidateOptions(provider, runs, inputs, seed, threads, plain)
     result = validate(original, rewritten, options, dims=bound(dims))
     if form == "json":

@@ -15,6 +15,8 @@ import onnx
 from memplan.model.fold import small_constants
 from memplan.model.shapes import ValueType, infer, stated_types
 
+_MOST_TRIPS = 2**31
+
 
 @dataclass(frozen=True, slots=True)
 class BodyModel:
@@ -102,16 +104,26 @@ def _source_type(
         return types.get(node.input[slot]) if slot < len(node.input) else None
     if node.op_type == "Scan" and slot < len(node.input):
         outer = types.get(node.input[slot])
-        sequences = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
-        states = len(node.input) - sequences
-        if outer is None or outer.shape is None or slot < states:
+        first = len(node.input) - _scanned(node)
+        if outer is None or outer.shape is None or slot < first:
             return outer
-        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
-        axis = axes[slot - states] if axes else 0
         shape = list(outer.shape)
-        del shape[axis]
+        if shape:
+            del shape[_scan_axis(node, slot - first, len(shape))]
         return ValueType(outer.dtype, tuple(shape))
     return None
+
+
+def _scanned(node: onnx.NodeProto) -> int:
+    """How many of a Scan's inputs, the last ones, are read slice by slice."""
+    return int(next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0))
+
+
+def _scan_axis(node: onnx.NodeProto, index: int, rank: int) -> int:
+    """The axis along which a Scan reads its scan input ``index``, which has ``rank`` axes."""
+    axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
+    axis = axes[index] if index < len(axes) else 0
+    return axis if -rank <= axis < rank else 0
 
 
 def _trips(
@@ -120,14 +132,16 @@ def _trips(
     if node.op_type == "If":
         return 1
     if node.op_type == "Loop":
-        constants = small_constants(model.graph)
-        count = constants.get(node.input[0])
-        return None if count is None else int(np.asarray(count).reshape(-1)[0])
-    if node.op_type == "Scan" and node.input:
-        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
+        count = small_constants(model.graph, defaults=True).get(node.input[0])
+        if count is None or not np.asarray(count).size:
+            return None
+        trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
+        # Exporters write the largest integer for a loop that only its condition ends.
+        return trips if trips <= _MOST_TRIPS else None
+    if node.op_type == "Scan" and _scanned(node):
         last = types.get(node.input[-1])
-        if last is not None and last.shape is not None:
-            return last.shape[axes[-1] if axes else 0]
+        if last is not None and last.shape:
+            return last.shape[_scan_axis(node, _scanned(node) - 1, len(last.shape))]
     return None
 
 
@@ -145,8 +159,7 @@ def output_types(
         inner = inner[1:]
         states = len(node.input) - 2
     else:
-        sequences = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
-        states = len(node.input) - sequences
+        states = len(node.input) - _scanned(node)
     found = {}
     for slot, (name, value) in enumerate(zip(node.output, inner, strict=False)):
         if not name or value is None or value.shape is None:

@@ -135,7 +135,7 @@ def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -
         if name not in given:
             if formal.required:
                 raise ModelError(f"{where} lacks its attribute '{name}'", _DAMAGED)
-        elif given[name].type != int(formal.type):
+        elif given[name].type != int(formal.type):  # type: ignore[call-overload]
             raise ModelError(f"{where}: attribute '{name}' has the wrong type", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)

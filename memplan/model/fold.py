@@ -58,9 +58,9 @@ def complete_types(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> di
 
 
 def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[str, Array]:
-    """Contents of the small initializers by name.
+    """Contents of small initializers and ``Constant`` nodes by tensor name.
 
-    ``defaults``: also of those that are graph inputs, which the caller of a run may replace.
+    ``defaults``: also of initializers that are graph inputs, which a run may replace.
     """
     found: dict[str, Array] = {}
     replaceable = set() if defaults else {value.name for value in graph.input}
@@ -68,7 +68,28 @@ def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[s
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
         if not external and math.prod(tensor.dims) <= _SMALL and tensor.name not in replaceable:
             found[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            value = _constant_value(node.attribute[0])
+            if value is not None:
+                found[node.output[0]] = value
     return found
+
+
+def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
+    """What a ``Constant`` holds; None if it is large, elsewhere, sparse or text."""
+    if attribute.name == "value":
+        tensor = attribute.t
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        large = math.prod(tensor.dims) > _SMALL
+        return None if external or large else numpy_helper.to_array(tensor)
+    if attribute.name in ("value_int", "value_ints"):
+        whole = attribute.i if attribute.name == "value_int" else list(attribute.ints)
+        return np.asarray(whole, dtype=np.int64)
+    if attribute.name in ("value_float", "value_floats"):
+        real = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+        return np.asarray(real, dtype=np.float32)
+    return None
 
 
 def _fold_round(
@@ -114,16 +135,15 @@ def _evaluate(
 
 def _grown(node: onnx.NodeProto, values: Mapping[str, Array]) -> float:
     """Elements of the output, for operators whose output may be far larger than their inputs."""
-    arrays = [values[name] for name in node.input if name]
-    sizes = [math.prod(array.shape) for array in arrays]
+    arrays = [values[name].reshape(-1) for name in node.input if name]
     if node.op_type == "ConstantOfShape":
-        return math.prod(arrays[0].reshape(-1).tolist())
+        return math.prod(float(size) for size in arrays[0])
     if node.op_type in ("Expand", "Tile"):
-        return sizes[0] * math.prod(arrays[1].reshape(-1).tolist())
-    if node.op_type == "Range":
-        start, limit, step = (float(array.reshape(-1)[0]) for array in arrays)
+        return math.prod((float(size) for size in arrays[1]), start=float(arrays[0].size))
+    if node.op_type == "Range" and all(array.size for array in arrays):
+        start, limit, step = (float(array[0]) for array in arrays)
         return (limit - start) / step if step else math.inf
-    return max(sizes, default=0)
+    return max((float(array.size) for array in arrays), default=0.0)
 
 
 def _run_reference(

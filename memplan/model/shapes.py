@@ -197,7 +197,7 @@ def check_stated(bound: onnx.ModelProto, stated: Mapping[str, ValueType]) -> Non
 
 
 def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
-    model = _without_statements(bound)
+    model = _without_weights(bound, statements=False)
     _check_windows(model, bound.graph)
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
@@ -245,28 +245,36 @@ def _type_text(value: ValueType) -> str:
     return f"{names.get(value.dtype, value.dtype)}{shape}"
 
 
-def _without_statements(bound: onnx.ModelProto) -> onnx.ModelProto:
-    """The nodes, inputs and small constants of ``bound``: what inference needs, and no weights."""
+def _without_weights(bound: onnx.ModelProto, *, statements: bool) -> onnx.ModelProto:
+    """The nodes, inputs and small constants of ``bound``: what inference needs, and no weights.
+
+    Large and sparse constants (whose shapes inference does not know) become inputs.
+    ``statements``: with the shapes that the file states for computed tensors.
+    """
     graph = bound.graph
     result = onnx.ModelProto(ir_version=bound.ir_version)
     result.opset_import.extend(bound.opset_import)
     result.graph.name = graph.name or "graph"
     result.graph.node.extend(graph.node)
     result.graph.input.extend(graph.input)
-    result.graph.sparse_initializer.extend(graph.sparse_initializer)
     given = {value.name for value in graph.input}
+    large = {s.values.name: (s.values.data_type, s.dims) for s in graph.sparse_initializer}
     for tensor in graph.initializer:
         if math.prod(tensor.dims) <= _SMALL and tensor.data_location != _EXTERNAL:
             result.graph.initializer.append(tensor)
         elif tensor.name not in given:
-            result.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    for value in graph.output:
-        output = result.graph.output.add(name=value.name)
-        output.type.CopyFrom(value.type)
-        if output.type.HasField("tensor_type"):
-            output.type.tensor_type.ClearField("shape")
+            large[tensor.name] = (tensor.data_type, tensor.dims)
+    result.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, dtype, dims)
+        for name, (dtype, dims) in large.items()
+    )
+    result.graph.output.extend(graph.output)
+    if statements:
+        result.graph.value_info.extend(graph.value_info)
+        return result
+    for value in result.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     return result
 
 
@@ -293,17 +301,18 @@ def _state(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> None:
 
 
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
-    """ONNX shape inference with data propagation; the model itself where inference gives up.
+    """ONNX shape inference with data propagation; what is stated where inference gives up.
 
     Values are propagated only where no vector is long: a flat buffer of parameters would take a
     hundred times its size.
     """
-    plain = _infer(bound, propagate=False)
+    model = _without_weights(bound, statements=True)
+    plain = _infer(model, propagate=False)
     types = stated_types(plain.graph)
     vectors = (value.shape[0] for value in types.values() if value.shape and len(value.shape) == 1)
     if _complete(plain.graph, types) or max(vectors, default=0) > _LONGEST_PROPAGATED:
         return plain
-    return _infer(bound, propagate=True)
+    return _infer(model, propagate=True)
 
 
 def _infer(model: onnx.ModelProto, propagate: bool) -> onnx.ModelProto:

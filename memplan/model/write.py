@@ -15,14 +15,21 @@ def check_output(path: Path, force: bool) -> None:
     """Fail early when ``path`` could not be written at the end of a long job.
 
     Raises:
-        UsageError: it exists (and ``force`` is not given), is a folder, or its folder is missing
-            or read-only.
+        UsageError: it exists (and ``force`` is not given), is no regular file (a folder, a device),
+            or its folder is missing or read-only.
     """
-    if path.is_dir():
+    try:
+        exists, regular, folder = path.exists(), path.is_file(), path.parent.is_dir()
+        is_folder = path.is_dir()
+    except OSError as error:  # a name too long, a folder that may not be searched
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    if is_folder:
         raise UsageError(f"{path} is a folder", "give a file name")
-    if path.exists() and not force:
+    if exists and not regular:
+        raise UsageError(f"{path} is no regular file", "give a file name, or - for stdout")
+    if exists and not force:
         raise UsageError(f"{path} exists", "choose another name or add --force")
-    if not path.parent.is_dir():
+    if not folder:
         raise UsageError(f"folder {path.parent} does not exist", "create it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"folder {path.parent} is not writable", "choose another output path")
@@ -31,24 +38,43 @@ def check_output(path: Path, force: bool) -> None:
 def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
     """Write ``data`` to ``path`` through a temporary file in the same folder.
 
+    Whatever happens on the way (a full disk, Ctrl-C), ``path`` holds either what it held before or
+    all of ``data``, and no temporary file is left.
+
     Raises:
         UsageError: the output cannot be written.
     """
     check_output(path, force)
     temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=".memplan-", dir=path.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
         # mkstemp makes private files; an output has the permissions that any new file gets.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
+        _put(temporary, path, force)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        if temporary is not None and os.path.lexists(temporary):
+            os.unlink(temporary)
+
+
+def _put(temporary: str, path: Path, force: bool) -> None:
+    """Move ``temporary`` to ``path``; without ``force`` only if nobody made a file there since."""
+    if not force:
+        try:
+            os.link(temporary, path)
+            return
+        except FileExistsError:
+            raise UsageError(f"{path} exists", "choose another name or add --force") from None
+        except OSError:
+            pass  # a file system without hard links
+    os.replace(temporary, path)
 
 
 def write_model(model: onnx.ModelProto, path: Path, *, force: bool = False) -> None:

@@ -11,6 +11,9 @@ from memplan.planning.evaluate import Profile
 from memplan.planning.moves import Index, Scratch, score_move
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
+# Moves that score less than this share of the best are not worth completing.
+NEAR = 0.2
+
 
 class Moves(NamedTuple):
     """Scored moves; the nodes of move ``k`` are ``nodes[start[k]:start[k + 1]]``."""
@@ -26,16 +29,21 @@ class Moves(NamedTuple):
 @compiled
 def new_scratch(problem: Arrays, storages: int, longest: int) -> Scratch:
     """Work arrays for closures of up to ``longest`` nodes."""
+    nodes, tensors = len(problem.cost), len(problem.nbytes)
     return Scratch(
         np.zeros(1, np.int64),
-        np.zeros(len(problem.cost), np.int64),
-        np.zeros(len(problem.nbytes), np.int64),
+        np.zeros(nodes, np.int64),
+        np.zeros(tensors, np.int64),
         np.zeros(storages, np.int64),
+        np.zeros(tensors, np.int64),
+        np.zeros(tensors, np.int64),
+        np.zeros(longest, np.int64),
         np.zeros(longest, np.int64),
         np.zeros(4 * longest, np.int64),
         np.zeros(4 * longest, np.int64),
         np.zeros(4 * longest, np.int64),
         np.zeros(4 * longest, np.int64),
+        np.zeros(4 * longest, np.float64),
         np.zeros(4 * longest + 2, np.int64),
         np.zeros(4 * longest + 2, np.int64),
         np.zeros(longest, np.int64),
@@ -73,14 +81,17 @@ def enumerate_moves(
     depth: int,
     longest: int,
 ) -> Moves:
-    """Every move with a positive score whose gap contains ``step``."""
+    """Moves whose gap contains ``step``, with their scores.
+
+    Moves whose score cannot come near the best one's are left out.
+    """
     storages = len(profile.size)
     scratch = new_scratch(problem, storages, longest)
     storage, at = np.zeros(storages, np.int64), np.zeros(storages, np.int64)
     score, gain = np.zeros(storages, np.float64), np.zeros(storages, np.float64)
     start = np.zeros(storages + 1, np.int64)
     nodes = np.zeros(1024, np.int64)
-    count = 0
+    count, leading = 0, 0.0
     for s in range(storages):
         if profile.birth[s] >= step or profile.death[s] <= step + 1:
             continue
@@ -90,7 +101,8 @@ def enumerate_moves(
         if after == NONE:
             continue
         value, benefit, used = score_move(
-            problem, profile, index, scratch, movable, price, budget, s, before, after, depth
+            problem, profile, index, scratch, movable, price, budget, s, before, after, depth,
+            NEAR * leading,
         )
         if used == 0:
             continue
@@ -100,6 +112,7 @@ def enumerate_moves(
             nodes = larger
         nodes[start[count] : start[count] + used] = scratch.best[:used]
         start[count + 1] = start[count] + used
+        leading = max(leading, value)
         storage[count], at[count], score[count], gain[count] = s, after, value, benefit
         count += 1
     return Moves(

@@ -5,6 +5,7 @@ numba compiles on first use (some seconds, once per version) and needs no toolch
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -27,8 +28,20 @@ def cache_folder() -> Path:
     return Path(base) / "memplan"
 
 
+def source_digest() -> str:
+    """A hash of the planner's sources.
+
+    numba notices a change of a function's own file only, not of the files that it calls into; so
+    every version of the sources gets a cache of its own.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 # numba reads the variable when it is first imported, so this must stand before the import.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba" / source_digest()))
 
 import numba  # noqa: E402
 

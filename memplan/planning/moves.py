@@ -40,13 +40,17 @@ class Scratch(NamedTuple):
 
     stamp: Ints  # (1) the counter
     node_mark: Ints
-    tensor_mark: Ints
-    storage_mark: Ints
-    chosen: Ints  # nodes of the move under construction
+    tensor_mark: Ints  # made by a node of the move under construction
+    storage_mark: Ints  # already among the extensions
+    reader: Ints  # last chosen node that reads a tensor
+    reader_mark: Ints
+    chosen: Ints  # nodes of the move under construction, in original order
+    queue: Ints  # the same in the order in which they were added
     ext_storage: Ints
+    ext_tensor: Ints
     ext_from: Ints
     ext_size: Ints
-    ext_maker: Ints
+    ext_harm: Floats  # excess that keeping it alive adds, taken alone
     event_at: Ints
     event_by: Ints
     best: Ints  # nodes of the best closure found
@@ -163,6 +167,7 @@ def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: in
     if count >= len(scratch.chosen):
         return -1
     scratch.node_mark[node] = stamp
+    scratch.queue[count] = node
     for k in range(problem.write_start[node], problem.write_start[node + 1]):
         scratch.tensor_mark[problem.writes[k]] = stamp
     # Insertion keeps the nodes in original order.
@@ -175,70 +180,85 @@ def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: in
 
 
 @compiled
+def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tuple[int, bool]:
+    """Forget extensions of tensors that the move now makes itself.
+
+    Returns how many are left, and whether another tensor of a dropped storage may be read.
+    """
+    kept, again = 0, False
+    for e in range(extensions):
+        s = scratch.ext_storage[e]
+        if scratch.tensor_mark[scratch.ext_tensor[e]] == stamp:
+            if s >= 0:
+                scratch.storage_mark[s] = 0
+                again = again or index.value_start[s + 1] - index.value_start[s] > 1
+            continue
+        scratch.ext_storage[kept] = s
+        scratch.ext_tensor[kept] = scratch.ext_tensor[e]
+        scratch.ext_from[kept] = scratch.ext_from[e]
+        scratch.ext_size[kept] = scratch.ext_size[e]
+        scratch.ext_harm[kept] = scratch.ext_harm[e]
+        kept += 1
+    return kept, again
+
+
+@compiled
 def close_over(
     problem: Arrays,
     profile: Profile,
     index: Index,
     scratch: Scratch,
+    budget: int,
     evicted: int,
     at: int,
+    done: int,
     count: int,
+    extensions: int,
     stamp: int,
 ) -> tuple[int, int]:
-    """Add what must be recomputed too, and list the dead inputs that could be kept instead.
+    """Look at what the nodes from ``done`` on read: what is gone with the evicted storage must be
+    recomputed too, other dead inputs are listed as extensions (kept alive until ``at``).
 
-    Returns the number of nodes (-1: impossible) and of such inputs.
+    Returns the number of nodes (-1: impossible) and of extensions.
     """
-    changed = True
-    while changed:
-        changed = False
-        for k in range(count):
-            node = scratch.chosen[k]
-            for r in range(problem.read_start[node], problem.read_start[node + 1]):
-                t = problem.reads[r]
-                if problem.resident[t] or scratch.tensor_mark[t] == stamp:
-                    continue
-                v = latest_before(index, t, at)
-                if v >= 0 and profile.value_storage[v] != evicted:
-                    continue
-                if problem.maker[t] == NONE:
-                    return -1, 0
-                count = add_node(problem, scratch, problem.maker[t], count, stamp)
-                if count < 0:
-                    return -1, 0
-                changed = True
-                break
-            if changed:
-                break
-    found = 0
-    for k in range(count):
-        node = scratch.chosen[k]
+    k = done
+    while k < count:
+        node = scratch.queue[k]
+        k += 1
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
             t = problem.reads[r]
             if problem.resident[t] or scratch.tensor_mark[t] == stamp:
                 continue
             v = latest_before(index, t, at)
-            s = profile.value_storage[v]
+            s = profile.value_storage[v] if v >= 0 else evicted
+            if s == evicted:
+                if problem.maker[t] == NONE:
+                    return -1, 0
+                count = add_node(problem, scratch, problem.maker[t], count, stamp)
+                if count < 0:
+                    return -1, 0
+                continue
             if s == NONE:
-                # Nobody reads it, so it was never stored, or it is a view of a resident tensor.
+                # A view of a resident tensor; or nobody read it, so it was never stored.
                 if profile.value_reads[v] > 0:
                     continue
                 start, size = index.made_at[v], problem.nbytes[t]
             else:
                 start, size = min(profile.death[s], profile.value_lost[v]), profile.size[s]
-                if start > at:
-                    continue
-                if scratch.storage_mark[s] == stamp:
+                if start > at or scratch.storage_mark[s] == stamp:
                     continue
                 scratch.storage_mark[s] = stamp
-            if found >= len(scratch.ext_from):
+            if extensions >= len(scratch.ext_from):
                 return -1, 0
-            scratch.ext_storage[found] = s
-            scratch.ext_from[found] = start
-            scratch.ext_size[found] = size
-            scratch.ext_maker[found] = problem.maker[t]
-            found += 1
-    return count, found
+            scratch.ext_storage[extensions] = s
+            scratch.ext_tensor[extensions] = t
+            scratch.ext_from[extensions] = start
+            scratch.ext_size[extensions] = size
+            scratch.ext_harm[extensions] = shift_excess(
+                profile, index, budget, start, at - 1, size
+            )
+            extensions += 1
+    return count, extensions
 
 
 @compiled
@@ -290,6 +310,12 @@ def insertion_excess(
     level -= profile.size[evicted]
     for e in range(extensions):
         level += scratch.ext_size[e]
+    stamp = scratch.stamp[0]
+    for k in range(count):
+        node = scratch.chosen[k]
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            scratch.reader[problem.reads[r]] = k
+            scratch.reader_mark[problem.reads[r]] = stamp
     excess = 0.0
     for k in range(count):
         node = scratch.chosen[k]
@@ -302,30 +328,14 @@ def insertion_excess(
         # Outputs that only the next inserted nodes read die on the way.
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
             t = problem.reads[r]
-            if problem.maker[t] == NONE or last_chosen_reader(problem, scratch, t, count) != k:
+            if scratch.tensor_mark[t] != stamp or scratch.reader[t] != k:
                 continue
-            if made_here(problem, scratch, t) and not wanted(profile, index, evicted, t, at):
+            scratch.reader[t] = NONE  # a node may read it in two slots
+            if not wanted(profile, index, evicted, t, at):
                 w = output_slot(problem, problem.maker[t], t)
                 if problem.alias_of[w] == NONE:
                     level -= problem.nbytes[t]
     return excess
-
-
-@compiled
-def last_chosen_reader(problem: Arrays, scratch: Scratch, tensor: int, count: int) -> int:
-    """The last inserted node that reads ``tensor``."""
-    for k in range(count - 1, -1, -1):
-        node = scratch.chosen[k]
-        for r in range(problem.read_start[node], problem.read_start[node + 1]):
-            if problem.reads[r] == tensor:
-                return k
-    return NONE
-
-
-@compiled
-def made_here(problem: Arrays, scratch: Scratch, tensor: int) -> bool:
-    """Whether an inserted node makes ``tensor``."""
-    return bool(scratch.node_mark[problem.maker[tensor]] == scratch.stamp[0])
 
 
 @compiled
@@ -389,11 +399,12 @@ def score_move(
     after: int,
     at: int,
     depth: int,
+    threshold: float,
 ) -> tuple[float, float, int]:
     """Best score of evicting storage ``evicted`` over (after, at), its benefit and node count.
 
-    The score is saved excess (byte·steps) per second of recomputation; 0: no gain. The nodes are
-    left in ``scratch.best``.
+    The score is saved excess (byte·steps) per second of recomputation; 0: no gain, or none above
+    ``threshold``. The nodes are left in ``scratch.best``.
     """
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
@@ -407,39 +418,53 @@ def score_move(
         count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
         if count < 0:
             return 0.0, 0.0, 0
+    # What the eviction alone saves bounds the gain of every closure.
+    most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted])
     best_score, best_gain, best_count = 0.0, 0.0, 0
+    done, extensions, priced, cost = 0, 0, 0, 1e-300
     for _ in range(depth):
-        # Storage marks must be fresh in every round; node and tensor marks accumulate.
-        count, extensions = close_over(problem, profile, index, scratch, evicted, at, count, stamp)
+        count, extensions = close_over(
+            problem, profile, index, scratch, budget, evicted, at, done, count, extensions, stamp
+        )
         if count < 0:
+            break
+        done = count
+        while priced < count:
+            node = scratch.queue[priced]
+            if not only_moves(problem, profile, index, movable, node, evicted, at):
+                cost += price[node]
+            priced += 1
+        if most / cost <= max(best_score, threshold):
             break
         gain = -spread_excess(
             profile, index, scratch, budget, after + 1, at, profile.size[evicted], extensions
         ) - insertion_excess(
             problem, profile, index, scratch, budget, evicted, at, count, extensions
         )
-        cost = 1e-300
-        for k in range(count):
-            if not only_moves(problem, profile, index, movable, scratch.chosen[k], evicted, at):
-                cost += price[scratch.chosen[k]]
         if gain > 0 and gain / cost > best_score:
             best_score, best_gain, best_count = gain / cost, gain, count
             scratch.best[:count] = scratch.chosen[:count]
-        worst, harm_per_cost = NONE, 0.0
-        for e in range(extensions):
-            s = scratch.ext_storage[e]
-            if s >= 0:
-                scratch.storage_mark[s] = 0
-            if scratch.ext_maker[e] == NONE:
-                continue
-            harm = shift_excess(
-                profile, index, budget, scratch.ext_from[e], at - 1, scratch.ext_size[e]
-            )
-            if harm > 0 and harm / price[scratch.ext_maker[e]] > harm_per_cost:
-                worst, harm_per_cost = e, harm / price[scratch.ext_maker[e]]
+        worst = worst_extension(problem, scratch, price, extensions)
         if worst == NONE:
             break
-        count = add_node(problem, scratch, scratch.ext_maker[worst], count, stamp)
+        count = add_node(problem, scratch, worst, count, stamp)
         if count < 0:
             break
+        extensions, again = drop_made(index, scratch, extensions, stamp)
+        if again:
+            done = 0
     return best_score, best_gain, best_count
+
+
+@compiled
+def worst_extension(problem: Arrays, scratch: Scratch, price: Floats, extensions: int) -> int:
+    """The node that would recompute the extension that costs most excess per second, or NONE."""
+    worst, most = NONE, 0.0
+    for e in range(extensions):
+        maker = problem.maker[scratch.ext_tensor[e]]
+        if maker == NONE:
+            continue
+        harm = scratch.ext_harm[e]
+        if harm > 0 and harm / price[maker] > most:
+            worst, most = maker, harm / price[maker]
+    return worst

@@ -11,7 +11,9 @@ from memplan.errors import UsageError
 _DECIMAL = {"kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _BINARY = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _UNITS = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY, "B": 1}.items()}
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+|%)?\s*$")
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]+|%)?\s*")
+_MOST_BYTES = 2**60  # a million tebibytes; sums of a few of these still fit into 64 bits
+_MOST_PERCENT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,10 @@ def parse_size(text: str) -> SizeSpec:
     """Read a size.
 
     Raises:
-        UsageError: the text is no size, has an ambiguous unit (``4G``) or is zero or negative.
+        UsageError: the text is no size, has an ambiguous unit (``4G``), is zero or negative, or
+            larger than any memory.
     """
-    match = _SIZE.match(text)
+    match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(
             f"'{text}' is not a size",
@@ -46,18 +49,28 @@ def parse_size(text: str) -> SizeSpec:
     if number == 0:
         raise UsageError(f"a size of '{text}' leaves nothing", "give a size above zero")
     if unit == "%":
+        if number > _MOST_PERCENT:
+            raise UsageError(f"'{text}' is too much", f"give at most {_MOST_PERCENT}%")
         return SizeSpec(text.strip(), None, number / 100)
+    nbytes = number * _factor(text, match.group(1), unit)
+    if nbytes.denominator != 1 and unit is None:
+        raise UsageError(f"'{text}' is not a whole number of bytes", "add a unit: 4.5GB")
+    if not 1 <= nbytes <= _MOST_BYTES:
+        which = "less than one byte" if nbytes < 1 else "more than any machine has"
+        raise UsageError(f"'{text}' is {which}", "check the number and the unit")
+    return SizeSpec(text.strip(), int(nbytes), None)
+
+
+def _factor(text: str, number: str, unit: str | None) -> int:
+    """Bytes per ``unit``."""
     if unit is None:
-        if number.denominator != 1:
-            raise UsageError(f"'{text}' is not a whole number of bytes", "add a unit: 4.5GB")
-        return SizeSpec(text.strip(), int(number), None)
+        return 1
     if len(unit) == 1 and unit.upper() in "KMGT":
         letter = unit.upper()
         decimal = "kB" if letter == "K" else f"{letter}B"
         raise UsageError(
             f"'{text}' is ambiguous",
-            f"write {match.group(1)}{decimal} (powers of 1000) "
-            f"or {match.group(1)}{letter}iB (powers of 1024)",
+            f"write {number}{decimal} (powers of 1000) or {number}{letter}iB (powers of 1024)",
         )
     factor = _UNITS.get(unit.lower())
     if factor is None:
@@ -65,7 +78,7 @@ def parse_size(text: str) -> SizeSpec:
             f"'{text}' has an unknown unit '{unit}'",
             "use kB MB GB TB (powers of 1000), KiB MiB GiB TiB (powers of 1024) or %",
         )
-    return SizeSpec(text.strip(), int(number * factor), None)
+    return factor
 
 
 def format_bytes(nbytes: int) -> str:

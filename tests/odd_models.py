@@ -135,9 +135,7 @@ def sparse_initializer() -> onnx.ModelProto:
     inputs, outputs, given = training_parts()
     result = model(training_nodes(), inputs, outputs, [t for t in given if t.name != "w2"])
     values, indices = constant("w2", [0.5, -0.5]), constant("places", [3, 17], np.int64)
-    result.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(values, indices, [HIDDEN, 1])
-    )
+    result.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [HIDDEN, 1]))
     return result
 
 
@@ -170,8 +168,7 @@ def loop(trips: int = 3, *, as_node: bool = False, stacked: bool = True) -> onnx
         ],
         "body",
         [info("step", [], INT64), info("on", [], BOOL), info("state", shape)],
-        [info("still_on", [], BOOL), info("next_state", shape)]
-        + [info("seen", shape)] * stacked,
+        [info("still_on", [], BOOL), info("next_state", shape)] + [info("seen", shape)] * stacked,
     )
     outputs_of_loop = ["last", "all_seen"][: 1 + stacked]
     nodes = training_nodes()
@@ -187,7 +184,7 @@ def loop(trips: int = 3, *, as_node: bool = False, stacked: bool = True) -> onnx
         given.append(count)
     given.append(constant("go", True, np.bool_))
     if stacked:
-        outputs.append(info("all_seen", None))
+        outputs.append(info("all_seen", [trips, *shape]))
     return model(nodes, inputs, outputs, given)
 
 
@@ -333,9 +330,7 @@ def external(folder: Path, name: str = "model.onnx", data: str = "weights.bin") 
     """A model with its weights in another file."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save_model(
-        training(), path, save_as_external_data=True, location=data, size_threshold=0
-    )
+    onnx.save_model(training(), path, save_as_external_data=True, location=data, size_threshold=0)
     return path
 
 

@@ -7,6 +7,7 @@ import traceback
 from importlib import import_module
 
 import click
+from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
 
@@ -56,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     except MemplanError as error:
         return _report(error.message, error.hint, error.exit_code, arguments)
     except click.UsageError as error:
-        hint = f"see '{error.ctx.command_path} --help'" if error.ctx else "see 'memplan --help'"
-        return _report(error.format_message(), hint, error.exit_code, arguments)
+        return _report(error.format_message(), _usage_hint(error), error.exit_code, arguments)
     except click.ClickException as error:
         return _report(error.format_message(), "", error.exit_code, arguments)
     except (click.Abort, KeyboardInterrupt):
@@ -69,6 +69,17 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:  # the last resort: our bug, told in two lines
         message = f"{type(error).__name__}: {error}"
         return _report(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    """Where to look: a value that nobody typed comes from a file."""
+    ctx, parameter = error.ctx, getattr(error, "param", None)
+    if ctx is None:
+        return "see 'memplan --help'"
+    name = parameter.name if parameter is not None else None
+    if name and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+        return "the value stands under [tool.memplan] in pyproject.toml"
+    return f"see '{ctx.command_path} --help'"
 
 
 def _report(message: str, hint: str, code: int, arguments: list[str]) -> int:

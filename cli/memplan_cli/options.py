@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -69,10 +70,10 @@ def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
     Raises:
         UsageError: ``output`` is one of ``inputs``.
     """
-    if output is None or str(output) == "-" or not output.exists():
+    if output is None or str(output) == "-" or not os.path.exists(output):
         return
     for path in inputs:
-        if path is not None and path.exists() and output.samefile(path):
+        if path is not None and os.path.exists(path) and output.samefile(path):
             raise UsageError(
                 f"{output} is an input of this command, and inputs are never overwritten",
                 "choose another output",
@@ -116,6 +117,8 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
     own = table.get(ctx.info_name or "", {})
     if not isinstance(own, dict):
         raise UsageError(f"{file}: tool.memplan.{ctx.info_name} is no table")
+    for key in sorted(table.keys() - shared.keys() - set(_command_names(ctx))):
+        raise UsageError(f"{file}: there is no command '{key}' for the table tool.memplan.{key}")
     result: dict[str, Any] = {}
     options = _options_of(ctx.command)
     for key, value in {**shared, **own}.items():
@@ -138,6 +141,12 @@ def _options_of(command: click.Command) -> dict[str, click.Option]:
         for name in option.opts
         if name.startswith("--")
     }
+
+
+def _command_names(ctx: click.Context) -> list[str]:
+    """The commands beside which this one stands."""
+    group = ctx.parent.command if ctx.parent is not None else None
+    return group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.info_name)]
 
 
 def _all_options(ctx: click.Context) -> set[str]:

@@ -13,22 +13,32 @@ _PATIENCE = 1.0
 _INTERVAL = 0.2
 
 
+def announce_compilation() -> None:
+    """Say on stderr when the planner is about to be compiled, which happens once per version."""
+    from memplan.planning.compiled import is_cold
+
+    if is_cold():
+        sys.stderr.write("compiling the planner (once per version, about 20 s)\n")
+        sys.stderr.flush()
+
+
 @contextmanager
-def planning_progress(quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """Yields a callback for the planner's present peak in bytes, or None."""
+def planning_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
+    """Yields a callback for the planner's present peak in bytes and extra cost, or None."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     started = time.monotonic()
     shown = [0.0]
 
-    def update(peak: int) -> None:
+    def update(peak: int, extra: float) -> None:
         now = time.monotonic()
         if now - started < _PATIENCE or now - shown[0] < _INTERVAL:
             return
         shown[0] = now
         sys.stderr.write(
-            f"\r\x1b[Kplanning: dynamic peak {format_bytes(peak)}, {now - started:.0f} s"
+            f"\r\x1b[Kplanning: dynamic peak {format_bytes(peak)}, "
+            f"{100 * extra:.2f}% extra time, {now - started:.0f} s"
         )
         sys.stderr.flush()
 

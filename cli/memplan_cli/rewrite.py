@@ -17,7 +17,7 @@ from memplan_cli.options import (
     model_options,
     output_options,
 )
-from memplan_cli.progress import planning_progress
+from memplan_cli.progress import announce_compilation, planning_progress
 
 
 @click.command("rewrite")
@@ -90,6 +90,8 @@ def command(
         device=device,
         loss=loss,
     )
+    if not quiet:
+        announce_compilation()
     to_stdout = output is not None and str(output) == "-" and not dry_run
     if to_stdout and form == "json":
         raise UsageError(
@@ -111,7 +113,8 @@ def command(
     elif form == "json":
         emit(json.dumps(result.as_json(), indent=2) + "\n", None, force)
     elif quiet:
-        click.echo(str(result.output or ""))
+        if result.output is not None:
+            click.echo(str(result.output))
     else:
         from memplan.report.text import print_rewrite
 

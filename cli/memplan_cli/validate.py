@@ -63,7 +63,7 @@ def command(
     if form == "json":
         emit(json.dumps(result.as_json(), indent=2) + "\n", output, force)
     elif quiet:
-        click.echo(result.summary)
+        emit(result.summary + "\n", output, force)
     else:
         from memplan.report.text import print_validation, render_validation, to_text
 

@@ -77,10 +77,11 @@ def check_sparse(tensor: onnx.SparseTensorProto, where: str) -> None:
     Raises:
         ModelError: see :func:`check_tensor`.
     """
+    name = f"{where}: constant '{tensor.values.name}'"
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(
-            f"{where}: constant '{tensor.values.name}' has a negative dimension", _DAMAGED
-        )
+        raise ModelError(f"{name} has a negative dimension", _DAMAGED)
+    if tensor.indices.data_type != _Proto.INT64:
+        raise ModelError(f"{name} is sparse, and its indices are not int64", _DAMAGED)
     check_tensor(tensor.values, where)
     check_tensor(tensor.indices, where)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import onnx
 
-from memplan.model.read import describe_node, read_model
+from memplan.errors import ModelError
+from memplan.model.read import check_structure, describe_node, read_model
 from memplan.model.shapes import ValueType, bind_dims, require_shapes, symbolic_dims, value_types
 
 # Function operators for which ONNX Runtime 1.31.1 has no CPU kernel: it inlines them at load and
@@ -69,7 +70,10 @@ def load(path: Path, dims: Mapping[str, int] | None = None) -> PreparedModel:
 
 def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> PreparedModel:
     """Prepare a model already in memory (``path`` says where its external data is relative to)."""
+    functions = bool(model.functions)
     model, assumptions = inline_functions(model)
+    if functions:
+        check_structure(model, path)
     name_nodes(model.graph)
     bound = bind_dims(model, dims)
     types, bounded = value_types(bound)
@@ -105,7 +109,17 @@ def inline_functions(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
 
     notes: list[str] = []
     if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+        notes.append(
+            f"{len(model.functions)} model-local functions are inlined where they are called, as "
+            "rewrite writes them; a session on this very file runs their nodes later"
+        )
+        try:
+            model = onnx.inliner.inline_local_functions(model)
+        except Exception as error:  # the binding raises bare C++ exceptions of several types
+            raise ModelError(
+                f"model-local functions cannot be inlined: {str(error).splitlines()[0]}",
+                "check the file with onnx.checker",
+            ) from None
     # A function may expand to further functions (SoftmaxCrossEntropyLoss to
     # NegativeLogLikelihoodLoss), so this is repeated until none is left.
     for _ in range(_INLINING_ROUNDS):
@@ -113,12 +127,16 @@ def inline_functions(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
         wanted = sorted(used & FUNCTION_OPS)
         if not wanted:
             break
+        notes.append(
+            f"{', '.join(wanted)} inlined in place, as rewrite writes them; a session on this very "
+            "file runs their nodes later"
+        )
         try:
             model = onnx.inliner.inline_selected_functions(
                 model, [("", name) for name in wanted], exclude=False, inline_schema_functions=True
             )
         except Exception as error:  # the binding raises bare C++ exceptions of several types
-            notes.append(f"operators {', '.join(wanted)} could not be inlined: {error}")
+            notes[-1] = f"operators {', '.join(wanted)} could not be inlined: {error}"
             break
     return model, notes
 

@@ -364,7 +364,7 @@ def constant_type(node: onnx.NodeProto) -> ValueType | None:
 def _value_type(proto: onnx.TypeProto) -> ValueType:
     if proto.HasField("tensor_type"):
         tensor = proto.tensor_type
-        if not tensor.HasField("shape"):
+        if not tensor.HasField("shape") or not tensor.elem_type:
             return ValueType(tensor.elem_type, None)
         dims = []
         for dim in tensor.shape.dim:
@@ -394,7 +394,8 @@ def require_shapes(
     for given in graph.input:
         if types.get(given.name, ValueType(0, None)).shape is None:
             raise ModelError(
-                f"graph input '{given.name}' has a dimension that is neither a size nor a name",
+                f"graph input '{given.name}' has no element type, or a dimension that is neither "
+                "a size nor a name",
                 "give it one: onnx.tools.update_model_dims, or export the model with named "
                 "dynamic dimensions",
             )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.compiled import compiled
+from memplan.planning.compiled import inner
 from memplan.planning.evaluate import Profile
 from memplan.planning.moves import Index, Scratch, score_move
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
@@ -26,7 +26,7 @@ class Moves(NamedTuple):
     nodes: Ints
 
 
-@compiled
+@inner
 def new_scratch(problem: Arrays, storages: int, longest: int) -> Scratch:
     """Work arrays for closures of up to ``longest`` nodes."""
     nodes, tensors = len(problem.cost), len(problem.nbytes)
@@ -50,7 +50,7 @@ def new_scratch(problem: Arrays, storages: int, longest: int) -> Scratch:
     )
 
 
-@compiled
+@inner
 def gap_around(profile: Profile, index: Index, storage: int, step: int) -> tuple[int, int]:
     """The reads of ``storage`` next to ``step``: (last before, first after); NONE if none after.
 
@@ -69,7 +69,7 @@ def gap_around(profile: Profile, index: Index, storage: int, step: int) -> tuple
     return before, NONE
 
 
-@compiled
+@inner
 def enumerate_moves(
     problem: Arrays,
     profile: Profile,
@@ -101,7 +101,17 @@ def enumerate_moves(
         if after == NONE:
             continue
         value, benefit, used = score_move(
-            problem, profile, index, scratch, movable, price, budget, s, before, after, depth,
+            problem,
+            profile,
+            index,
+            scratch,
+            movable,
+            price,
+            budget,
+            s,
+            before,
+            after,
+            depth,
             NEAR * leading,
         )
         if used == 0:
@@ -120,7 +130,7 @@ def enumerate_moves(
     )
 
 
-@compiled
+@inner
 def removal_change(
     problem: Arrays, profile: Profile, index: Index, budget: int, position: int
 ) -> float:
@@ -162,7 +172,7 @@ def removal_change(
     return change if problem.cost[node] >= 0 else 1.0
 
 
-@compiled
+@inner
 def shift_between(
     profile: Profile, index: Index, budget: int, first: int, last: int, shift: int
 ) -> float:
@@ -174,7 +184,7 @@ def shift_between(
     return change
 
 
-@compiled
+@inner
 def clone_positions(sequence: Ints, original: Flags) -> Ints:
     """Positions that recompute: the node has run before, or it is only a rebuild rule."""
     seen = np.zeros(len(original), np.bool_)
@@ -189,7 +199,7 @@ def clone_positions(sequence: Ints, original: Flags) -> Ints:
     return found[:count].copy()
 
 
-@compiled
+@inner
 def unread_positions(profile: Profile, positions: Ints) -> Ints:
     """Those of ``positions`` none of whose outputs is read."""
     found = np.zeros(len(positions), np.int64)
@@ -206,7 +216,7 @@ def unread_positions(profile: Profile, positions: Ints) -> Ints:
     return found[:count].copy()
 
 
-@compiled
+@inner
 def replaced_positions(profile: Profile, movable: Flags) -> Ints:
     """Instances that nobody reads any more because the node runs again later."""
     length = len(profile.sequence)

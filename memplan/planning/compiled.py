@@ -46,6 +46,25 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba" / source_d
 import numba  # noqa: E402
 
 
+def is_cold() -> bool:
+    """Whether nothing of this version has been compiled yet."""
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    return not folder.is_dir() or not any(folder.rglob("*.nbc"))
+
+
 def compiled(function: Function) -> Function:
     """Compile ``function`` in nopython mode on first call and cache the machine code."""
-    return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    return cast(Function, numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
+
+
+def inner(function: Function) -> Function:
+    """The same for functions that only compiled code calls.
+
+    They get no wrapper that unpacks Python arguments, which would take most of the compile time.
+    """
+    return cast(
+        Function,
+        numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)(
+            function
+        ),
+    )

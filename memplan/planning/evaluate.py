@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.compiled import compiled
+from memplan.planning.compiled import compiled, inner
 from memplan.planning.problem import NONE, Arrays, Ints
 
 
@@ -33,7 +33,7 @@ class Profile(NamedTuple):
     total: Ints  # (L)
 
 
-@compiled
+@inner
 def resolve_reads(problem: Arrays, sequence: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Which value every slot reads: the latest of its tensor."""
     length = len(sequence)
@@ -63,7 +63,7 @@ def resolve_reads(problem: Arrays, sequence: Ints) -> tuple[Ints, Ints, Ints, In
     return slot_start, slot_value, value_start, value_tensor, value_reads
 
 
-@compiled
+@inner
 def find_slot(problem: Arrays, node: int, tensor: int) -> int:
     """The first read slot of ``node`` that reads ``tensor``."""
     for k in range(problem.read_start[node], problem.read_start[node + 1]):

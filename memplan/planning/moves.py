@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.compiled import compiled
+from memplan.planning.compiled import inner
 from memplan.planning.evaluate import Profile
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
@@ -56,7 +56,7 @@ class Scratch(NamedTuple):
     best: Ints  # nodes of the best closure found
 
 
-@compiled
+@inner
 def build_index(problem: Arrays, profile: Profile, budget: int) -> Index:
     """The :class:`Index` of ``profile``."""
     length, storages = len(profile.sequence), len(profile.size)
@@ -123,7 +123,7 @@ def build_index(problem: Arrays, profile: Profile, budget: int) -> Index:
     )
 
 
-@compiled
+@inner
 def shift_excess(
     profile: Profile, index: Index, budget: int, first: int, last: int, shift: int
 ) -> float:
@@ -148,7 +148,7 @@ def shift_excess(
     return change
 
 
-@compiled
+@inner
 def latest_before(index: Index, tensor: int, position: int) -> int:
     """The value of ``tensor`` that a read at ``position`` would see, or NONE."""
     found = NONE
@@ -159,7 +159,7 @@ def latest_before(index: Index, tensor: int, position: int) -> int:
     return found
 
 
-@compiled
+@inner
 def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: int) -> int:
     """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
     if scratch.node_mark[node] == stamp:
@@ -179,7 +179,7 @@ def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: in
     return count + 1
 
 
-@compiled
+@inner
 def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tuple[int, bool]:
     """Forget extensions of tensors that the move now makes itself.
 
@@ -202,7 +202,7 @@ def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tu
     return kept, again
 
 
-@compiled
+@inner
 def close_over(
     problem: Arrays,
     profile: Profile,
@@ -254,14 +254,12 @@ def close_over(
             scratch.ext_tensor[extensions] = t
             scratch.ext_from[extensions] = start
             scratch.ext_size[extensions] = size
-            scratch.ext_harm[extensions] = shift_excess(
-                profile, index, budget, start, at - 1, size
-            )
+            scratch.ext_harm[extensions] = shift_excess(profile, index, budget, start, at - 1, size)
             extensions += 1
     return count, extensions
 
 
-@compiled
+@inner
 def spread_excess(
     profile: Profile,
     index: Index,
@@ -293,7 +291,7 @@ def spread_excess(
     return change
 
 
-@compiled
+@inner
 def insertion_excess(
     problem: Arrays,
     profile: Profile,
@@ -338,7 +336,7 @@ def insertion_excess(
     return excess
 
 
-@compiled
+@inner
 def output_slot(problem: Arrays, node: int, tensor: int) -> int:
     """The write slot of ``tensor`` at ``node``."""
     for w in range(problem.write_start[node], problem.write_start[node + 1]):
@@ -347,7 +345,7 @@ def output_slot(problem: Arrays, node: int, tensor: int) -> int:
     return int(problem.write_start[node])
 
 
-@compiled
+@inner
 def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -> bool:
     """Whether ``tensor`` is one of the evicted values that are read at ``at`` or later."""
     for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
@@ -357,7 +355,7 @@ def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -
     return False
 
 
-@compiled
+@inner
 def only_moves(
     problem: Arrays,
     profile: Profile,
@@ -386,7 +384,7 @@ def only_moves(
     return True
 
 
-@compiled
+@inner
 def score_move(
     problem: Arrays,
     profile: Profile,
@@ -408,7 +406,8 @@ def score_move(
     """
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
-    count = 0
+    # Plain 0 would be a type of its own to the compiler, and every callee compiled once more.
+    count = np.int64(0)
     for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
         v = index.values[k]
         if index.last_read[v] < at:
@@ -421,7 +420,7 @@ def score_move(
     # What the eviction alone saves bounds the gain of every closure.
     most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted])
     best_score, best_gain, best_count = 0.0, 0.0, 0
-    done, extensions, priced, cost = 0, 0, 0, 1e-300
+    done, extensions, priced, cost = np.int64(0), np.int64(0), 0, 1e-300
     for _ in range(depth):
         count, extensions = close_over(
             problem, profile, index, scratch, budget, evicted, at, done, count, extensions, stamp
@@ -452,11 +451,11 @@ def score_move(
             break
         extensions, again = drop_made(index, scratch, extensions, stamp)
         if again:
-            done = 0
+            done = np.int64(0)
     return best_score, best_gain, best_count
 
 
-@compiled
+@inner
 def worst_extension(problem: Arrays, scratch: Scratch, price: Floats, extensions: int) -> int:
     """The node that would recompute the extension that costs most excess per second, or NONE."""
     worst, most = NONE, 0.0

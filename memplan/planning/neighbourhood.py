@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.planning.compiled import compiled
+from memplan.planning.compiled import compiled, inner
 from memplan.planning.ordering import reorder
 from memplan.planning.problem import Arrays, Flags, Ints
 from memplan.planning.repair import cost_of, free_clones, prune, repair
@@ -22,7 +22,7 @@ def seed_random(seed: int) -> None:
     np.random.seed(seed)
 
 
-@compiled
+@inner
 def ruin(sequence: Ints, clones: Ints) -> Ints:
     """``sequence`` without some of its recomputations."""
     kill = np.zeros(len(sequence), np.bool_)
@@ -50,7 +50,7 @@ def ruin(sequence: Ints, clones: Ints) -> Ints:
     return sequence[~kill]
 
 
-@compiled
+@inner
 def perturbed(price: np.ndarray, noise: float) -> np.ndarray:
     """Prices with random factors between exp(-1.5 noise) and exp(1.5 noise)."""
     return price * np.exp(noise * 1.5 * (2.0 * np.random.random(len(price)) - 1.0))
@@ -58,8 +58,17 @@ def perturbed(price: np.ndarray, noise: float) -> np.ndarray:
 
 @compiled
 def improve(
-    problem: Arrays, current: Ints, best: Ints, original: Flags, protected: Flags, movable: Flags,
-    price: np.ndarray, budget: int, iterations: int, order_share: float, heat: float,
+    problem: Arrays,
+    current: Ints,
+    best: Ints,
+    original: Flags,
+    protected: Flags,
+    movable: Flags,
+    price: np.ndarray,
+    budget: int,
+    iterations: int,
+    order_share: float,
+    heat: float,
 ) -> tuple[Ints, Ints, int]:
     """``iterations`` rounds of ruin and repair from a feasible sequence.
 
@@ -80,15 +89,22 @@ def improve(
         temperature = max(1e-9 * base, heat * (lowest - base))
         candidate = ruin(current, clones)
         if np.random.random() < order_share:
-            candidate, _ = reorder(
-                problem, candidate, movable, budget, 10 + np.random.randint(60)
-            )
+            candidate, _ = reorder(problem, candidate, movable, budget, 10 + np.random.randint(60))
         noise = 0.0 if np.random.random() < 0.3 else 0.5 * np.random.random()
         prices = price if noise == 0.0 or np.random.random() < 0.4 else perturbed(price, noise)
         depth = _DEPTHS[np.random.randint(4)]
         candidate, excess = repair(
-            problem, candidate, movable, prices, budget, depth, noise, np.random.randint(3), 3,
-            cost + 3 * temperature, 400,
+            problem,
+            candidate,
+            movable,
+            prices,
+            budget,
+            depth,
+            noise,
+            np.random.randint(3),
+            np.int64(3),
+            cost + 3 * temperature,
+            np.int64(400),
         )
         if excess > 0:
             continue

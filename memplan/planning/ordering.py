@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.planning.compiled import compiled
+from memplan.planning.compiled import compiled, inner
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.problem import Arrays, Flags, Ints
 from memplan.planning.repair import excess_of
 
 
-@compiled
+@inner
 def window(problem: Arrays, profile: Profile, position: int) -> tuple[int, int]:
     """First and last position to which the instance at ``position`` may move."""
     sequence = profile.sequence
@@ -51,7 +51,7 @@ def window(problem: Arrays, profile: Profile, position: int) -> tuple[int, int]:
     return first, last
 
 
-@compiled
+@inner
 def overwrites(problem: Arrays, maker: int, reader: int) -> bool:
     """Whether ``maker`` makes a new value of a tensor that ``reader`` reads or makes."""
     for w in range(problem.write_start[maker], problem.write_start[maker + 1]):
@@ -65,7 +65,7 @@ def overwrites(problem: Arrays, maker: int, reader: int) -> bool:
     return False
 
 
-@compiled
+@inner
 def moved(sequence: Ints, source: int, target: int) -> Ints:
     """``sequence`` with the element at ``source`` moved to stand at ``target``."""
     result = sequence.copy()
@@ -114,7 +114,7 @@ def reorder(
     return profile.sequence, excess
 
 
-@compiled
+@inner
 def pick_position(profile: Profile, budget: int) -> int:
     """A node to move: any, or one next to a storage that is live at a position over budget."""
     length = len(profile.sequence)

@@ -87,7 +87,7 @@ def make_plan(
     """
     # numba is slow to import: only when there is something to plan.
     from memplan.planning.evaluate import evaluate
-    from memplan.planning.greedy import warm_up
+    from memplan.planning.search import warm_up
 
     request, resident = prepared.request, prepared.resident_bytes
     room = request.budget_bytes - resident

@@ -16,7 +16,7 @@ from memplan.planning.candidates import (
     replaced_positions,
     unread_positions,
 )
-from memplan.planning.compiled import compiled
+from memplan.planning.compiled import compiled, inner
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.moves import build_index
 from memplan.planning.problem import Arrays, Flags, Floats, Ints
@@ -45,7 +45,7 @@ def cost_of(problem: Arrays, sequence: Ints) -> float:
     return seconds
 
 
-@compiled
+@inner
 def insert_batch(problem: Arrays, sequence: Ints, moves: Moves, chosen: Ints) -> Ints:
     """``sequence`` with the nodes of several moves inserted, each before its position.
 
@@ -82,7 +82,7 @@ def insert_batch(problem: Arrays, sequence: Ints, moves: Moves, chosen: Ints) ->
     return result[: length + len(piece)].copy()
 
 
-@compiled
+@inner
 def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
     """Evaluate, after taking out instances that a later one has replaced."""
     profile = evaluate(problem, sequence)
@@ -93,7 +93,7 @@ def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
         profile = evaluate(problem, np.delete(profile.sequence, gone))
 
 
-@compiled
+@inner
 def pick_step(profile: Profile, budget: int, mode: int, failures: int) -> int:
     """A position over budget to work on: the worst, the first, or a random one after failures."""
     over = np.flatnonzero(profile.total > budget)
@@ -104,7 +104,7 @@ def pick_step(profile: Profile, budget: int, mode: int, failures: int) -> int:
     return int(profile.total.argmax())
 
 
-@compiled
+@inner
 def choose_batch(profile: Profile, moves: Moves, order: Ints, need: int) -> Ints:
     """The best moves until together they cover ``need`` bytes."""
     limit = max(4, len(profile.sequence) // 200)
@@ -121,9 +121,17 @@ def choose_batch(profile: Profile, moves: Moves, order: Ints, need: int) -> Ints
 
 @compiled
 def repair(
-    problem: Arrays, sequence: Ints, movable: Flags, price: Floats, budget: int, depth: int,
+    problem: Arrays,
+    sequence: Ints,
+    movable: Flags,
+    price: Floats,
+    budget: int,
+    depth: int,
     noise: float,
-    mode: int, give_up: int, cost_limit: float, rounds: int,
+    mode: int,
+    give_up: int,
+    cost_limit: float,
+    rounds: int,
 ) -> tuple[Ints, float]:
     """Evict until ``sequence`` fits; the sequence reached and its remaining excess.
 
@@ -132,7 +140,7 @@ def repair(
     """
     profile = evaluate(problem, sequence)
     excess = excess_of(profile, budget)
-    failures = 0
+    failures = np.int64(0)
     for _ in range(rounds):
         if excess <= 0 or failures > give_up or cost_of(problem, profile.sequence) > cost_limit:
             break
@@ -165,11 +173,11 @@ def repair(
                 if after < excess:
                     profile, excess, taken = candidate, after, True
                     break
-        failures = 0 if taken else failures + 1
+        failures = np.int64(0) if taken else failures + 1
     return profile.sequence, excess
 
 
-@compiled
+@inner
 def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: Flags) -> Profile:
     """Take out recomputations that nobody reads."""
     while True:
@@ -180,7 +188,7 @@ def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: F
         profile = evaluate(problem, np.delete(profile.sequence, dead))
 
 
-@compiled
+@inner
 def free_clones(sequence: Ints, original: Flags, protected: Flags) -> Ints:
     """Positions of recomputations that may be taken out."""
     positions = clone_positions(sequence, original)

@@ -14,7 +14,7 @@ import numpy as np
 from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder
-from memplan.planning.problem import Decision, Flags, Floats, Ints, Problem
+from memplan.planning.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
 from memplan.planning.repair import cost_of, excess_of, prune, repair
 
 Progress = Callable[[int, float], None]
@@ -54,6 +54,24 @@ def solve(
         enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
     """
     return _Search(problem, time_limit, options or SearchOptions(), progress, enough).run()
+
+
+def warm_up() -> None:
+    """Load (or, once per version, compile) the machine code, so that no time limit pays for it."""
+    arrays = Arrays(
+        read_start=np.array([0, 0, 1, 3]), reads=np.array([0, 0, 1]),
+        write_start=np.array([0, 1, 2, 3]), writes=np.array([0, 1, 2]),
+        alias_of=np.array([NONE] * 3), inplace_start=np.array([0] * 4),
+        inplace_of=np.zeros(0, np.int64), droppable=np.zeros(3, np.bool_),
+        fleeting=np.ones(3, np.bool_), nbytes=np.array([2, 1, 1]), alike=np.array([0, 1, 1]),
+        resident=np.zeros(3, np.bool_), pinned=np.zeros(3, np.bool_), maker=np.array([0, 1, 2]),
+        rank=np.array([0, 1, 2]), cost=np.ones(3), workspace=np.array([0, 2, 0]),
+        inside=np.zeros(3, np.int64),
+    )  # fmt: skip
+    order, flags = np.array([0, 1, 2]), np.ones(3, np.bool_)
+    problem = Problem(arrays, order, 4, order, ~flags, flags)
+    solve(problem, 0.0, SearchOptions(iterations=1))
+    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0)
 
 
 class _Search:
@@ -99,7 +117,17 @@ class _Search:
             if self.best is not None and self._late():
                 return
             sequence, excess = repair(
-                self.arrays, start, self.movable, self.price, self.budget, depth, 0.0, 0, 30, np.inf, _ROUNDS
+                self.arrays,
+                start,
+                self.movable,
+                self.price,
+                self.budget,
+                depth,
+                0.0,
+                0,
+                30,
+                np.inf,
+                _ROUNDS,
             )
             self._offer(sequence, excess)
 
@@ -124,7 +152,17 @@ class _Search:
                 start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
             depth = int(np.random.choice(self.options.depths))
             sequence, excess = repair(
-                self.arrays, start, self.movable, noisy, self.budget, depth, 0.3, 1, 10, np.inf, 2000
+                self.arrays,
+                start,
+                self.movable,
+                noisy,
+                self.budget,
+                depth,
+                0.3,
+                1,
+                10,
+                np.inf,
+                2000,
             )
             self._offer(sequence, excess)
             current = self.fallback

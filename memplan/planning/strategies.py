@@ -14,7 +14,8 @@ from typing import ClassVar, Protocol
 from memplan.errors import UsageError
 from memplan.planning.problem import Decision, Problem
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, float], None]
+"""Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
 
 
 class Strategy(Protocol):
@@ -34,25 +35,44 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    """Greedy eviction with late recomputation and pruning.
+class Search:
+    """Node order and recomputation searched together: greedy, then large-neighbourhood search.
 
-    ``depth``: how many dead inputs a move may recompute beyond its own (0: try 4, 14 and 64).
+    ``order``: 1 to move nodes, 0 to keep the file's order. ``iterations``: stop after so many
+    rounds instead of at the time limit (0: the time limit); the plan then depends on ``seed``
+    alone.
     """
 
-    name: ClassVar[str] = "greedy"
-    summary: ClassVar[str] = "evict what saves most per second of recomputation, then prune"
-    depth: int = 0
-    give_up_after: int = 40
+    name: ClassVar[str] = "search"
+    summary: ClassVar[str] = "node order and recomputation searched together, until time is over"
+    order: int = 1
+    seed: int = 0
+    iterations: int = 0
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Decision:
-        """See :func:`memplan.planning.greedy.solve`."""
-        from memplan.planning.greedy import GreedyOptions, solve
+        """See :func:`memplan.planning.search.solve`."""
+        from memplan.planning.search import SearchOptions, solve
 
-        depths = (self.depth,) if self.depth else GreedyOptions().depths
-        return solve(problem, time_limit, GreedyOptions(depths, self.give_up_after), progress)
+        options = SearchOptions(bool(self.order), self.seed, self.iterations)
+        return solve(problem, time_limit, options, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Greedy eviction with late recomputation and pruning, in the file's order; no search."""
+
+    name: ClassVar[str] = "greedy"
+    summary: ClassVar[str] = "evict what saves most per second of recomputation, then prune"
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Decision:
+        """See :func:`memplan.planning.search.solve`."""
+        from memplan.planning.search import SearchOptions, solve
+
+        return solve(problem, 0.0, SearchOptions(order=False), progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +92,9 @@ class Keep:
         return Decision(problem.start, peak, 0.0, peak <= problem.budget)
 
 
-STRATEGIES: dict[str, type[Greedy] | type[Keep]] = {
-    strategy.name: strategy for strategy in (Greedy, Keep)
-}
-DEFAULT = Greedy.name
+Known = type[Search] | type[Greedy] | type[Keep]
+STRATEGIES: dict[str, Known] = {strategy.name: strategy for strategy in (Search, Greedy, Keep)}
+DEFAULT = Search.name
 _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_-]+)(\{(?P<options>[^}]*)\})?$")
 
 
@@ -96,7 +115,7 @@ def parse_strategy(text: str) -> Strategy:
     return STRATEGIES[name](**_options(STRATEGIES[name], match.group("options") or ""))
 
 
-def _options(strategy: type[Greedy] | type[Keep], text: str) -> dict[str, int]:
+def _options(strategy: Known, text: str) -> dict[str, int]:
     known = {field.name for field in fields(strategy)}
     result: dict[str, int] = {}
     for part in filter(None, (item.strip() for item in text.split(","))):

@@ -177,7 +177,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         modules=model.modules,
         floor_bytes=timeline.resident_bytes + floor.nbytes,
         floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
-        floor_reason=floor.describe(model.graph),
+        floor_reason=floor.plain.describe(model.graph),
         by_class=explainer.by_class(timeline.peak_step),
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),

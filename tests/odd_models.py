@@ -345,6 +345,26 @@ WORKING: dict[str, Callable[[], onnx.ModelProto]] = {
 """Models that must be analyzed and rewritten; all but the last run on ONNX Runtime too."""
 
 
+def feeds_of(model_proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Values for the inputs that have no default, the same every time."""
+    generator = np.random.default_rng(0)
+    given = {tensor.name for tensor in model_proto.graph.initializer}
+    feeds: dict[str, np.ndarray] = {}
+    for value in model_proto.graph.input:
+        kind = value.type.tensor_type
+        shape = [dim.dim_value for dim in kind.shape.dim]
+        if value.name in given:
+            continue
+        if kind.elem_type == STRING:
+            texts = [f"{value.name} {k}" for k in range(int(np.prod(shape)))]
+            feeds[value.name] = np.array(texts, dtype=object).reshape(shape)
+        elif kind.elem_type == BOOL:
+            feeds[value.name] = generator.integers(0, 2, shape).astype(np.bool_)
+        else:
+            feeds[value.name] = generator.standard_normal(shape).astype(np.float32)
+    return feeds
+
+
 def saved(model_proto: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path:
     """Write a model into ``folder``."""
     path = folder / name

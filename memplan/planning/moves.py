@@ -406,8 +406,9 @@ def score_move(
     """
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
-    # Plain 0 would be a type of its own to the compiler, and every callee compiled once more.
-    count = np.int64(0)
+    # A literal 0 is a type of its own to numba, which would compile every callee once more.
+    nothing = 0 * stamp
+    count = nothing
     for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
         v = index.values[k]
         if index.last_read[v] < at:
@@ -420,7 +421,7 @@ def score_move(
     # What the eviction alone saves bounds the gain of every closure.
     most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted])
     best_score, best_gain, best_count = 0.0, 0.0, 0
-    done, extensions, priced, cost = np.int64(0), np.int64(0), 0, 1e-300
+    done, extensions, priced, cost = nothing, nothing, 0, 1e-300
     for _ in range(depth):
         count, extensions = close_over(
             problem, profile, index, scratch, budget, evicted, at, done, count, extensions, stamp
@@ -451,7 +452,7 @@ def score_move(
             break
         extensions, again = drop_made(index, scratch, extensions, stamp)
         if again:
-            done = np.int64(0)
+            done = nothing
     return best_score, best_gain, best_count
 
 

@@ -69,11 +69,13 @@ def improve(
     iterations: int,
     order_share: float,
     heat: float,
+    give_up: int,
+    rounds: int,
 ) -> tuple[Ints, Ints, int]:
     """``iterations`` rounds of ruin and repair from a feasible sequence.
 
     ``order_share``: how often nodes are moved too. ``heat``: temperature of the acceptance test
-    relative to the extra cost. Returns the current and the best sequence and the rounds that
+    relative to the extra cost. ``give_up``, ``rounds``: as for repair. Returns the current and the best sequence and the rounds that
     improved the best.
     """
     base = 0.0
@@ -102,9 +104,9 @@ def improve(
             depth,
             noise,
             np.random.randint(3),
-            np.int64(3),
+            give_up,
             cost + 3 * temperature,
-            np.int64(400),
+            rounds,
         )
         if excess > 0:
             continue

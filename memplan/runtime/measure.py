@@ -39,8 +39,8 @@ class Measurement:
     """What one model did in one kind of session.
 
     ``dynamic_bytes`` is the peak of requested bytes in use, less what was in use before the run
-    (initializers); ``arena_bytes`` what the arena held; ``rss_growth_bytes`` how far the resident
-    set of the process grew. ``seconds`` are step times after the first run.
+    (``base_bytes``: small initializers); ``arena_bytes`` what the arena held; ``rss_growth_bytes``
+    how far the resident set of the process grew. ``seconds`` are step times after the first run.
     """
 
     runtime: str

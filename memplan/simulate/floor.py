@@ -28,14 +28,27 @@ OPTIONAL_OUTPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Dynamic bytes that any schedule needs, without and with kernel workspace.
+    """Dynamic bytes that any schedule needs, and what pins them, without and with workspace."""
 
-    ``node`` pins the bound (ABSENT: the graph outputs held at the end); ``tensors`` are in memory
-    then, by id.
-    """
+    plain: Pin
+    loaded: Pin
+
+    @property
+    def nbytes(self) -> int:
+        """The floor without kernel workspace."""
+        return self.plain.nbytes
+
+    @property
+    def with_workspace(self) -> int:
+        """The floor with kernel workspace, which budgets are held against."""
+        return self.loaded.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Bytes, the node that needs them (ABSENT: the end of the step) and the tensors there then."""
 
     nbytes: int
-    with_workspace: int
     node: int
     tensors: tuple[int, ...]
 
@@ -58,8 +71,7 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
     root = _view_roots(graph, rules)
     outputs = [t for t in dict.fromkeys(graph.outputs) if not is_resident(graph.tensors[t])]
     held = sum(graph.tensors[t].nbytes for t in outputs)
-    best = Floor(held, held, ABSENT, tuple(outputs))
-    plain = held
+    plain = loaded = Pin(held, ABSENT, tuple(outputs))
     bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
     made = [0] * len(graph.tensors)
     live = _body_extra(timeline)
@@ -70,14 +82,15 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
         tensors = _working_set(graph, node, root, rules)
         tensors.update(t for t in outputs if behind & bit[t])
         nbytes = sum(graph.tensors[t].nbytes for t in tensors) + live.get(node.id, 0)
-        plain = max(plain, nbytes)
+        if nbytes > plain.nbytes:
+            plain = Pin(nbytes, node.id, tuple(sorted(tensors)))
         step = timeline.allocation.step_of[node.id]
         with_workspace = nbytes + int(timeline.workspace[step])
-        if with_workspace > best.with_workspace:
-            best = Floor(nbytes, with_workspace, node.id, tuple(sorted(tensors)))
+        if with_workspace > loaded.nbytes:
+            loaded = Pin(with_workspace, node.id, tuple(sorted(tensors)))
         for t in node.writes:
             made[t] = behind
-    return Floor(plain, best.with_workspace, best.node, best.tensors)
+    return Floor(plain, loaded)
 
 
 def _body_extra(timeline: Timeline) -> dict[int, int]:

@@ -1,0 +1,88 @@
+"""Outputs: written as a whole or not at all, and never over anything by accident."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import UsageError
+from memplan.model.write import check_output, write_atomically
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", ["fsync", "replace", "chmod"])
+def test_a_write_that_fails_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, step: str
+) -> None:
+    path = tmp_path / "out.onnx"
+    path.write_bytes(b"old")
+
+    def fail(*arguments: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(os, step, fail)
+    expected = UsageError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected) as caught:
+        write_atomically(path, b"new", force=True)
+    assert "No space left" in str(caught.value) or expected is KeyboardInterrupt
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out.onnx"]
+
+
+def test_a_write_without_force_never_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.onnx"
+    write_atomically(path, b"first")
+    with pytest.raises(UsageError, match="exists"):
+        write_atomically(path, b"second")
+    assert path.read_bytes() == b"first"
+    # Even when another program makes the file between the check and the write.
+    late = tmp_path / "late.onnx"
+    monkeypatch.setattr("memplan.model.write.check_output", lambda *_: late.write_bytes(b"theirs"))
+    with pytest.raises(UsageError, match="exists"):
+        write_atomically(late, b"ours")
+    assert late.read_bytes() == b"theirs"
+    assert sorted(os.listdir(tmp_path)) == ["late.onnx", "out.onnx"]
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*arguments: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    write_atomically(tmp_path / "out.onnx", b"data")
+    assert (tmp_path / "out.onnx").read_bytes() == b"data"
+    assert os.listdir(tmp_path) == ["out.onnx"]
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    write_atomically(tmp_path / "ours", b"")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_outputs_that_cannot_be_written_are_refused_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    cases = {
+        tmp_path: "is a folder",
+        tmp_path / "file": "exists",
+        tmp_path / "link": "exists",
+        tmp_path / "none/out": "does not exist",
+        tmp_path / "file/out": "does not exist",
+        tmp_path / ("a" * 300): "name too long",
+        Path(os.devnull): "no regular file",
+    }
+    for path, message in cases.items():
+        with pytest.raises(UsageError, match=message):
+            check_output(path, force=False)
+    with pytest.raises(UsageError, match="no regular file"):
+        check_output(Path(os.devnull), force=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="not writable"):
+        check_output(tmp_path / "out", force=False)

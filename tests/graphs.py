@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import onnx
@@ -70,3 +71,19 @@ def node(graph: Graph, name: str) -> Node:
 def names(graph: Graph, order: Any) -> list[str]:
     """Node names in ``order`` (node ids)."""
     return [graph.nodes[index].name for index in order]
+
+
+def random_order(graph: Graph, draw: Random) -> list[int]:
+    """A topological order drawn at random; Shape and Size stand right behind their input.
+
+    That is where the runtime puts them, so a file in such an order runs in file order.
+    """
+    producers = [{graph.tensors[t].producer for t in n.reads} - {-1} for n in graph.nodes]
+    left = set(range(len(graph.nodes)))
+    order: list[int] = []
+    while left:
+        ready = sorted(index for index in left if not producers[index] & left)
+        eager = [index for index in ready if graph.nodes[index].op in ("Shape", "Size")]
+        order.append(eager[0] if eager else draw.choice(ready))
+        left.remove(order[-1])
+    return order

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from memplan.errors import UsageError
 from memplan_cli.options import (
     SESSIONS,
     bound,
@@ -16,6 +18,11 @@ from memplan_cli.options import (
     model_options,
     output_options,
 )
+from memplan_cli.progress import announce_compilation
+
+if TYPE_CHECKING:
+    from memplan.analysis import Analysis
+    from memplan.frontier import FrontierPoint
 
 FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
 
@@ -29,6 +36,7 @@ FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
               help="Which execution provider's rules apply.")  # fmt: skip
 @click.option("--top", type=click.IntRange(min=0), default=20, show_default=True,
               help="How many tensors to list.")  # fmt: skip
+@click.option("--frontier", is_flag=True, help="Also: budget -> extra time, for a dozen budgets.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
 @output_options
@@ -40,6 +48,7 @@ def command(
     session: str,
     provider: str,
     top: int,
+    frontier: bool,
     form: str,
     output: Path | None,
     quiet: bool,
@@ -51,33 +60,45 @@ def command(
 
     Nothing is run and no weights are read.
     """
-    from memplan.analysis import analyze
+    from memplan.analysis import analyze, open_model
 
     keep_inputs(output, model)
     if output is not None and str(output) != "-":
         from memplan.model.write import check_output
 
         check_output(output, force)
-    analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
+    if frontier and session != "tuned":
+        raise UsageError("--frontier plans for tuned sessions only", "leave --session away")
+    points: tuple[FrontierPoint, ...] = ()
+    if frontier:
+        if not quiet:
+            announce_compilation()
+        from memplan.frontier import find_frontier
+
+        analysis, points = find_frontier(open_model(model, bound(dims), loss), provider)
+    else:
+        analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
     if form == "text" and output is None:
         from memplan.report.text import print_analysis
 
-        print_analysis(analysis, top=top, color=color, brief=quiet, details=verbose > 0)
+        print_analysis(analysis, points, top=top, color=color, brief=quiet, details=verbose > 0)
         return 0
-    emit(_render(analysis, form, top), output, force)
+    emit(_render(analysis, points, form, top), output, force)
     return 0
 
 
-def _render(analysis: object, form: str, top: int) -> str | bytes:
-    from memplan.analysis import Analysis
-
-    assert isinstance(analysis, Analysis)
+def _render(
+    analysis: Analysis, points: tuple[FrontierPoint, ...], form: str, top: int
+) -> str | bytes:
     if form == "json":
-        return json.dumps(analysis.as_json(), indent=2) + "\n"
+        result = analysis.as_json()
+        if points:
+            result["frontier"] = [point.as_json() for point in points]
+        return json.dumps(result, indent=2) + "\n"
     if form == "text":
         from memplan.report.text import analysis_text
 
-        return analysis_text(analysis, top=top)
+        return analysis_text(analysis, points, top=top)
     if form == "html":
         from memplan.report.html import analysis_html
 

@@ -45,6 +45,9 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba" / source_d
 
 import numba  # noqa: E402
 
+# numba's stubs do not know the wrapper options.
+_NJIT: Any = numba.njit
+
 
 def is_cold() -> bool:
     """Whether nothing of this version has been compiled yet."""
@@ -54,7 +57,7 @@ def is_cold() -> bool:
 
 def compiled(function: Function) -> Function:
     """Compile ``function`` in nopython mode on first call and cache the machine code."""
-    return cast(Function, numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
+    return cast(Function, _NJIT(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
 
 
 def inner(function: Function) -> Function:
@@ -62,9 +65,5 @@ def inner(function: Function) -> Function:
 
     They get no wrapper that unpacks Python arguments, which would take most of the compile time.
     """
-    return cast(
-        Function,
-        numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)(
-            function
-        ),
-    )
+    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+    return cast(Function, _NJIT(cache=True, nogil=True, **options)(function))

@@ -75,8 +75,8 @@ def improve(
     """``iterations`` rounds of ruin and repair from a feasible sequence.
 
     ``order_share``: how often nodes are moved too. ``heat``: temperature of the acceptance test
-    relative to the extra cost. ``give_up``, ``rounds``: as for repair. Returns the current and the best sequence and the rounds that
-    improved the best.
+    relative to the extra cost. ``give_up``, ``rounds``: as for repair. Returns the current and the
+    best sequence and the number of rounds that improved the best.
     """
     base = 0.0
     for node in range(len(problem.cost)):

@@ -18,6 +18,7 @@ from memplan.units import echo_size, format_bytes, format_delta
 
 if TYPE_CHECKING:
     from memplan.analysis import Analysis
+    from memplan.frontier import FrontierPoint
     from memplan.rewriting import Rewrite
     from memplan.validation import Run, Validation
 
@@ -45,16 +46,22 @@ def to_text(content: RenderableType) -> str:
 
 
 def print_analysis(
-    analysis: Analysis, *, top: int, color: str = "auto", brief: bool = False, details: bool = False
+    analysis: Analysis,
+    points: Sequence[FrontierPoint] = (),
+    *,
+    top: int,
+    color: str = "auto",
+    brief: bool = False,
+    details: bool = False,
 ) -> None:
     """Print an analysis; ``brief`` is the first line alone."""
-    content = Text(headline(analysis)) if brief else render_analysis(analysis, top, details)
+    content = Text(headline(analysis)) if brief else render_analysis(analysis, points, top, details)
     console(color).print(content)
 
 
-def analysis_text(analysis: Analysis, *, top: int) -> str:
+def analysis_text(analysis: Analysis, points: Sequence[FrontierPoint] = (), *, top: int) -> str:
     """An analysis as plain text."""
-    return to_text(render_analysis(analysis, top, details=True))
+    return to_text(render_analysis(analysis, points, top, details=True))
 
 
 def headline(analysis: Analysis) -> str:
@@ -68,7 +75,9 @@ def headline(analysis: Analysis) -> str:
     )
 
 
-def render_analysis(analysis: Analysis, top: int, details: bool) -> Group:
+def render_analysis(
+    analysis: Analysis, points: Sequence[FrontierPoint], top: int, details: bool
+) -> Group:
     """Headline, classes, modules, tensors at the peak, floor and assumptions."""
     timeline = analysis.timeline
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
@@ -86,8 +95,23 @@ def render_analysis(analysis: Analysis, top: int, details: bool) -> Group:
         parts += [Text(), _module_table(analysis)]
     if top and analysis.at_peak:
         parts += [Text(), _live_table(analysis.at_peak, top)]
+    if points:
+        parts += [Text(), _frontier_table(points)]
     parts += _notes(analysis.assumptions, details)
     return Group(*parts)
+
+
+def _frontier_table(points: Sequence[FrontierPoint]) -> Group:
+    """Budget, extra time, recomputed nodes."""
+    table = _table([(name, "right") for name in ("budget", "bytes", "extra time", "recomputed")])
+    for point in points:
+        cells = (
+            (f"{100 * point.extra_cost_fraction:.2f}%", str(point.clones))
+            if point.feasible
+            else ("no plan", f"lowest peak {format_bytes(point.peak_bytes)}")
+        )
+        table.add_row(format_bytes(point.budget_bytes), f"{point.budget_bytes:,}", *cells)
+    return _titled("Frontier: what a budget costs (estimated; file as it is, no fusions)", table)
 
 
 def _dims(analysis: Analysis) -> str:

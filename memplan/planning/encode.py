@@ -189,6 +189,7 @@ def _arrays(
         alike=ints(alike),
         resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),
         pinned=np.asarray([t.is_output for t in graph.tensors], dtype=np.bool_),
+        eager=np.asarray([node.key in _NEVER_LATE for node in graph.nodes], dtype=np.bool_),
         maker=np.zeros(0, np.int64),
         rank=np.zeros(len(graph.nodes), np.int64),
         cost=np.asarray(costs, dtype=np.float64),

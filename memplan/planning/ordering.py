@@ -79,6 +79,31 @@ def moved(sequence: Ints, source: int, target: int) -> Ints:
 
 
 @compiled
+def settle(problem: Arrays, sequence: Ints) -> Ints:
+    """``sequence`` as the runtime will run it: eager nodes right behind the last thing they read.
+
+    Several that wait for the same node keep their order.
+    """
+    length = len(sequence)
+    place = np.zeros(len(problem.nbytes), np.int64)  # 1 + position of a tensor's first maker
+    for p in range(length - 1, -1, -1):
+        node = sequence[p]
+        for w in range(problem.write_start[node], problem.write_start[node + 1]):
+            place[problem.writes[w]] = p + 1
+    key = np.empty(length, np.int64)
+    for p in range(length):
+        node = sequence[p]
+        key[p] = 2 * (p + 1)
+        if problem.eager[node]:
+            behind = 0
+            for r in range(problem.read_start[node], problem.read_start[node + 1]):
+                if not problem.resident[problem.reads[r]]:
+                    behind = max(behind, place[problem.reads[r]])
+            key[p] = 2 * behind + 1
+    return sequence[np.argsort(key, kind="mergesort")]
+
+
+@compiled
 def reorder(
     problem: Arrays, sequence: Ints, movable: Flags, budget: int, attempts: int
 ) -> tuple[Ints, float]:
@@ -89,6 +114,7 @@ def reorder(
     """
     profile = evaluate(problem, sequence)
     excess = excess_of(profile, budget)
+    has_eager = problem.eager.any()
     for _ in range(attempts):
         if excess <= 0:
             break
@@ -107,7 +133,8 @@ def reorder(
             target = first + np.random.randint(last - first + 1)
         if target == position:
             continue
-        candidate = evaluate(problem, moved(profile.sequence, position, target))
+        order = moved(profile.sequence, position, target)
+        candidate = evaluate(problem, settle(problem, order) if has_eager else order)
         after = excess_of(candidate, budget)
         if after <= excess:
             profile, excess = candidate, after

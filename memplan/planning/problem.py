@@ -39,6 +39,7 @@ class Arrays(NamedTuple):
     alike: Ints  # (T) equal numbers: equal dimensions and element size
     resident: Flags  # (T) in memory before the first step; never allocated
     pinned: Flags  # (T) graph output: a buffer of its own, held to the end
+    eager: Flags  # (N) runs as soon as what it reads is there, whatever the sequence says
     maker: Ints  # (T) the node that makes the tensor again, or NONE if that is refused
     rank: Ints  # (N) place in the original order; clones inserted together stand in this order
     cost: Floats  # (N) seconds

@@ -13,7 +13,7 @@ import numpy as np
 
 from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import improve, seed_random
-from memplan.planning.ordering import reorder
+from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
 from memplan.planning.repair import cost_of, excess_of, prune, repair
 
@@ -64,7 +64,8 @@ def warm_up() -> None:
         alias_of=np.array([NONE] * 3), inplace_start=np.array([0] * 4),
         inplace_of=np.zeros(0, np.int64), droppable=np.zeros(3, np.bool_),
         fleeting=np.ones(3, np.bool_), nbytes=np.array([2, 1, 1]), alike=np.array([0, 1, 1]),
-        resident=np.zeros(3, np.bool_), pinned=np.zeros(3, np.bool_), maker=np.array([0, 1, 2]),
+        resident=np.zeros(3, np.bool_), pinned=np.zeros(3, np.bool_), eager=np.zeros(3, np.bool_),
+        maker=np.array([0, 1, 2]),
         rank=np.array([0, 1, 2]), cost=np.ones(3), workspace=np.array([0, 2, 0]),
         inside=np.zeros(3, np.int64),
     )  # fmt: skip
@@ -199,6 +200,9 @@ class _Search:
         pruned = prune(
             self.arrays, sequence, self.original, self.problem.protected, self.budget, 0.0
         )
+        pruned = settle(self.arrays, pruned)
+        if self._excess(pruned) > 0:
+            return
         if self.best is None or self._cost(pruned) < self._cost(self.best):
             self.best = pruned
             if self.progress is not None:
@@ -229,6 +233,7 @@ class _Search:
         return extra <= 0 or (self.enough is not None and self.enough(extra))
 
     def _decision(self, sequence: Ints) -> Decision:
+        sequence = settle(self.arrays, sequence)
         peak = self._peak(sequence)
         extra = self._cost(sequence) - self.problem.base_cost
         return Decision(sequence, peak, extra, peak <= self.budget)

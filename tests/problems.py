@@ -1,0 +1,169 @@
+"""Small abstract planning problems for tests, and what is best for them by brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import numpy as np
+
+from memplan.planning.evaluate import evaluate
+from memplan.planning.problem import NONE, Arrays, Ints, Problem
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node and the tensor of its name that it makes.
+
+    ``reads``: names, one per slot. ``like``: ``view`` or ``inplace`` of the first read. ``rebuilds``:
+    the node stands in no order but can make that tensor again. ``more``: further outputs by name.
+    """
+
+    name: str
+    reads: str = ""
+    nbytes: int = 1
+    cost: float = 1.0
+    like: str = ""
+    workspace: int = 0
+    inside: int = 0
+    output: bool = False
+    again: bool = True
+    droppable: bool = False
+    fleeting: bool = False
+    rebuilds: str = ""
+    more: tuple[tuple[str, int], ...] = ()
+
+
+class Case:
+    """Operators in order, as a problem; sequences are written as node names."""
+
+    def __init__(self, *ops: Op, resident: str = "") -> None:
+        self.ops = ops
+        self.place = {op.name: k for k, op in enumerate(ops)}
+        self.tensors: dict[str, int] = {}
+        for name in resident.split():
+            self.tensors[name] = len(self.tensors)
+        self.resident = len(self.tensors)
+        for op in ops:
+            for name, _ in self._outputs(op):
+                self.tensors.setdefault(name, len(self.tensors))
+        self.arrays = self._arrays()
+
+    @staticmethod
+    def _outputs(op: Op) -> list[tuple[str, int]]:
+        return [(op.rebuilds or op.name, op.nbytes), *op.more]
+
+    def _arrays(self) -> Arrays:
+        reads: list[int] = []
+        writes: list[int] = []
+        read_start, write_start, inplace_start = [0], [0], [0]
+        alias: list[int] = []
+        inplace: list[int] = []
+        droppable: list[bool] = []
+        fleeting: list[bool] = []
+        count = len(self.tensors)
+        size, maker = [0] * count, [NONE] * count
+        pinned = [False] * count
+        for k, op in enumerate(self.ops):
+            slots = [self.tensors[name] for name in op.reads.split()]
+            reads.extend(slots)
+            read_start.append(len(reads))
+            for slot, (name, nbytes) in enumerate(self._outputs(op)):
+                t = self.tensors[name]
+                writes.append(t)
+                alias.append(slots[0] if op.like == "view" and slot == 0 else NONE)
+                inplace.extend(slots[:1] if op.like == "inplace" and slot == 0 else [])
+                inplace_start.append(len(inplace))
+                droppable.append(op.droppable and slot > 0)
+                fleeting.append(op.fleeting)
+                size[t] = nbytes
+                pinned[t] = pinned[t] or (op.output and slot == 0)
+                if op.again:
+                    maker[t] = k
+            write_start.append(len(writes))
+        spread = len(self.ops) + 1
+        rank = [
+            spread * (self.place[op.rebuilds] if op.rebuilds else k) + bool(op.rebuilds)
+            for k, op in enumerate(self.ops)
+        ]
+
+        def ints(values: Sequence[int]) -> Ints:
+            return np.asarray(values, dtype=np.int64)
+
+        return Arrays(
+            read_start=ints(read_start),
+            reads=ints(reads),
+            write_start=ints(write_start),
+            writes=ints(writes),
+            alias_of=ints(alias),
+            inplace_start=ints(inplace_start),
+            inplace_of=ints(inplace),
+            droppable=np.asarray(droppable, dtype=np.bool_),
+            fleeting=np.asarray(fleeting, dtype=np.bool_),
+            nbytes=ints(size),
+            alike=ints(size),  # equal size stands for equal dimensions
+            resident=np.arange(count) < self.resident,
+            pinned=np.asarray(pinned, dtype=np.bool_),
+            maker=ints(maker),
+            rank=ints(rank),
+            cost=np.asarray([op.cost for op in self.ops]),
+            workspace=ints([op.workspace for op in self.ops]),
+            inside=ints([op.inside for op in self.ops]),
+        )
+
+    @property
+    def order(self) -> Ints:
+        """The sequence without recomputation."""
+        return np.asarray([k for k, op in enumerate(self.ops) if not op.rebuilds], np.int64)
+
+    def sequence(self, text: str) -> Ints:
+        """Node names → a sequence."""
+        return np.asarray([self.place[name] for name in text.split()], np.int64)
+
+    def text(self, sequence: Ints) -> str:
+        """A sequence → node names."""
+        return " ".join(self.ops[k].name for k in sequence)
+
+    def problem(self, budget: int, start: str = "", protected: str = "") -> Problem:
+        """The problem for a budget; ``protected`` recomputations in ``start`` must stay."""
+        flags = np.zeros(len(self.ops), np.bool_)
+        for name in protected.split():
+            flags[self.place[name]] = True
+        begin = self.sequence(start) if start else self.order
+        movable = np.ones(len(self.ops), np.bool_)
+        return Problem(self.arrays, self.order, budget, begin, flags, movable)
+
+    def peak(self, sequence: Ints) -> int:
+        """Bytes with workspace."""
+        return int(evaluate(self.arrays, sequence).total.max())
+
+    def totals(self, text: str) -> list[int]:
+        """Bytes with workspace at every step of a sequence of node names."""
+        return evaluate(self.arrays, self.sequence(text)).total.tolist()
+
+    def cheapest(self, budget: int, most: int) -> float | None:
+        """Brute force: the least extra cost in the given order with up to ``most`` clones."""
+        costs = [
+            float(self.arrays.cost[sequence].sum() - self.arrays.cost[self.order].sum())
+            for sequence in self._all(most)
+            if self.peak(sequence) <= budget
+        ]
+        return min(costs, default=None)
+
+    def _all(self, most: int) -> Iterator[Ints]:
+        """Every sequence that keeps the order and runs up to ``most`` nodes again."""
+        again = sorted({int(node) for node in self.arrays.maker if node != NONE})
+        places = [
+            (node, position)
+            for node in again
+            for position in range(1, len(self.order) + 1)
+            if position > min(node, len(self.order))
+        ]
+        for count in range(most + 1):
+            for chosen in combinations_with_replacement(places, count):
+                ranked = sorted(chosen, key=lambda item: (item[1], self.arrays.rank[item[0]]))
+                sequence = self.order
+                for node, position in reversed(ranked):
+                    sequence = np.insert(sequence, position, node)
+                yield sequence

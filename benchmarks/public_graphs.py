@@ -189,6 +189,7 @@ def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
         alike=each,
         resident=np.zeros(n, np.bool_),
         pinned=np.zeros(n, np.bool_),
+        eager=np.zeros(n, np.bool_),
         maker=each,
         rank=each,
         cost=np.asarray(instance.durations, dtype=np.float64),
@@ -213,10 +214,9 @@ def budget_of(ratio: float, peak: int) -> int:
 
 def solve_instance(problem: Problem, order: str, seconds: float) -> Decision:
     """Plan within ``seconds``; ``order`` is ``fixed`` (first computations stay) or ``free``."""
-    from memplan.planning.greedy import solve
+    from memplan.planning.search import SearchOptions, solve
 
-    del order  # the greedy solver keeps the order: a valid answer to both questions
-    return solve(problem, seconds)
+    return solve(problem, seconds, SearchOptions(order=order == "free"))
 
 
 def bound_percent(

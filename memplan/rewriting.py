@@ -138,7 +138,7 @@ def rewrite(
     strategy = parse_strategy(options.strategy)
     target = output if output is not None else default_output(path)
     if not dry_run:
-        check_output(target, force)
+        _check_target(path, target, force)
     source = open_model(path, dims, options.loss)
     original = analyze_open(source, session)
     budget_bytes = _budget(options, original)
@@ -173,6 +173,16 @@ def rewrite(
         )
     assert failure is not None
     raise failure
+
+
+def _check_target(path: Path, target: Path, force: bool) -> None:
+    """Refuse early what could not be written, or would overwrite the input."""
+    check_output(target, force)
+    if target.exists() and target.samefile(path):
+        raise UsageError(f"{target} is the input model", "choose another output; inputs stay")
+    model = read_model(path)
+    if any(True for _ in external_tensors(model)):
+        repoint_external_data(model, path, target)
 
 
 def _session(options: RewriteOptions) -> SessionKind:
@@ -276,7 +286,11 @@ def read_costs(path: Path) -> dict[str, float]:
     """
     try:
         data = json.loads(path.read_text())
-        return {str(name): float(value) for name, value in data["seconds"].items()}
+        costs = {str(name): float(value) for name, value in data["seconds"].items()}
+        for name, value in costs.items():
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} takes {value} seconds")
+        return costs
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UsageError(
             f"{path} is no costs file: {error}", 'expected {"seconds": {"node name": 1.2e-3}}'

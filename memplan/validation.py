@@ -219,13 +219,16 @@ def validate(
 
 def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
     dims = metadata.get("dims", {})
-    return {str(k): int(v) for k, v in dims.items()} if isinstance(dims, dict) else {}
+    if not isinstance(dims, dict):
+        return {}
+    return {str(k): v for k, v in dims.items() if isinstance(v, int) and v > 0}
 
 
 def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
     if options.provider != "auto":
         return options.provider
-    return str(metadata.get("provider", "cpu"))
+    recorded = metadata.get("provider", "cpu")
+    return recorded if isinstance(recorded, str) and recorded in PROVIDER_NAMES else "cpu"
 
 
 def _check_same_interface(before: OpenModel, after: OpenModel) -> None:

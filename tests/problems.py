@@ -16,8 +16,10 @@ from memplan.planning.problem import NONE, Arrays, Ints, Problem
 class Op:
     """A node and the tensor of its name that it makes.
 
-    ``reads``: names, one per slot. ``like``: ``view`` or ``inplace`` of the first read. ``rebuilds``:
-    the node stands in no order but can make that tensor again. ``more``: further outputs by name.
+    ``reads``: names, one per slot. ``like``: ``view`` or ``inplace`` of the first read.
+    ``rebuilds``: the node stands in no order but can make that tensor again; one that makes a
+    tensor of its own for another such node is ranked ``behind`` what that one rebuilds. ``more``:
+    further outputs by name.
     """
 
     name: str
@@ -31,7 +33,9 @@ class Op:
     again: bool = True
     droppable: bool = False
     fleeting: bool = False
+    eager: bool = False
     rebuilds: str = ""
+    behind: str = ""
     more: tuple[tuple[str, int], ...] = ()
 
 
@@ -82,9 +86,10 @@ class Case:
                 if op.again:
                     maker[t] = k
             write_start.append(len(writes))
+        # Rebuild rules stand right behind the node that they replace, in the order given.
         spread = len(self.ops) + 1
         rank = [
-            spread * (self.place[op.rebuilds] if op.rebuilds else k) + bool(op.rebuilds)
+            spread * self.place[op.behind or op.rebuilds] + k + 1 if op.rebuilds else spread * k
             for k, op in enumerate(self.ops)
         ]
 
@@ -105,6 +110,7 @@ class Case:
             alike=ints(size),  # equal size stands for equal dimensions
             resident=np.arange(count) < self.resident,
             pinned=np.asarray(pinned, dtype=np.bool_),
+            eager=np.asarray([op.eager for op in self.ops], dtype=np.bool_),
             maker=ints(maker),
             rank=ints(rank),
             cost=np.asarray([op.cost for op in self.ops]),
@@ -158,7 +164,7 @@ class Case:
             (node, position)
             for node in again
             for position in range(1, len(self.order) + 1)
-            if position > min(node, len(self.order))
+            if position > self.place[self.ops[node].rebuilds or self.ops[node].name]
         ]
         for count in range(most + 1):
             for chosen in combinations_with_replacement(places, count):
@@ -167,3 +173,17 @@ class Case:
                 for node, position in reversed(ranked):
                     sequence = np.insert(sequence, position, node)
                 yield sequence
+
+
+class Clock:
+    """Stands in for the ``time`` module: every look at the clock takes ``step`` seconds."""
+
+    def __init__(self, step: float = 1.0, looks: int = 100_000) -> None:
+        self.now, self.step, self.left = 0.0, step, looks
+
+    def perf_counter(self) -> float:
+        """The next time."""
+        self.left -= 1
+        assert self.left > 0, "the search does not end"
+        self.now += self.step
+        return self.now

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from importlib import import_module
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
+
+# What shells expect of a program that a signal ends: 128 + SIGINT, 128 + SIGPIPE.
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
 
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
@@ -17,6 +23,14 @@ COMMANDS = {
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
     "validate": "Run two models, and prove the peaks and the equality of results.",
 }
+
+
+class ReaderGone(Exception):
+    """Nobody reads our output any more (``memplan ... | head``).
+
+    For click that is exit code 1, which would be a finding; and a gate must not look as if it had
+    passed.
+    """
 
 
 class LazyGroup(click.Group):
@@ -32,6 +46,17 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"memplan_cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and tell a broken pipe from other failures."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGone from None
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # what rich makes of it
+                raise ReaderGone from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without importing them."""
@@ -60,15 +85,23 @@ def main(arguments: list[str] | None = None) -> int:
         return _report(error.format_message(), _usage_hint(error), error.exit_code, arguments)
     except click.ClickException as error:
         return _report(error.format_message(), "", error.exit_code, arguments)
-    except (click.Abort, KeyboardInterrupt):
-        return _report("interrupted", "nothing was written", 130, arguments)
-    except BrokenPipeError:
-        # The reader of our output went away (memplan ... | head): no reason to complain.
-        sys.stderr.close()
-        return 0
+    except ReaderGone:
+        # What is still buffered must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except click.Abort as error:
+        if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
+            return _report_bug(error.__cause__, arguments)
+        return _report("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
+    except KeyboardInterrupt:
+        return _report("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
     except Exception as error:  # the last resort: our bug, told in two lines
-        message = f"{type(error).__name__}: {error}"
-        return _report(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
+        return _report_bug(error, arguments)
+
+
+def _report_bug(error: Exception, arguments: list[str]) -> int:
+    message = f"{type(error).__name__}: {error}"
+    return _report(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
 
 
 def _usage_hint(error: click.UsageError) -> str:

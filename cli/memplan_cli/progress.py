@@ -14,7 +14,9 @@ _INTERVAL = 0.2
 
 
 def announce_compilation() -> None:
-    """Say on stderr when the planner is about to be compiled, which happens once per version."""
+    """Say on a terminal that the planner is about to be compiled: once per version, but slow."""
+    if not sys.stderr.isatty():
+        return
     from memplan.planning.compiled import is_cold
 
     if is_cold():
@@ -28,6 +30,7 @@ def planning_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | No
     if quiet or not sys.stderr.isatty():
         yield None
         return
+    announce_compilation()
     started = time.monotonic()
     shown = [0.0]
 

@@ -17,7 +17,7 @@ from memplan_cli.options import (
     model_options,
     output_options,
 )
-from memplan_cli.progress import announce_compilation, planning_progress
+from memplan_cli.progress import planning_progress
 
 
 @click.command("rewrite")
@@ -90,8 +90,6 @@ def command(
         device=device,
         loss=loss,
     )
-    if not quiet:
-        announce_compilation()
     to_stdout = output is not None and str(output) == "-" and not dry_run
     if to_stdout and form == "json":
         raise UsageError(

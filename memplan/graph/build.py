@@ -35,6 +35,10 @@ ELEMENT_BITS: dict[int, int] = {
     onnx.TensorProto.UINT4: 4,
     onnx.TensorProto.INT4: 4,
 }
+# Types that newer releases of ONNX add; an older one does not know the names.
+for _name, _bits in (("FLOAT4E2M1", 4), ("FLOAT8E8M0", 8), ("UINT2", 2), ("INT2", 2)):
+    if hasattr(onnx.TensorProto, _name):
+        ELEMENT_BITS[getattr(onnx.TensorProto, _name)] = _bits
 
 
 class TypeInfo(Protocol):

@@ -47,6 +47,8 @@ def _recorded(metadata: Mapping[str, str]) -> str | None:
         names = ast.literal_eval(scopes)
     except (ValueError, SyntaxError):
         return None
+    if not isinstance(names, list | tuple):
+        return None
     # The last scope is the operator itself; ['', 'mul_3'] names no module.
     inner = [str(name) for name in names[:-1] if name]
     return inner[-1] if inner else None

@@ -83,7 +83,13 @@ def pair_outputs(graph: Graph) -> dict[int, int]:
             if base != tensor.name and base in sources:
                 pairs[output] = sources[base].id
                 break
-    return pairs if pairs else _pair_by_shape(graph)
+    if pairs or not any(_is_scalar_float(graph.tensors[t]) for t in graph.outputs):
+        return pairs
+    return _pair_by_shape(graph)
+
+
+def _is_scalar_float(tensor: Tensor) -> bool:
+    return tensor.dtype in _FLOATS and math.prod(tensor.shape) == 1
 
 
 def _pair_by_shape(graph: Graph) -> dict[int, int]:
@@ -136,7 +142,7 @@ class _Finder:
                     "outputs: " + ", ".join(t.name for t in outputs[:8]),
                 )
             return found
-        scalars = [t for t in outputs if t.dtype in _FLOATS and math.prod(t.shape) == 1]
+        scalars = [t for t in outputs if _is_scalar_float(t)]
         scalars = [t for t in scalars if t.id not in self.pairs]
         named = [t for t in scalars if _LOSS_NAME.search(t.name)]
         return next((t.id for t in (*named, *scalars)), None)

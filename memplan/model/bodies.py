@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from memplan.model.fold import small_constants
-from memplan.model.shapes import ValueType, infer, stated_types
+from memplan.model.shapes import ValueType, check_calls, infer, stated_types
 
 _MOST_TRIPS = 2**31
 
@@ -47,6 +47,7 @@ def body_models(
             name: replace(value, static=_is_static(name, declared))
             for name, value in stated_types(infer(body).graph).items()
         }
+        check_calls(body.graph, inferred)
         names = [name for inner in body.graph.node for name in inner.output if name]
         complete = all(inferred.get(name, ValueType(0, None)).shape is not None for name in names)
         found.append(

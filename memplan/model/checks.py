@@ -7,7 +7,7 @@ attributes have their types, and constants hold as many elements as their dimens
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import cache
 
 import numpy as np
@@ -140,3 +140,40 @@ def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -
             raise ModelError(f"{where}: attribute '{name}' has the wrong type", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
+
+
+# What ONNX's shape inference leaves unchecked and every kernel demands: the ranks of inputs by
+# slot, as (lowest, highest).
+_MANY = 1 << 10
+_RANKS: dict[tuple[str, str], dict[int, tuple[int, int]]] = {
+    **{
+        (domain, op): {0: (3, _MANY), 1: (3, _MANY)}
+        for domain, op in (("", "Conv"), ("", "ConvTranspose"), ("com.microsoft", "FusedConv"))
+    },
+    **{("", op): {0: (3, 3), 1: (3, 3), 2: (3, 3)} for op in ("RNN", "GRU", "LSTM")},
+    ("", "LRN"): {0: (2, _MANY)},
+    ("", "Attention"): {0: (3, 4), 1: (3, 4), 2: (3, 4), 4: (4, 4), 5: (4, 4)},
+    ("com.microsoft", "Attention"): {0: (3, 3), 1: (2, 2), 2: (1, 1)},
+}
+_SAME_RANK = frozenset({"Conv", "ConvTranspose", "FusedConv"})
+
+
+def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
+    """Check the ranks of a node's inputs; ``ranks`` by slot, None where absent or unknown.
+
+    Raises:
+        ModelError: with the input that no kernel would take.
+    """
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    where = f"{node.op_type} '{node.name}'"
+    for slot, (low, high) in _RANKS.get((domain, node.op_type), {}).items():
+        rank = ranks[slot] if slot < len(ranks) else None
+        if rank is not None and not low <= rank <= high:
+            raise ModelError(
+                f"{where}: its input '{node.input[slot]}' has {rank} dimensions", _DAMAGED
+            )
+    if node.op_type in _SAME_RANK and (domain, node.op_type) in _RANKS:
+        if None not in ranks[:2] and ranks[0] != ranks[1]:
+            raise ModelError(f"{where}: image and kernel have different ranks", _DAMAGED)
+        if any(item.name == "group" and item.i < 1 for item in node.attribute):
+            raise ModelError(f"{where}: attribute 'group' is below 1", _DAMAGED)

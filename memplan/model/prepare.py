@@ -12,7 +12,14 @@ import onnx
 
 from memplan.errors import ModelError
 from memplan.model.read import check_structure, describe_node, read_model
-from memplan.model.shapes import ValueType, bind_dims, require_shapes, symbolic_dims, value_types
+from memplan.model.shapes import (
+    ValueType,
+    bind_dims,
+    check_calls,
+    require_shapes,
+    symbolic_dims,
+    value_types,
+)
 
 # Function operators for which ONNX Runtime 1.31.1 has no CPU kernel: it inlines them at load and
 # appends the new nodes, which breaks the file's order. Inlining first keeps the order ours.
@@ -83,6 +90,7 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
             + _some(bounded)
         )
     require_shapes(model.graph, types, symbolic_dims(model))
+    check_calls(model.graph, types)
     unplanned = sorted(name for name, value in types.items() if value.dtype in (0, 8))
     if unplanned:
         assumptions.append(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.errors import ModelError, UsageError
+from memplan.model.checks import check_ranks
 from memplan.model.read import subgraphs
 
 
@@ -237,6 +238,18 @@ def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
                 "image",
                 "check the sizes given with --dim",
             )
+
+
+def check_calls(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> None:
+    """Check that inputs have ranks that the operators take.
+
+    Raises:
+        ModelError: see :func:`memplan.model.checks.check_ranks`.
+    """
+    unknown = ValueType(0, None)
+    for node in graph.node:
+        shapes = (types.get(name, unknown).shape if name else None for name in node.input)
+        check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
 
 
 def _type_text(value: ValueType) -> str:

@@ -82,7 +82,7 @@ def semantics(provider: str) -> MemorySemantics:
     )
 
 
-def refusal(key: str) -> str | None:
+def refusal(key: str, provider: str = "cpu") -> str | None:
     """Why an operator is never run again, or None if running it again gives the same bits."""
     if key in RANDOM_OPS:
         return "draws random numbers"
@@ -90,4 +90,7 @@ def refusal(key: str) -> str | None:
         return "has effects beyond its outputs"
     if key in CONTROL_FLOW_OPS:
         return "has a body (control flow)"
+    # The CPU table is the widest; an operator in it is a plain function of its inputs anywhere.
+    if key not in semantics("cpu").known and key not in semantics(provider).known:
+        return "unknown operator: it may draw random numbers or have effects"
     return None

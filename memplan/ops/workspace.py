@@ -94,7 +94,7 @@ _Formula = Callable[[_Node], int | None]
 
 
 def _item(tensor: TensorSpec) -> int:
-    return _ITEM_BYTES[tensor.dtype]
+    return _ITEM_BYTES.get(tensor.dtype, 0)
 
 
 def _elements(tensor: TensorSpec | None) -> int:

@@ -218,14 +218,20 @@ def unread_positions(profile: Profile, positions: Ints) -> Ints:
 
 @inner
 def replaced_positions(profile: Profile, movable: Flags) -> Ints:
-    """Instances that nobody reads any more because the node runs again later."""
+    """Instances that nobody reads any more because the node runs again later.
+
+    First instances only of ``movable`` nodes: taking them out changes the order.
+    """
     length = len(profile.sequence)
+    first = np.full(len(movable), length, np.int64)
+    for p in range(length - 1, -1, -1):
+        first[profile.sequence[p]] = p
     again = np.zeros(len(movable), np.bool_)
     found = np.zeros(length, np.int64)
     count = 0
     for p in range(length - 1, -1, -1):
         node = profile.sequence[p]
-        if again[node] and movable[node]:
+        if again[node] and (movable[node] or first[node] != p):
             read = False
             for v in range(profile.value_start[p], profile.value_start[p + 1]):
                 if profile.value_reads[v] > 0:

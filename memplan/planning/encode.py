@@ -80,7 +80,7 @@ def encode(
     rules = semantics(session.provider)
     graph = extended.graph
     live = replace(graph, nodes=graph.nodes[: extended.first_dormant])
-    refusals = _refusals(live)
+    refusals = _refusals(live, session.provider)
     workspace, _ = node_workspace(graph, session)
     inside = np.zeros(len(graph.nodes), np.int64)
     for node, nbytes in bodies_of(live, session).nbytes.items():
@@ -125,10 +125,10 @@ def _ranks(extended: Extended, order: Sequence[int]) -> Ints:
     return rank
 
 
-def _refusals(graph: Graph) -> dict[int, str]:
+def _refusals(graph: Graph, provider: str) -> dict[int, str]:
     found = {}
     for node in graph.nodes:
-        reason = refusal(node.key)
+        reason = refusal(node.key, provider)
         if node.key in _NEVER_LATE:
             reason = "runs as soon as its input is there"
         if any(not graph.tensors[t].counted for t in (*node.reads, *node.writes)):

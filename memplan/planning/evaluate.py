@@ -9,6 +9,9 @@ import numpy as np
 from memplan.planning.compiled import compiled, inner
 from memplan.planning.problem import NONE, Arrays, Ints
 
+IMPOSSIBLE = 1 << 60
+"""Bytes charged at a position that reads a tensor which nothing has made."""
+
 
 class Profile(NamedTuple):
     """A sequence of ``L`` instances, evaluated. ``V`` values, ``S`` storages.
@@ -174,6 +177,10 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
         live += change[p]
         dynamic[p] = live + problem.inside[sequence[p]]
         total[p] = dynamic[p] + problem.workspace[sequence[p]]
+        for k in range(slot_start[p], slot_start[p + 1]):
+            t = problem.reads[problem.read_start[sequence[p]] + k - slot_start[p]]
+            if slot_value[k] < 0 and not problem.resident[t]:
+                total[p] = IMPOSSIBLE
     return Profile(
         sequence,
         slot_start,

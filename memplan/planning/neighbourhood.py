@@ -23,7 +23,7 @@ def seed_random(seed: int) -> None:
 
 
 @inner
-def ruin(sequence: Ints, clones: Ints) -> Ints:
+def ruin(problem: Arrays, sequence: Ints, clones: Ints) -> Ints:
     """``sequence`` without some of its recomputations."""
     kill = np.zeros(len(sequence), np.bool_)
     count = len(clones)
@@ -47,7 +47,26 @@ def ruin(sequence: Ints, clones: Ints) -> Ints:
         for p in clones:
             if sequence[p] == node or np.random.random() < 0.02:
                 kill[p] = True
-    return sequence[~kill]
+    return drop_orphans(problem, sequence[~kill])
+
+
+@inner
+def drop_orphans(problem: Arrays, sequence: Ints) -> Ints:
+    """``sequence`` without instances that read what nothing makes any more.
+
+    Only rebuild rules can lose their sources: every other node keeps its first instance.
+    """
+    made = problem.resident.copy()
+    keep = np.ones(len(sequence), np.bool_)
+    for p in range(len(sequence)):
+        node = sequence[p]
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            if not made[problem.reads[r]]:
+                keep[p] = False
+        if keep[p]:
+            for w in range(problem.write_start[node], problem.write_start[node + 1]):
+                made[problem.writes[w]] = True
+    return sequence[keep]
 
 
 @inner
@@ -89,7 +108,7 @@ def improve(
         if len(clones) == 0:
             break
         temperature = max(1e-9 * base, heat * (lowest - base))
-        candidate = ruin(current, clones)
+        candidate = ruin(problem, current, clones)
         if np.random.random() < order_share:
             candidate, _ = reorder(problem, candidate, movable, budget, 10 + np.random.randint(60))
         noise = 0.0 if np.random.random() < 0.3 else 0.5 * np.random.random()

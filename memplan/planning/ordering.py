@@ -85,21 +85,22 @@ def settle(problem: Arrays, sequence: Ints) -> Ints:
     Several that wait for the same node keep their order.
     """
     length = len(sequence)
-    place = np.zeros(len(problem.nbytes), np.int64)  # 1 + position of a tensor's first maker
-    for p in range(length - 1, -1, -1):
-        node = sequence[p]
-        for w in range(problem.write_start[node], problem.write_start[node + 1]):
-            place[problem.writes[w]] = p + 1
+    # 1 + position behind which a tensor is there; 0: from the start.
+    there = np.full(len(problem.nbytes), -1, np.int64)
     key = np.empty(length, np.int64)
     for p in range(length):
         node = sequence[p]
-        key[p] = 2 * (p + 1)
+        anchor = p + 1
         if problem.eager[node]:
-            behind = 0
+            anchor = 0
             for r in range(problem.read_start[node], problem.read_start[node + 1]):
-                if not problem.resident[problem.reads[r]]:
-                    behind = max(behind, place[problem.reads[r]])
-            key[p] = 2 * behind + 1
+                anchor = max(anchor, there[problem.reads[r]])
+            key[p] = 2 * anchor + 1
+        else:
+            key[p] = 2 * anchor
+        for w in range(problem.write_start[node], problem.write_start[node + 1]):
+            if there[problem.writes[w]] < 0:
+                there[problem.writes[w]] = anchor
     return sequence[np.argsort(key, kind="mergesort")]
 
 

@@ -5,6 +5,7 @@ Everything that runs often is compiled; this module only decides what to run nex
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,12 @@ from memplan.planning.repair import cost_of, excess_of, prune, repair
 Progress = Callable[[int, float], None]
 """Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
 
-_ROUNDS = 100_000
+# Moves per call of the compiled repair, between looks at the clock.
+_PORTION = 50
+# Failed attempts in a row after which a repair is stuck.
+_GIVE_UP = 10
+# Rounds of order moves without gain after which that is given up.
+_IDLE_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,61 +120,49 @@ class _Search:
             self._struggle()
         if self.best is not None:
             self._refine()
-        return self._decision(self.fallback if self.best is None else self.best)
+        if self.best is not None:
+            return self._decision(self.best)
+        # The least summed excess need not be the lowest peak.
+        found = [self._decision(s) for s in (self.fallback, self.problem.start)]
+        return min(found, key=lambda decision: decision.peak)
 
     def _construct(self, start: Ints) -> None:
         """Greedy and pruning at every depth."""
         for depth in self.options.depths:
-            if self.best is not None and self._late():
+            if self._late() and (self.best is not None or depth != self.options.depths[0]):
                 return
-            sequence, excess = repair(
-                self.arrays,
-                start,
-                self.movable,
-                self.price,
-                self.budget,
-                depth,
-                0.0,
-                0,
-                30,
-                np.inf,
-                _ROUNDS,
-            )
+            sequence, excess = self._repair(start, self.price, depth, 0.0, 0)
             self._offer(sequence, excess)
 
     def _construct_reordered(self) -> None:
         """Greedy from an order that needs less memory to begin with."""
         sequence = self.problem.start
-        limit = min(0.15 * (self.deadline - self.started), 3.0)
-        until = time.perf_counter() + limit
-        excess = self._excess(sequence)
-        while excess > 0 and time.perf_counter() < until:
+        until = time.perf_counter() + min(0.15 * (self.deadline - self.started), 3.0)
+        excess, idle = self._excess(sequence), 0
+        for round_ in itertools.count():
+            counted = self.options.iterations > 0
+            over = round_ >= self.options.iterations if counted else time.perf_counter() > until
+            if excess <= 0 or over or idle >= _IDLE_ROUNDS:
+                break
+            before = excess
             sequence, excess = reorder(self.arrays, sequence, self.movable, self.budget, 200)
+            idle = 0 if excess < before else idle + 1
         self._offer(sequence, excess)
         self._construct(sequence)
 
     def _struggle(self) -> None:
         """No feasible sequence yet: keep the least excess and retry with noise."""
-        current = self.fallback
+        current, attempts = self.fallback, 0
         while self.best is None and not self._stop():
+            attempts += 1
+            if self.options.iterations and attempts > self.options.iterations:
+                return
             noisy = self.price * np.exp(self.random.uniform(-0.7, 0.7, len(self.price)))
             start = self.problem.start if self.random.random() < 0.3 else current
             if self.options.order:
                 start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
             depth = int(self.random.choice(self.options.depths))
-            sequence, excess = repair(
-                self.arrays,
-                start,
-                self.movable,
-                noisy,
-                self.budget,
-                depth,
-                0.3,
-                1,
-                10,
-                np.inf,
-                2000,
-            )
+            sequence, excess = self._repair(start, noisy, depth, 0.3, 1)
             self._offer(sequence, excess)
             current = self.fallback
 
@@ -180,6 +174,8 @@ class _Search:
         while not self._stop() and (not self.options.iterations or done < self.options.iterations):
             begin = time.perf_counter()
             left = max(0.0, self.deadline - begin) / max(total, 1e-9)
+            if self.options.iterations:
+                left = 1.0 - done / self.options.iterations
             share = 0.5 if self.options.order else 0.0
             current, self.best, gains = improve(
                 self.arrays, current, self.best, self.original, self.problem.protected,
@@ -187,9 +183,28 @@ class _Search:
             )  # fmt: skip
             done += chunk
             spent = time.perf_counter() - begin
-            chunk = max(1, min(2000, int(chunk * 0.1 / max(spent, 1e-6))))
+            if not self.options.iterations:
+                chunk = max(1, min(2000, int(chunk * 0.1 / max(spent, 1e-6))))
             if gains and self.progress is not None:
                 self.progress(self._peak(self.best), self._extra(self.best))
+
+    def _repair(
+        self, start: Ints, price: Floats, depth: int, noise: float, mode: int
+    ) -> tuple[Ints, float]:
+        """Repair in portions, to keep the time limit; stops when a portion gains nothing."""
+        sequence, excess = start, self._excess(start)
+        lowest = self._excess(self.fallback)
+        while excess > 0:
+            before = excess
+            sequence, excess = repair(
+                self.arrays, sequence, self.movable, price, self.budget, depth, noise, mode,
+                _GIVE_UP, np.inf, _PORTION,
+            )  # fmt: skip
+            if 0 < excess < lowest:
+                self.fallback, lowest = sequence, excess
+            if excess >= before or self._late():
+                break
+        return sequence, excess
 
     def _offer(self, sequence: Ints, excess: float) -> None:
         """Consider a sequence for the best (when it fits) or the least bad."""
@@ -235,5 +250,5 @@ class _Search:
     def _decision(self, sequence: Ints) -> Decision:
         sequence = settle(self.arrays, sequence)
         peak = self._peak(sequence)
-        extra = self._cost(sequence) - self.problem.base_cost
+        extra = max(0.0, self._cost(sequence) - self.problem.base_cost)
         return Decision(sequence, peak, extra, peak <= self.budget)

@@ -99,8 +99,9 @@ class Keep:
         """The start sequence, feasible if it happens to fit."""
         from memplan.planning.evaluate import evaluate
 
+        extra = float(problem.arrays.cost[problem.start].sum()) - problem.base_cost
         peak = int(evaluate(problem.arrays, problem.start).total.max(initial=0))
-        return Outcome(Decision(problem.start, peak, 0.0, peak <= problem.budget))
+        return Outcome(Decision(problem.start, peak, extra, peak <= problem.budget))
 
 
 Known = type[Search] | type[Greedy] | type[Keep]
@@ -136,7 +137,7 @@ def _options(strategy: Known, text: str) -> dict[str, int]:
             raise UsageError(
                 f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}"
             )
-        if not value.isdigit():
+        if not (value.isascii() and value.isdigit()):
             raise UsageError(f"{strategy.name}{{{key}={value}}}: a whole number is wanted")
         result[key] = int(value)
     return result

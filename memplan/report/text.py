@@ -30,7 +30,7 @@ def console(color: str = "auto", stderr: bool = False) -> Console:
     """A console for ``--color auto|always|never``; NO_COLOR is respected by rich."""
     return Console(
         file=sys.stderr if stderr else sys.stdout,
-        force_terminal=True if color == "always" else None,
+        force_terminal={"always": True, "never": False}.get(color),
         no_color=True if color == "never" else None,
         highlight=False,
         soft_wrap=False,
@@ -213,8 +213,10 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
             f"fits: peak {format_bytes(after)} within the budget, {plan.clones} nodes recomputed, "
             f"{100 * plan.extra_cost_fraction:.2f}% more time (estimated)"
         )
-    else:
+    elif plan.baseline_peak_with_workspace_bytes <= result.budget_bytes:
         first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"
+    else:
+        first = f"fits by node order alone: peak {format_bytes(after)}, nothing is recomputed"
     parts: list[RenderableType] = [Text(first, style="bold")]
     parts.append(Text(f"budget {echo_size(result.options.budget, result.budget_bytes)}"))
     parts += [Text(), _steps_table(result)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             given = dict(archive.items())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} cannot be read as .npz: {error}") from None
     feeds = {}
     for index in graph.inputs:

@@ -55,7 +55,7 @@ def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
 
 def plan_and_apply(model: OpenModel, share: float) -> tuple[onnx.ModelProto, Plan, Timeline]:
     request, _ = prepared_for(model, share)
-    plan = make_plan(request, parse_strategy("auto"), 10.0)
+    plan = make_plan(request, parse_strategy("search{iterations=6}"), 10.0)
     rewritten = apply_plan(model.prepared.proto, plan, model.prepared.dims)
     return rewritten, plan, ensure(
         model.prepared.proto, rewritten, plan, model.prepared.types, TUNED
@@ -73,10 +73,8 @@ def test_real_training_graphs(path: Path, tmp_path: Path) -> None:
         for share in SHARES:
             try:
                 rewritten, plan, timeline = plan_and_apply(model, share)
-            except InfeasibleError as error:
-                # An honest answer: it names what does work.
-                assert "budget" in error.message + error.hint
-                continue
+            except InfeasibleError:
+                continue  # too tight for this graph; what the answer says is tested elsewhere
             target = folder / f"{share}.onnx"
             target.write_bytes(rewritten.SerializeToString())
             measured = measure(target, request, inputs, folder / f"{share}.npz")

@@ -126,8 +126,11 @@ def test_an_output_that_nobody_reads(droppable: bool, fleeting: bool, wanted: li
 
 def test_an_optional_output_is_made_where_it_is_read() -> None:
     case = Case(
-        Op("a", more=(("extra", 5),), droppable=True), Op("b", "a"), Op("c", "b extra"), Op("d", "c")
-    )  # fmt: skip
+        Op("a", more=(("extra", 5),), droppable=True),
+        Op("b", "a"),
+        Op("c", "b extra"),
+        Op("d", "c"),
+    )
     assert case.totals("a b c d") == [6, 7, 7, 2]
     # The first a makes only what b reads, the second only what c reads, and a itself unread.
     assert case.totals("a b a c d") == [1, 2, 7, 8, 3]

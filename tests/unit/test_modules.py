@@ -88,7 +88,6 @@ def test_scopes_that_name_no_module_are_passed_over(scopes: str) -> None:
     assert found["last"] == "plain"
 
 
-@pytest.mark.xfail(strict=True, reason="scopes that are a Python literal but no list raise")
 @pytest.mark.parametrize("scopes", ["3", "None"])
 def test_scopes_that_are_no_list_are_passed_over(scopes: str) -> None:
     assert by_node(recorded(last={"pkg.torch.onnx.name_scopes": scopes}))["last"] == "plain"

@@ -310,10 +310,6 @@ def test_forward_graph_without_a_loss() -> None:
     assert named(model, model.phases.parameters) == {"w1", "w2"}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="pairing by shape takes a recurrent state for a gradient: its node becomes backward",
-)
 def test_forward_graph_whose_output_has_the_shape_of_an_input() -> None:
     model = open_text("""
     g (float[8,4] x, float[1,8,16] h0, float[4,16] w1, float[16,2] w2)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from problems import Case, Op
+from graphs import KIB, REUSING, TUNED, graph_of, names, tensor
+from problems import Case, Clock, Op
 
-from memplan.errors import UsageError
+from memplan.errors import InfeasibleError, UsageError
 from memplan.planning import search
+from memplan.planning.ordering import settle
+from memplan.planning.plan import Plan
+from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.problem import Decision, Problem
 from memplan.planning.search import SearchOptions, solve
 from memplan.planning.strategies import Greedy, Keep, Search, parse_strategy
+from memplan.simulate.session import session_kind
 
 FIXED = SearchOptions(order=False, iterations=40)
 MOVING = SearchOptions(order=True, iterations=40)
@@ -118,6 +123,17 @@ REBUILT = Case(  # Dropout: never again, but there is a rule from mask and input
     Op("rebuilt", "x mask", 4, 1.5, rebuilds="drop"),
     resident="x",
 )
+DROPOUT = Case(  # as memplan.planning.rebuild does it: cast the mask, multiply, scale
+    Op("a", "x", 4, 9.0),
+    Op("drop", "a", 4, 1.0, again=False, more=(("mask", 1),)),
+    *bridge("p", "drop"),
+    *bridge("q", "p3"),
+    Op("join", "drop q3 mask", output=True),
+    Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
+    Op("kept", "cast x", 4, 0.5, rebuilds="kept", behind="drop"),
+    Op("scaled", "kept", 4, 0.5, rebuilds="drop"),
+    resident="x",
+)
 OPTIMA = [
     # name, problem, budget, least extra cost, clones that brute force tries
     pytest.param(LONG_SKIP, 8, 1.0, 2, id="chain-of-eight-with-a-long-skip"),
@@ -131,6 +147,7 @@ OPTIMA = [
     pytest.param(IN_PLACE, 9, 3.0, 3, id="overwritten-in-place"),
     pytest.param(SCRATCH, 13, 3.0, 2, id="workspace-of-a-clone"),
     pytest.param(REBUILT, 9, 1.5, 2, id="rebuild-rule"),
+    pytest.param(DROPOUT, 10, 1.5, 3, id="rebuild-rule-of-three-nodes"),
 ]
 
 
@@ -181,21 +198,24 @@ def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
     case = Case(
         Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
     )  # fmt: skip
-    assert solve(case.problem(8), SECONDS, FIXED).extra_cost == pytest.approx(1.0)
+    # Running it again is no help: then nobody reads the first one, which is held to the end.
+    assert not solve(case.problem(8), 0.05, SearchOptions(order=False)).feasible
     moved = solve(case.problem(8), SECONDS, MOVING)
     check(case.problem(8), moved, case)
     assert moved.feasible
     assert moved.extra_cost == 0
 
 
-def test_a_node_that_must_stay_is_not_moved() -> None:
+def test_nodes_that_must_stay_are_not_moved() -> None:
     case = Case(
         Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
     )  # fmt: skip
     problem = case.problem(8)
     problem.movable[:] = False
-    decision = solve(problem, SECONDS, MOVING)
-    assert case.text(decision.sequence) == "late p1 p2 p3 late join"
+    decision = solve(problem, 0.05, SearchOptions(order=True))
+    assert not decision.feasible
+    first = list(dict.fromkeys(decision.sequence.tolist()))
+    assert first == problem.order.tolist()
 
 
 def test_a_budget_that_holds_changes_nothing() -> None:
@@ -216,10 +236,6 @@ def test_an_infeasible_budget_is_answered_with_the_lowest_peak() -> None:
     check(problem, decision, NESTED)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the fallback is the sequence of least summed excess, not of the lowest peak",
-)
 def test_the_lowest_peak_is_that_of_the_given_order_if_nothing_is_lower() -> None:
     case = Case(
         Op("t", "x", 2, workspace=6),
@@ -237,6 +253,25 @@ def test_no_time_still_gives_the_greedy_answer() -> None:
     decision = solve(LONG_SKIP.problem(8), 0.0, SearchOptions(order=False))
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(1.0)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a clone is only ever put right before the reader that needs it"
+)
+def test_a_clone_may_stand_well_before_its_reader() -> None:
+    # b goes for the sake of c, and comes back while a is still there. Later, before join, a would
+    # have to be made again too, or be kept through d, where there is no room.
+    case = Case(
+        Op("a", "x", 4, 10.0),
+        Op("b", "a", 2, 1.0),
+        Op("c", "a", 8, workspace=6),
+        Op("d", "c", 8),
+        Op("join", "d b", output=True),
+        resident="x",
+    )
+    assert case.totals("a b c b d join") == [4, 6, 18, 14, 18, 11]
+    assert case.cheapest(18, 2) == 1.0
+    assert solve(case.problem(18), SECONDS, FIXED).extra_cost == 1.0
 
 
 # Recomputations that were asked for.
@@ -280,34 +315,58 @@ def test_a_recomputation_that_was_asked_for_stays_beside_one_that_is_needed() ->
     assert TWO_SKIPS.text(both.sequence) == "a b n p1 p2 p3 q1 q2 q3 a join b end"
 
 
-def test_without_protection_needless_recomputations_are_taken_out() -> None:
-    start = "a b n a p1 p2 p3 q1 q2 q3 join b end"
-    decision = solve(TWO_SKIPS.problem(13, start), SECONDS, FIXED)
-    assert TWO_SKIPS.text(decision.sequence) == "a b n p1 p2 p3 q1 q2 q3 join b end"
+@pytest.mark.parametrize(
+    "options",
+    [
+        SearchOptions(order=False),
+        MOVING,
+    ],
+    ids=["fixed", "moving"],
+)
+@pytest.mark.parametrize("protected", ["", "t0"])
+def test_a_recomputation_at_a_bad_place_is_done_elsewhere(
+    options: SearchOptions, protected: str
+) -> None:
+    start = "t0 t1 t0 t2 t3 t4 t5 t6 t7 s join"
+    decision = solve(LONG_SKIP.problem(8, start, protected), 0.2, options)
+    assert LONG_SKIP.text(decision.sequence) == FORCED
 
 
-@pytest.mark.xfail(strict=True, reason="Keep says 0 whatever recomputation was asked for")
 def test_recomputing_nothing_more_still_costs_what_was_asked_for() -> None:
     decision = Keep().solve(LONG_SKIP.problem(12, FORCED, protected="t0"), SECONDS).decision
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(1.0)
 
 
+# Shape and Size run when their input is there, wherever a sequence puts them.
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("a s b c d", "a s b c d"),
+        ("a b c s d", "a s b c d"),
+        ("a b a s c d", "a s b a c d"),
+        ("a b c e d s", "e a s b c d"),
+    ],
+)
+def test_eager_nodes_are_settled_behind_what_they_read(given: str, wanted: str) -> None:
+    case = Case(
+        Op("a", "x"), Op("s", "a", eager=True), Op("e", "x", eager=True), Op("b", "a"),
+        Op("c", "b"), Op("d", "c s", output=True), resident="x",
+    )  # fmt: skip
+    assert case.text(settle(case.arrays, case.sequence(given))) == wanted
+
+
+def test_an_eager_node_that_reads_another_follows_it() -> None:
+    case = Case(
+        Op("a", "x"), Op("s", "a", eager=True), Op("size", "s", eager=True), Op("b", "x"),
+        Op("c", "a size b", output=True), resident="x",
+    )  # fmt: skip
+    assert case.text(settle(case.arrays, case.sequence("a b s size c"))) == "a s size b c"
+
+
 # One seed, one answer.
-
-
-class Clock:
-    """Stands in for the ``time`` module: every look at the clock takes ``step`` seconds."""
-
-    def __init__(self, step: float, looks: int = 100_000) -> None:
-        self.now, self.step, self.left = 0.0, step, looks
-
-    def perf_counter(self) -> float:
-        """The next time."""
-        self.left -= 1
-        assert self.left > 0, "the search does not end"
-        self.now += self.step
-        return self.now
 
 
 def irregular(seed: int, length: int = 40) -> Case:
@@ -346,23 +405,16 @@ def test_the_same_seed_gives_the_same_plan(order: bool) -> None:
     assert first.sequence.tolist() == again.sequence.tolist()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="with iterations set, the number of rounds and the temperature still follow the clock",
-)
 @pytest.mark.parametrize("order", [False, True])
 def test_with_fixed_iterations_the_speed_of_the_machine_is_no_matter(order: bool) -> None:
     options = SearchOptions(order=order, seed=7, iterations=20)
     found = [
         [run(irregular(seed), 0.6, Clock(step), options).sequence.tolist() for seed in range(6)]
-        for step in (0.0001, 0.1)
+        for step in (0.01, 1.0)
     ]
     assert found[0] == found[1]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the search for a first plan ignores iterations"
-)
 def test_fixed_iterations_end_on_an_infeasible_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "time", Clock(0.001, looks=3000))
     decision = Search(order=0, iterations=5).solve(NESTED.problem(8), SECONDS).decision
@@ -407,7 +459,7 @@ def test_none_recomputes_nothing() -> None:
 
 
 def test_search_by_iterations() -> None:
-    decision = Search(iterations=20).solve(LONG_SKIP.problem(8), SECONDS).decision
+    decision = Search(order=0, iterations=20).solve(LONG_SKIP.problem(8), SECONDS).decision
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(1.0)
 
@@ -446,3 +498,93 @@ def test_a_wrong_strategy_is_explained(text: str, message: str, hint: str) -> No
         parse_strategy(text)
     assert caught.value.message == message
     assert hint in caught.value.hint
+
+
+# From a graph to a plan.
+
+STEP = """
+g (float[256] x) => (float[256] y) <int64[1] all = {0}>
+{
+    [stash] a = Exp(x)
+    [noise] n = RandomNormalLike(x)
+    [double] b = Concat<axis = 0>(a, n)
+    [middle] c = Neg(b)
+    [sum] s = ReduceSum(c, all)
+    [use] y = Add(a, s)
+}"""
+
+
+def planned(
+    budget_kib: float, *, keep: str = "", force: str = "", strategy: str = "greedy"
+) -> Plan:
+    """The plan for :data:`STEP`; every node costs a second but Exp, which costs a quarter."""
+    graph = graph_of(STEP)
+    request = PlanRequest(
+        graph,
+        TUNED,
+        int(budget_kib * KIB),
+        lambda extended: [1.0] * len(extended.nodes),
+        costs={"stash": 0.25, "no such node": 9.0},
+        keep=frozenset(tensor(graph, name).id for name in keep.split()),
+        force=frozenset(tensor(graph, name).id for name in force.split()),
+    )
+    return make_plan(prepare(request), parse_strategy(strategy), SECONDS)
+
+
+def test_a_plan_from_a_graph() -> None:
+    # x and eight bytes are resident. At middle: a, b and c; without a 4 KiB are left.
+    plan = planned(5.5)
+    assert names(plan.extended.graph, plan.sequence) == [
+        "stash", "noise", "double", "middle", "sum", "stash", "use",
+    ]  # fmt: skip
+    assert plan.recomputed == {"stash": 1}
+    assert plan.clones == 1
+    assert plan.extra_cost_fraction == pytest.approx(0.25 / 5.25)
+    assert plan.resident_bytes == KIB + 8
+    assert plan.baseline_peak_bytes == 6 * KIB + 8
+    assert plan.predicted_peak_bytes == 5 * KIB + 8
+    assert plan.refusals == {"noise": "draws random numbers"}
+    assert plan.strategy == "greedy"
+
+
+def test_a_plan_that_needs_nothing() -> None:
+    plan = planned(7)
+    assert plan.clones == 0
+    assert plan.recomputed == {}
+    assert plan.extra_cost_fraction == 0
+    assert list(plan.sequence) == list(range(6))
+
+
+def test_what_is_to_be_kept_is_not_recomputed() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        planned(5.5, keep="a")
+    assert caught.value.message == (
+        "no plan found within 5,632 B; the lowest peak reached is 6,152 B (6.01 KiB)"
+    )
+    assert caught.value.hint.startswith("a budget of at least 6,152 B works; the certified floor")
+
+
+def test_what_is_to_be_recomputed_is_whatever_the_budget() -> None:
+    plan = planned(100, force="a")
+    assert plan.recomputed == {"stash": 1}
+    assert plan.extra_cost_fraction == pytest.approx(0.25 / 5.25)
+    assert plan.predicted_peak_bytes == 5 * KIB + 8
+
+
+def test_a_tensor_that_must_not_run_again_is_not_forced() -> None:
+    assert planned(100, force="n").clones == 0
+
+
+def test_below_the_floor_nothing_is_tried() -> None:
+    with pytest.raises(InfeasibleError, match="is below the floor 5,128 B") as caught:
+        planned(4.5)
+    assert (
+        "Concat double needs at once: b (2.00 KiB), a (1.00 KiB), n (1.00 KiB)" in caught.value.hint
+    )
+
+
+def test_plans_are_for_sessions_in_file_order_without_reuse() -> None:
+    graph = graph_of(STEP)
+    for session in (session_kind("default"), REUSING):
+        with pytest.raises(ValueError, match="tuned"):
+            prepare(PlanRequest(graph, session, KIB, lambda g: [1.0] * len(g.nodes)))

@@ -8,7 +8,8 @@ import numpy as np
 
 from memplan.planning.compiled import inner
 from memplan.planning.evaluate import Profile
-from memplan.planning.moves import Index, Scratch, score_move
+from memplan.planning.index import Index
+from memplan.planning.moves import Scratch, score_move
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
 # Moves that score less than this share of the best are not worth completing.

@@ -17,7 +17,6 @@ import numpy as np
 
 from memplan.planning.certificate_blocks import Blocks
 from memplan.planning.certificate_model import (
-    Relaxation,
     contract,
     free_small,
     held_bytes,
@@ -100,7 +99,7 @@ class _Certifier:
             self.infeasible = self.given is None
         elif not self._done() and len(usual) and usual.max() > self.problem.budget:
             share = _SMALL if len(relaxation.size) >= _SMALL_FROM else 0.0
-            checkpoints: set[int] = set()
+            checkpoints = first_checkpoints(usual, self.problem.budget, _FIRST_CHECKPOINTS)
             crowded: set[int] = set()
             for small in (share, 0.0) if share else (0.0,):
                 if not self._done():
@@ -114,8 +113,6 @@ class _Certifier:
             free_small(relaxation, share)
         hold_until_read(relaxation)
         contract(relaxation)
-        if not checkpoints:
-            checkpoints |= first_checkpoints(relaxation, _FIRST_CHECKPOINTS)
         while not self._done():
             ordered = sorted(checkpoints)
             places = {ordered.index(s) for s in crowded if s in checkpoints}
@@ -134,10 +131,10 @@ class _Certifier:
             crowded |= more
 
     def _learn(self, bound: float, checkpoints: int) -> None:
-        if math.isinf(bound):
-            if self.given is None and self.plan is None:
-                self.infeasible = True
-            bound = self.upper
+        if math.isinf(bound) and math.isinf(self.upper):
+            self.infeasible = True
+            return
+        bound = min(bound, self.upper)
         if bound > self.best:
             self.best = bound
             self.method = f"time-aggregated program with {checkpoints} checkpoints"
@@ -173,12 +170,11 @@ class _Certifier:
         return replace(bound, sequence=self.plan.sequence, sequence_cost=self.plan.cost)
 
 
-def first_checkpoints(relaxation: Relaxation, count: int) -> set[int]:
+def first_checkpoints(nbytes: Ints, budget: int, count: int) -> set[int]:
     """The fullest step of every one of ``count`` equal parts of the steps over budget."""
-    usual, _ = held_bytes(relaxation)
-    over = np.flatnonzero(usual > relaxation.budget)
+    over = np.flatnonzero(nbytes > budget)
     parts = np.array_split(over, min(count, len(over)))
-    return {int(part[usual[part].argmax()]) for part in parts if len(part)}
+    return {int(part[nbytes[part].argmax()]) for part in parts}
 
 
 def _common_step(problem: Problem) -> float:

@@ -14,6 +14,7 @@ too high. Each step down is safe, that is, no sequence becomes dearer or larger 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -79,39 +80,57 @@ class _Builder:
             self.step_of[node] = step
         rules = [i for i in range(self.nodes) if self.step_of[i] == NONE]
         self.sequence = self.order + sorted(rules, key=lambda i: int(arrays.rank[i]))
-        self.read_start, self.write_start = arrays.read_start.tolist(), arrays.write_start.tolist()
-        self.slots, self.writes = arrays.reads.tolist(), arrays.writes.tolist()
+        self.write_start = arrays.write_start.tolist()
+        slots, starts = arrays.reads.tolist(), arrays.read_start.tolist()
+        self.reads = [slots[starts[i] : starts[i + 1]] for i in range(self.nodes)]
+        self.writes = arrays.writes.tolist()
         self.alias, self.nbytes = arrays.alias_of.tolist(), arrays.nbytes.tolist()
         self.alike, self.maker = arrays.alike.tolist(), arrays.maker.tolist()
         self.resident, self.pinned = arrays.resident.tolist(), arrays.pinned.tolist()
         # The tensor that stands for a class, or NONE: always at hand, for free.
         self.root = [NONE if self.resident[t] else t for t in range(self.tensors)]
-        self.least = [0] * self.tensors  # smallest storage that a value of the tensor can be in
+        self.least: list[int] = []  # (tensor) smallest storage that a value of it can be in
+        self.candidates: list[list[int]] = []  # (output) inputs whose storage it can take over
 
     def build(self) -> Relaxation:
-        takes = self._classes()
+        self._find_roots()
+        self._find_least()
         base = [self._find(t) for t in range(self.tensors)]
         for t in range(self.tensors):
             if self.pinned[t] or self.least[t] == 0:
                 self.root[t] = NONE
         root = [self._find(t) for t in range(self.tensors)]
-        reads = [
-            sorted({root[t] for t in self._reads(i)} - {NONE}) for i in range(self.nodes)
-        ]  # fmt: skip
+        reads = [sorted({root[t] for t in found} - {NONE}) for found in self.reads]
         # The buffer of a graph output is never taken over, and a copy of one is not counted.
-        kept = [
+        takes = [
             {
-                w: sorted({root[c] for c in found if base[c] == NONE or not self.pinned[base[c]]})
-                for w, found in options.items()
+                self.writes[w]: sorted(
+                    {
+                        root[c]
+                        for c in self.candidates[w]
+                        if base[c] == NONE or not self.pinned[base[c]]
+                    }
+                )
+                for w in range(self.write_start[i], self.write_start[i + 1])
+                if self.candidates[w]
             }
-            for options in takes
+            for i in range(self.nodes)
         ]
-        relaxation = self._outputs(root, reads, kept)
-        self._lives(relaxation)
+        relaxation = self._outputs(root, reads, takes)
+        early = self._lives(relaxation)
+        release(relaxation, early | self._twins(base))
         return relaxation
 
-    def _reads(self, node: int) -> list[int]:
-        found: list[int] = self.slots[self.read_start[node] : self.read_start[node + 1]]
+    def _twins(self, base: list[int]) -> set[int]:
+        """Outputs that may take over a storage of which a later output of the node is a view."""
+        found = set()
+        for start, end in pairwise(self.write_start):
+            views: set[int] = set()
+            for w in range(end - 1, start - 1, -1):
+                if any(base[c] in views for c in self.candidates[w]):
+                    found.add(self.writes[w])
+                if self.alias[w] != NONE:
+                    views.add(base[self.alias[w]])
         return found
 
     def _find(self, tensor: int) -> int:
@@ -119,46 +138,47 @@ class _Builder:
             tensor = self.root[tensor]
         return self.root[tensor]
 
-    def _classes(self) -> list[dict[int, list[int]]]:
-        """Set ``root`` and ``least``; per node, which outputs may take over which inputs."""
-        takes: list[dict[int, list[int]]] = [{} for _ in range(self.nodes)]
+    def _find_roots(self) -> None:
+        """What every tensor is a view of; NONE where its makers disagree."""
         seen = [False] * self.tensors
-        for i in self.sequence:
+        for w, t in enumerate(self.writes):
+            root = t if self.alias[w] == NONE or self.pinned[t] else self.alias[w]
+            if seen[t] and self.root[t] != root:
+                root = NONE
+            self.root[t], seen[t] = root, True
+
+    def _find_least(self) -> None:
+        """The smallest storage that a value of a tensor can live in, and who can be taken over."""
+        arrays = self.arrays
+        stored = [False] * self.tensors  # not always a view of a resident tensor
+        changed = True
+        while changed:
+            changed = False
+            for w, t in enumerate(self.writes):
+                if not stored[t] and (self.alias[w] == NONE or stored[self.alias[w]]):
+                    stored[t] = changed = True
+        for i, reads in enumerate(self.reads):
             for w in range(self.write_start[i], self.write_start[i + 1]):
-                t, source = self.writes[w], self.alias[w]
-                found = [] if source != NONE else self._candidates(i, w)
-                if source != NONE:
-                    least = self.least[source]
-                else:
-                    least = min([self.nbytes[t], *(self.least[c] for c in found)])
-                    if found:
-                        takes[i][t] = found
-                root = t if source == NONE or self.pinned[t] else source
-                if not seen[t]:
-                    self.root[t], self.least[t] = root, least
-                else:
-                    self.least[t] = min(self.least[t], least)
-                    if self.root[t] != root:
-                        self.root[t] = NONE
-                seen[t] = True
-        return takes
-
-    def _candidates(self, node: int, w: int) -> list[int]:
-        """Inputs whose storage output ``w`` can ever take over."""
-        arrays, reads = self.arrays, self._reads(node)
-        found = []
-        for c in arrays.inplace_of[arrays.inplace_start[w] : arrays.inplace_start[w + 1]].tolist():
-            # Read twice by the node, a storage has a read pending when the output is placed.
-            usable = self.alike[c] == self.alike[self.writes[w]] and reads.count(c) == 1
-            if usable and not self._in_resident(c):
-                found.append(c)
-        return found
-
-    def _in_resident(self, tensor: int) -> bool:
-        """Whether the tensor is resident or a view of a resident one: it has no storage."""
-        while not self.resident[tensor] and self.root[tensor] not in (NONE, tensor):
-            tensor = self.root[tensor]
-        return bool(self.resident[tensor])
+                options = arrays.inplace_of[arrays.inplace_start[w] : arrays.inplace_start[w + 1]]
+                # Read twice by the node, a storage has a read pending when the output is placed.
+                self.candidates.append(
+                    [
+                        c
+                        for c in (options.tolist() if self.alias[w] == NONE else ())
+                        if self.alike[c] == self.alike[self.writes[w]]
+                        and reads.count(c) == 1
+                        and stored[c]
+                    ]
+                )
+        self.least = [0 if self.resident[t] else self.nbytes[t] for t in range(self.tensors)]
+        changed = True
+        while changed:
+            changed = False
+            for w, t in enumerate(self.writes):
+                sources = self.candidates[w] if self.alias[w] == NONE else [self.alias[w]]
+                least = min((self.least[c] for c in sources), default=self.least[t])
+                if least < self.least[t]:
+                    self.least[t], changed = least, True
 
     def _outputs(
         self, root: list[int], reads: list[list[int]], takes: list[dict[int, list[int]]]
@@ -227,22 +247,37 @@ class _Builder:
             unread_held=unread_held,
         )
 
-    def _lives(self, relaxation: Relaxation) -> None:
-        """Makers, births, uses and the last step for which every tensor can be wanted."""
+    def _lives(self, relaxation: Relaxation) -> set[int]:
+        """Makers, births, uses and the last step for which every tensor can be wanted.
+
+        Returns the tensors that a rule could make before the first computation, for other rules:
+        that is not looked into.
+        """
         for i in self.sequence:
             for t in relaxation.writes[i]:
                 if relaxation.again[i]:
                     relaxation.makers[t].append(i)
                 if self.step_of[i] != NONE:
                     relaxation.born[t] = min(relaxation.born[t], self.step_of[i])
-        for i in self.sequence[len(self.order) :]:
-            there = max((relaxation.born[u] for u in relaxation.reads[i]), default=0)
-            for t in relaxation.writes[i]:
-                relaxation.born[t] = min(relaxation.born[t], there)
+        rules = self.sequence[len(self.order) :]
+        original = [step < len(self.order) for step in relaxation.born]
+        early = set()
+        changed = True
+        while changed:
+            changed = False
+            for i in rules:
+                there = max((relaxation.born[u] for u in relaxation.reads[i]), default=0)
+                for t in relaxation.writes[i]:
+                    if there < relaxation.born[t]:
+                        if original[t]:
+                            early.add(t)
+                        else:
+                            relaxation.born[t], changed = there, True
         for step, i in enumerate(self.order):
             for u in relaxation.reads[i]:
                 relaxation.uses[u].append(step)
         find_until(relaxation)
+        return early & {u for i in rules for u in relaxation.reads[i]}
 
 
 def find_until(relaxation: Relaxation) -> None:
@@ -310,6 +345,11 @@ def free_small(relaxation: Relaxation, share: float) -> None:
         if total > share * relaxation.budget:
             break
         free.add(t)
+    release(relaxation, free)
+
+
+def release(relaxation: Relaxation, free: set[int]) -> None:
+    """Let some tensors be at hand for free."""
     if not free:
         return
     for i, options in enumerate(relaxation.takes):

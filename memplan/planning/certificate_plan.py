@@ -152,9 +152,10 @@ class _Writer:
             for a, b in zip(arrays.write_start[:-1], arrays.write_start[1:], strict=True)
         ]
         self.view: dict[int, tuple[int, int]] = {}  # tensor → its only maker, source
+        makers = np.bincount(arrays.writes, minlength=len(arrays.nbytes))
         for i, made in enumerate(self.writes):
             source = int(arrays.alias_of[arrays.write_start[i]]) if made else NONE
-            if len(made) == 1 and source != NONE and not arrays.pinned[made[0]]:
+            if source != NONE and len(made) == makers[made[0]] == 1 and not arrays.pinned[made[0]]:
                 self.view[made[0]] = (i, source)
         self.made = [0] * len(arrays.nbytes)  # 1 + position of the latest value
         self.source_made = [0] * len(arrays.nbytes)  # the same of what a view was made from

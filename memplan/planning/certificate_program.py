@@ -35,7 +35,7 @@ class Program:
 
     def __init__(self, unit: float) -> None:
         """``unit``: the cost that tolerances are small against."""
-        self.scale = _COST_SCALE / unit
+        self.scale = _COST_SCALE / (unit or 1.0)
         self.cost: list[float] = []
         self.upper: list[float] = []
         self.whole: list[bool] = []

@@ -75,18 +75,51 @@ def find_slot(problem: Arrays, node: int, tensor: int) -> int:
     return NONE
 
 
-@compiled
-def evaluate(problem: Arrays, sequence: Ints) -> Profile:
-    """The :class:`Profile` of ``sequence`` under a session without buffer reuse.
+class Storages(NamedTuple):
+    """Which storage every value lives in; storages are numbered in order of birth."""
 
-    Mirrors rules 1, 2, 3 and 5 of :mod:`memplan.simulate.allocation`, for sequences in which nodes
-    may stand several times.
-    """
-    slot_start, slot_value, value_start, value_tensor, value_reads = resolve_reads(
-        problem, sequence
-    )
-    length = len(sequence)
-    values = len(value_tensor)
+    of_value: Ints  # (V) NONE: resident, or dropped because nobody reads it
+    lost: Ints  # (V) position at which an in-place output overwrites the value, or L
+    birth: Ints  # (S)
+    size: Ints  # (S)
+    kind: Ints  # (S) 0: ordinary, 1: graph output, 2: fleeting
+    last: Ints  # (S) last position that reads it, NONE if none
+
+
+@inner
+def inplace_source(
+    problem: Arrays,
+    output: int,
+    node: int,
+    slots: Ints,
+    storage: Ints,
+    pending: Ints,
+    kind: Ints,
+) -> int:
+    """The value whose storage write slot ``output`` takes over, or NONE (rule 3)."""
+    tensor = problem.writes[output]
+    for c in range(problem.inplace_start[output], problem.inplace_start[output + 1]):
+        source = problem.inplace_of[c]
+        u = slots[find_slot(problem, node, source)]
+        if u < 0 or storage[u] < 0:
+            continue
+        s = storage[u]
+        if pending[s] == 1 and kind[s] != 1 and problem.alike[tensor] == problem.alike[source]:
+            return int(u)
+    return NONE
+
+
+@inner
+def assign_storages(
+    problem: Arrays,
+    sequence: Ints,
+    slot_start: Ints,
+    slot_value: Ints,
+    value_start: Ints,
+    value_reads: Ints,
+) -> Storages:
+    """Rules 1 to 3 and 5 of :mod:`memplan.simulate.allocation`, instance by instance."""
+    length, values = len(sequence), len(value_reads)
     storage = np.full(values, NONE, np.int64)
     birth = np.zeros(values, np.int64)
     last = np.full(values, NONE, np.int64)
@@ -101,42 +134,29 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
     count = 0
     for p in range(length):
         i = sequence[p]
+        slots = slot_value[slot_start[p] : slot_start[p + 1]]
         for k in range(value_start[p + 1] - value_start[p]):
-            v = value_start[p] + k
-            w = problem.write_start[i] + k
+            v, w = value_start[p] + k, problem.write_start[i] + k
             t = problem.writes[w]
-            first_time = not made[t]
+            pinned = problem.pinned[t] and not made[t]
             made[t] = True
-            pinned = problem.pinned[t] and first_time
             if value_reads[v] == 0 and problem.droppable[w] and not pinned:
                 continue
-            target = NONE
-            shared = False
-            if not pinned:
-                source = problem.alias_of[w]
-                if source >= 0:
-                    shared = True
-                    u = slot_value[slot_start[p] + find_slot(problem, i, source)]
-                    if u >= 0:
-                        target = storage[u]
-                else:
-                    for c in range(problem.inplace_start[w], problem.inplace_start[w + 1]):
-                        source = problem.inplace_of[c]
-                        u = slot_value[slot_start[p] + find_slot(problem, i, source)]
-                        if u < 0 or storage[u] < 0:
-                            continue
-                        s = storage[u]
-                        alike = problem.alike[t] == problem.alike[source]
-                        if pending[s] == 1 and kind[s] != 1 and alike:
-                            shared = True
-                            target = s
-                            ended[current[s]] = p
-                            current[s] = v
-                            break
+            target, shared = NONE, False
+            if not pinned and problem.alias_of[w] >= 0:
+                shared = True
+                u = slots[find_slot(problem, i, problem.alias_of[w])]
+                if u >= 0:
+                    target = storage[u]
+            elif not pinned:
+                u = inplace_source(problem, w, i, slots, storage, pending, kind)
+                if u >= 0:
+                    shared, target = True, storage[u]
+                    ended[current[target]] = p
+                    current[target] = v
             if not shared:
                 target = count
-                birth[target] = p
-                size[target] = problem.nbytes[t]
+                birth[target], size[target] = p, problem.nbytes[t]
                 kind[target] = 1 if pinned else 2 if problem.fleeting[w] else 0
                 current[target] = v
                 count += 1
@@ -145,8 +165,7 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
                 epoch[v] = current[target]
                 # One more for being produced, given back when the node is done.
                 pending[target] += value_reads[v] + 1
-        for k in range(slot_start[p], slot_start[p + 1]):
-            v = slot_value[k]
+        for v in slots:
             if v >= 0 and storage[v] >= 0:
                 pending[storage[v]] -= 1
                 last[storage[v]] = p
@@ -157,43 +176,57 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
     for v in range(values):
         if storage[v] >= 0:
             lost[v] = ended[epoch[v]]
+    return Storages(
+        storage, lost, birth[:count].copy(), size[:count].copy(), kind[:count].copy(),
+        last[:count].copy(),
+    )  # fmt: skip
+
+
+@inner
+def lifetimes(storages: Storages, length: int) -> tuple[Ints, Ints, Ints]:
+    """Death and ``held`` of every storage, and the change of live bytes at every position."""
+    count = len(storages.size)
     death = np.zeros(count, np.int64)
     held = np.zeros(count, np.int64)
     change = np.zeros(length + 1, np.int64)
     for s in range(count):
-        if kind[s] == 2 and last[s] < 0:
-            death[s] = birth[s] + 1
-        elif kind[s] == 1 or last[s] < 0:
+        if storages.kind[s] == 2 and storages.last[s] < 0:
+            death[s] = storages.birth[s] + 1
+        elif storages.kind[s] == 1 or storages.last[s] < 0:
             death[s] = length
             held[s] = 1
         else:
-            death[s] = last[s] + 1
-        change[birth[s]] += size[s]
-        change[death[s]] -= size[s]
+            death[s] = storages.last[s] + 1
+        change[storages.birth[s]] += storages.size[s]
+        change[death[s]] -= storages.size[s]
+    return death, held, change
+
+
+@compiled
+def evaluate(problem: Arrays, sequence: Ints) -> Profile:
+    """The :class:`Profile` of ``sequence`` under a session without buffer reuse.
+
+    Mirrors :mod:`memplan.simulate.allocation` for sequences in which nodes may stand several times.
+    """
+    slot_start, slot_value, value_start, value_tensor, value_reads = resolve_reads(
+        problem, sequence
+    )
+    storages = assign_storages(problem, sequence, slot_start, slot_value, value_start, value_reads)
+    length = len(sequence)
+    death, held, change = lifetimes(storages, length)
     dynamic = np.zeros(length, np.int64)
     total = np.zeros(length, np.int64)
     live = 0
     for p in range(length):
+        node = sequence[p]
         live += change[p]
-        dynamic[p] = live + problem.inside[sequence[p]]
-        total[p] = dynamic[p] + problem.workspace[sequence[p]]
+        dynamic[p] = live + problem.inside[node]
+        total[p] = dynamic[p] + problem.workspace[node]
         for k in range(slot_start[p], slot_start[p + 1]):
-            t = problem.reads[problem.read_start[sequence[p]] + k - slot_start[p]]
+            t = problem.reads[problem.read_start[node] + k - slot_start[p]]
             if slot_value[k] < 0 and not problem.resident[t]:
                 total[p] = IMPOSSIBLE
     return Profile(
-        sequence,
-        slot_start,
-        slot_value,
-        value_start,
-        value_tensor,
-        storage,
-        value_reads,
-        lost,
-        birth[:count].copy(),
-        death,
-        size[:count].copy(),
-        held,
-        dynamic,
-        total,
-    )
+        sequence, slot_start, slot_value, value_start, value_tensor, storages.of_value,
+        value_reads, storages.lost, storages.birth, death, storages.size, held, dynamic, total,
+    )  # fmt: skip

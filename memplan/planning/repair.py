@@ -18,7 +18,7 @@ from memplan.planning.candidates import (
 )
 from memplan.planning.compiled import compiled, inner
 from memplan.planning.evaluate import Profile, evaluate
-from memplan.planning.moves import build_index
+from memplan.planning.index import build_index
 from memplan.planning.problem import Arrays, Flags, Floats, Ints
 
 LONGEST_CLOSURE = 256

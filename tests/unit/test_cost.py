@@ -112,7 +112,7 @@ def test_device_profiles() -> None:
         assert len(device.source) > 20
 
 
-def test_a_node_without_outputs_or_shapes_costs_only_its_start() -> None:
+def test_scalars_have_bytes_too() -> None:
     graph = graph_of("g (float x) => (float y) { [n] y = Neg(x) }")
     device = Device("test", 1.0, 1.0, 3.0, "")
     assert node_costs(graph, device, "cpu") == [8 + 3.0]

@@ -178,7 +178,7 @@ class _Writer:
             if k < self.blocks.last and step == self.blocks.checkpoints[k]:
                 self._run_all(due.pop(step, []), k, step)
             self._emit(node, step)
-            if step in due:
+            if step in due and step + 1 < self.relaxation.steps:
                 self._run_all(due.pop(step), k, step + 1)
 
     def _run_all(self, nodes: list[int], k: int, step: int) -> None:

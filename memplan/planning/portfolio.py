@@ -191,6 +191,7 @@ class _Portfolio:
         assert self.best is not None
         if not self.best.feasible or self.certificate.seconds <= self.best.extra_cost * (1 + 1e-9):
             return self.certificate
+        share = 100 * self.certificate.seconds / max(self.problem.base_cost, 1e-300)
         return Certificate(
-            0.0, "trivial: moving nodes went below the bound for the file's node order"
+            0.0, f"order-free; with the file's node order kept it would be {share:.2f}%"
         )

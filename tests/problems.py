@@ -157,6 +157,10 @@ class Case:
         ]
         return min(costs, default=None)
 
+    def _earliest(self, op: Op) -> int:
+        """The place behind which a node may run again, or a rebuild rule at all."""
+        return self.place[op.behind or op.rebuilds or op.name]
+
     def _all(self, most: int) -> Iterator[Ints]:
         """Every sequence that keeps the order and runs up to ``most`` nodes again."""
         again = sorted({int(node) for node in self.arrays.maker if node != NONE})
@@ -164,7 +168,7 @@ class Case:
             (node, position)
             for node in again
             for position in range(1, len(self.order) + 1)
-            if position > self.place[self.ops[node].rebuilds or self.ops[node].name]
+            if position > self._earliest(self.ops[node])
         ]
         for count in range(most + 1):
             for chosen in combinations_with_replacement(places, count):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,7 +81,8 @@ class Program:
 
         if not self.cost:
             return self._trivial()
-        solver = highspy.Highs()
+        make: Any = highspy.Highs  # not annotated
+        solver = make()
         options = {"output_flag": False, "threads": 1, "mip_rel_gap": gap,
                    "time_limit": max(seconds, 0.01)}  # fmt: skip
         for name, value in options.items():
@@ -89,7 +90,7 @@ class Program:
         solver.passModel(self._model())
         deadline, target = time.perf_counter() + seconds, enough * self.scale
 
-        def watch(event: highspy.HighsCallbackEvent) -> None:
+        def watch(event: Any) -> None:
             halted = stop is not None and stop()
             done = halted or event.data_out.mip_dual_bound >= target
             if done or time.perf_counter() > deadline:

@@ -287,6 +287,7 @@ def test_reuse_keeps_a_dead_buffer_over_the_gap() -> None:
     }""".replace("float[256] y)", "float[256] y) <int64[1] wide = {2560}>")
     scalar = 4 / KIB
     assert kib(timeline_of(text)) == [1, 1 + scalar, 10 + scalar, 10 + scalar, 1 + scalar, 2]
+    assert members(timeline_of(text, REUSING), "t") == ["t"]
     # Of the scalars each has its own buffer: rank 0 is never reused.
     assert kib(timeline_of(text, REUSING)) == [1, 1 + scalar, 11 + scalar, 11 + scalar,
                                                1 + scalar, 2]  # fmt: skip
@@ -330,11 +331,11 @@ def test_other_dimensions_are_not_reused_though_the_bytes_are_equal() -> None:
 def test_what_nobody_reads_takes_no_freed_buffer() -> None:
     found = timeline_of(
         """
-    g (float[2,256] x) => (float[1,256] y)
+    g (float[3,256] x, float[2,256] z) => (float[1,256] y)
     {
-        [split] p, q = Split<axis = 0, num_outputs = 2>(x)
+        [split] p, free, q = Split<axis = 0, num_outputs = 3>(x)
         [r] r = Neg(p)
-        [again] s, unread = Split<axis = 0, num_outputs = 2>(x)
+        [again] s, unread = Split<axis = 0, num_outputs = 2>(z)
         [t] t = Neg(s)
         [y] y = Add(r, t)
     }""",
@@ -343,6 +344,7 @@ def test_what_nobody_reads_takes_no_freed_buffer() -> None:
     assert members(found, "s") == ["p", "s"]
     # What nobody reads is free for the next tensor at once, but takes nothing over itself.
     assert members(found, "q") == ["q", "r"]
+    assert members(found, "free") == ["free"]
     assert members(found, "unread") == ["unread", "t"]
 
 
@@ -451,6 +453,6 @@ def test_the_iteration_number_is_copied() -> None:
 
 
 def test_an_identity_outside_of_loops_is_copied_into_a_graph_output() -> None:
-    found = timeline_of("g (float[256] x) => (float[256] y) { [y] y = Identity(x) }")
+    found = timeline_of("g (float z, float[256] x) => (float[256] y) { [y] y = Identity(x) }")
     assert not passes_through(found.graph, tensor(found.graph, "y").id)
     assert kib(found) == [1]

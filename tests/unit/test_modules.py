@@ -15,9 +15,9 @@ g (float[8,4] x, float[8,4] y, float[4,4] "enc.layer.0.attn.q.weight",
    => (float loss, float[4,4] plain_grad) <float k = {0.1}>
 {
     [input] i = Mul(x, k)
+    [mlp_t] wt = Transpose<perm = [1, 0]>("enc.layer.1.mlp.weight")
     [attn] a = MatMul(i, "enc.layer.0.attn.q.weight")
     [act] b = Relu(a)
-    [mlp_t] wt = Transpose<perm = [1, 0]>("enc.layer.1.mlp.weight")
     [before] c = Neg(b)
     [mlp] d = MatMul(c, wt)
     [norm] e = Mul(d, "norm.scale")
@@ -58,7 +58,7 @@ def test_modules_from_parameter_names() -> None:
     assert found["input"] == UNKNOWN  # no parameter was read yet
     # Cut one level behind the last layer index.
     assert found["attn"] == "enc.layer.0.attn"
-    assert found["act"] == "enc.layer.0.attn"
+    assert found["act"] == found["before"] == "enc.layer.0.attn"
     # A transposed weight still belongs to its layer, and so does whoever reads it.
     assert found["mlp_t"] == found["mlp"] == "enc.layer.1.mlp"
     assert found["last"] == "plain"

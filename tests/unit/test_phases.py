@@ -169,6 +169,20 @@ def test_plain_sgd_scales_a_gradient_in_the_update() -> None:
     assert model.phases.state == frozenset()
 
 
+def test_gradients_added_up_are_backward_also_before_an_update() -> None:
+    more = """
+    [aside] b = MatMul(p, w2t)
+    [extra] w1_more = Gemm<transA = 1>(x, b)
+    [total] w1_sum = Add(w1_grad, w1_more)
+    [step] s1 = Mul(lr, w1_sum)
+    [apply] w1_new = Sub(w1, s1)
+    """
+    model = open_text(mlp(", float[4,16] w1_new, float[16,2] w2_grad", more))
+    phase = {n.name: str(model.phases.of[n.id]) for n in model.graph.nodes}
+    assert phase["total"] == "backward"
+    assert phase["step"] == phase["apply"] == "update"
+
+
 def test_adamw_update_with_a_step_counter() -> None:
     more = """
     [tick] t_new = Add(t, one)
@@ -274,6 +288,24 @@ def test_gradient_outputs_by_suffix_or_by_shape(grads: tuple[str, str]) -> None:
     }
 
 
+@pytest.mark.parametrize("suffix", [".grad", "_grad", "_new", ".out", "_grad.accumulation.out"])
+def test_names_pair_whatever_the_order_and_the_shapes(suffix: str) -> None:
+    model = open_text(f"""
+    g (float[4,4] x, float[4,4] w1, float[4,4] w2)
+        => (float loss, float[4,4] "w2{suffix}", float[4,4] "w1{suffix}")
+    {{
+        [fc1] a = MatMul(x, w1)
+        [fc2] b = MatMul(a, w2)
+        [loss] loss = ReduceMean<keepdims = 0>(b)
+        [dw2] "w2{suffix}" = Mul(a, loss)
+        [dw1] "w1{suffix}" = Mul(x, loss)
+    }}""")
+    graph = model.graph
+    found = {graph.tensors[o].name: graph.tensors[i].name for o, i in pair_outputs(graph).items()}
+    assert found == {f"w2{suffix}": "w2", f"w1{suffix}": "w1"}
+    assert named(model, model.phases.parameters) == {"w1", "w2"}
+
+
 def test_two_parameters_of_one_shape_are_paired_in_order() -> None:
     model = open_text("""
     g (float[8,4] x, float[4,4] w1, float[4,4] w2) => (float loss, float[4,4] o1, float[4,4] o2)
@@ -327,7 +359,9 @@ def test_forward_graph_whose_output_has_the_shape_of_an_input() -> None:
 
 def test_yield_op_divides_forward_and_backward() -> None:
     model = open_text("""
-    g (float[8,4] x, float[4,16] w) => (float[4,16] w_grad) <float zero = {0}, float[8,16] dh>
+    g (float[8,4] x, float[4,16] w, float[16] m) => (float[4,16] w_grad, float[16] m_new)
+      <float zero = {0}, float keep = {0.9}, float take = {0.1}, int64[1] batch = {0},
+       float[8,16] dh>
     {
         [fc] a = MatMul(x, w)
         [relu] h = Relu(a)
@@ -336,8 +370,17 @@ def test_yield_op_divides_forward_and_backward() -> None:
         [mask_f] mf = Cast<to = 1>(m)
         [relu_dx] da = Mul(dh, mf)
         [dw] w_grad = Gemm<transA = 1>(x, da)
+        [average] mean = ReduceMean<keepdims = 0>(h, batch)
+        [part] part = Mul(mean, take)
+        [old] old = Mul(m, keep)
+        [renew] m_new = Add(old, part)
     }""")
-    check(model, forward="fc relu boundary", backward="mask mask_f relu_dx dw")
+    check(
+        model,
+        forward="fc relu boundary",
+        backward="mask mask_f relu_dx dw",
+        update="average part old renew",
+    )
     assert model.phases.loss is None
     assert named(model, model.phases.parameters) == {"w"}
 

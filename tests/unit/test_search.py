@@ -123,6 +123,25 @@ REBUILT = Case(  # Dropout: never again, but there is a rule from mask and input
     Op("rebuilt", "x mask", 4, 1.5, rebuilds="drop"),
     resident="x",
 )
+LATE_VIEW = Case(  # as the encoder puts views: right before their first reader
+    Op("a", "x", 4, 2.0),
+    *bridge("p", "a"),
+    *bridge("q", "p3"),
+    Op("v", "a", 0, 0.0, "view"),
+    Op("join", "v q3", output=True),
+    resident="x",
+)
+LATE_IN_PLACE = Case(
+    Op("a", "x", 4, 2.0),
+    *bridge("p", "a"),
+    *bridge("q", "p3"),
+    Op("r", "a", 4, 1.0, "inplace"),
+    Op("join", "r q3", output=True),
+    resident="x",
+)
+BLOCKED = pytest.mark.xfail(
+    strict=True, reason="a gap that ends at a view or an in-place reader gives no move (score_move)"
+)
 DROPOUT = Case(  # as memplan.planning.rebuild does it: cast the mask, multiply, scale
     Op("a", "x", 4, 9.0),
     Op("drop", "a", 4, 1.0, again=False, more=(("mask", 1),)),
@@ -147,6 +166,8 @@ OPTIMA = [
     pytest.param(IN_PLACE, 9, 3.0, 3, id="overwritten-in-place"),
     pytest.param(SCRATCH, 13, 3.0, 2, id="workspace-of-a-clone"),
     pytest.param(REBUILT, 9, 1.5, 2, id="rebuild-rule"),
+    pytest.param(LATE_VIEW, 9, 2.0, 2, id="view-made-late", marks=BLOCKED),
+    pytest.param(LATE_IN_PLACE, 9, 2.0, 2, id="overwritten-by-a-late-reader", marks=BLOCKED),
     pytest.param(DROPOUT, 10, 1.5, 3, id="rebuild-rule-of-three-nodes"),
 ]
 
@@ -177,7 +198,11 @@ def test_the_optimum_is_found(case: Case, budget: int, extra: float, most: int) 
     assert decision.extra_cost == pytest.approx(extra)
 
 
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
+REACHED = [param for param in OPTIMA if not param.marks]
+UNMARKED = [pytest.param(*param.values, id=param.id) for param in OPTIMA]
+
+
+@pytest.mark.parametrize(("case", "budget", "extra", "most"), REACHED)
 def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, most: int) -> None:
     decision = solve(case.problem(budget), SECONDS, FIXED)
     dormant = {k for k, op in enumerate(case.ops) if op.rebuilds}
@@ -185,7 +210,7 @@ def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, 
     assert first == case.order.tolist()
 
 
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
+@pytest.mark.parametrize(("case", "budget", "extra", "most"), UNMARKED)
 def test_moving_nodes_is_never_worse_here(case: Case, budget: int, extra: float, most: int) -> None:
     problem = case.problem(budget)
     decision = solve(problem, SECONDS, MOVING)

@@ -89,6 +89,25 @@ def test_what_a_body_reads_counts_as_read() -> None:
     assert [node.name for node in result.graph.node] == ["c", "new", "if", "y"]
 
 
+def test_a_body_that_hands_out_an_outer_tensor_reads_it() -> None:
+    frame = """
+    g (float[4] x, float[4] z, bool cond) => (float[4] y)
+    {{
+        {}
+        [if] n = If (cond) <
+            then_branch = t () => (float[4] b) {{}},
+            else_branch = e () => (float[4] c) {{}}
+        >
+        [y] y = Neg(n)
+    }}"""
+    original, shuffled = "[b] b = Exp(x) [c] c = Neg(z)", "[c] c = Neg(z) [b] b = Exp(x)"
+    result = restore_order(parse(frame.format(shuffled)), parse(frame.format(original)))
+    assert [node.name for node in result.graph.node] == ["b", "c", "if", "y"]
+    # New sources, too, come before the node whose body hands them out.
+    result = restore_order(parse(frame.format(shuffled)), parse(frame.format("")))
+    assert [node.name for node in result.graph.node] == ["c", "b", "if", "y"]
+
+
 def test_neither_model_is_changed() -> None:
     original = parse(f"g (float[4] x, float[4] z) => (float[4] y) {{ {ORIGINAL} }}")
     optimized = onnx.ModelProto()

@@ -45,8 +45,14 @@ def _start(library: Path, first: int, keys: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, str(Path(__file__).parent), "--child", str(first)]
     command += [part for key in keys for part in ("--op", key)]
     environment = {**os.environ, "LD_PRELOAD": str(library)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True,
-                            stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _lines(child: subprocess.Popen[str]) -> queue.Queue[str | None]:
@@ -106,8 +112,13 @@ def main() -> int:
     """Parse the command line, probe, write the table."""
     parser = argparse.ArgumentParser(prog="probe_ort", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="table to write (default: standard output)")
-    parser.add_argument("--op", action="append", default=[], metavar="DOMAIN:OP",
-                        help="probe only this op, e.g. :Relu (may be repeated)")
+    parser.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        metavar="DOMAIN:OP",
+        help="probe only this op, e.g. :Relu (may be repeated)",
+    )
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:

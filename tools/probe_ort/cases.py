@@ -91,8 +91,17 @@ class Catalogue:
         self.cases: list[Case] = []
         self._seen: set[tuple[str, str]] = set()
 
-    def add(self, op: str, label: str, *inputs: Input, outputs: int = 1, domain: str = "",
-            opset: int = OPSET, absent: Sequence[int] = (), **attributes: object) -> None:
+    def add(
+        self,
+        op: str,
+        label: str,
+        *inputs: Input,
+        outputs: int = 1,
+        domain: str = "",
+        opset: int = OPSET,
+        absent: Sequence[int] = (),
+        **attributes: object,
+    ) -> None:
         """Add one case; keyword arguments beyond the named ones are the node's attributes."""
         case = Case(op, label, inputs, attributes, outputs, frozenset(absent), domain, opset)
         if (case.key, label) in self._seen:

@@ -26,27 +26,46 @@ def fill(book: Catalogue) -> None:
         [_info("i", INT64, []), _info("go", BOOL, []), _info("state", FLOAT, SHAPE)],
         [_info("go_on", BOOL, []), _info("next", FLOAT, SHAPE), _info("seen", FLOAT, SHAPE)],
     )
-    book.add("Loop", "carried and scanned", scalar(3, "int64"), given(True, "bool"),
-             f32(*SHAPE), outputs=2, body=body)
+    book.add(
+        "Loop",
+        "carried and scanned",
+        scalar(3, "int64"),
+        given(True, "bool"),
+        f32(*SHAPE),
+        outputs=2,
+        body=body,
+    )
     branches = [
-        _with_own_input(helper.make_graph(
-            [helper.make_node(op, [f"{op}_in"], [f"{op}_out"])], op, [],
-            [_info(f"{op}_out", FLOAT, SHAPE)],
-        ))
+        _with_own_input(
+            helper.make_graph(
+                [helper.make_node(op, [f"{op}_in"], [f"{op}_out"])],
+                op,
+                [],
+                [_info(f"{op}_out", FLOAT, SHAPE)],
+            )
+        )
         for op in ("Neg", "Exp")
     ]
     for choice in (True, False):
-        book.add("If", f"branch {choice}", given(np.array(choice), "bool"),
-                 then_branch=branches[0], else_branch=branches[1])
+        book.add(
+            "If",
+            f"branch {choice}",
+            given(np.array(choice), "bool"),
+            then_branch=branches[0],
+            else_branch=branches[1],
+        )
     step = helper.make_graph(
-        [helper.make_node("Add", ["state", "row"], ["next"]),
-         helper.make_node("Exp", ["next"], ["seen"])],
+        [
+            helper.make_node("Add", ["state", "row"], ["next"]),
+            helper.make_node("Exp", ["next"], ["seen"]),
+        ],
         "step",
         [_info("state", FLOAT, SHAPE[1:]), _info("row", FLOAT, SHAPE[1:])],
         [_info("next", FLOAT, SHAPE[1:]), _info("seen", FLOAT, SHAPE[1:])],
     )
-    book.add("Scan", "one state", f32(*SHAPE[1:]), f32(*SHAPE), outputs=2, body=step,
-             num_scan_inputs=1)
+    book.add(
+        "Scan", "one state", f32(*SHAPE[1:]), f32(*SHAPE), outputs=2, body=step, num_scan_inputs=1
+    )
 
 
 def _with_own_input(branch: object) -> object:

@@ -6,10 +6,45 @@ import numpy as np
 from cases import Catalogue, Const, f32, given, scalar, typed
 
 FLOAT_UNARY = [
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh",
-    "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsNaN",
-    "IsInf", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu",
-    "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh",
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "Ceil",
+    "Celu",
+    "Cos",
+    "Cosh",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Floor",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "Identity",
+    "IsNaN",
+    "IsInf",
+    "LeakyRelu",
+    "Log",
+    "Mish",
+    "Neg",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Tan",
+    "Tanh",
     "ThresholdedRelu",
 ]
 BINARY = ["Add", "Sub", "Mul", "Div", "Pow", "Mod", "PRelu", "Max", "Min", "Sum", "Mean"]
@@ -36,8 +71,7 @@ def _unary(book: Catalogue) -> None:
     book.add("Swish", "float32", f32(5, 17, 24), opset=24)
     for dtype in ("float32", "int64", "float16"):
         like = np.array(0.25 if dtype != "int64" else 2, dtype)
-        book.add("Clip", f"{dtype} min max", typed(dtype, 5, 17, 24), Const(like),
-                 Const(like * 2))
+        book.add("Clip", f"{dtype} min max", typed(dtype, 5, 17, 24), Const(like), Const(like * 2))
         book.add("Clip", f"{dtype} max only", typed(dtype, 5, 17, 24), None, Const(like))
 
 
@@ -83,8 +117,13 @@ def _compare(book: Catalogue) -> None:
         book.add(op, "broadcast", typed("bool", 5, 1, 24), typed("bool", 17, 1))
     for op in BITWISE:
         book.add(op, "int32", typed("int32", 5, 17, 24), typed("int32", 5, 17, 24))
-    book.add("BitShift", "uint32", typed("uint32", 5, 17, 24), typed("uint32", 5, 17, 24),
-             direction="LEFT")
+    book.add(
+        "BitShift",
+        "uint32",
+        typed("uint32", 5, 17, 24),
+        typed("uint32", 5, 17, 24),
+        direction="LEFT",
+    )
 
 
 def _where(book: Catalogue) -> None:
@@ -98,20 +137,26 @@ def _where(book: Catalogue) -> None:
     book.add("Where", "mask row", typed("bool", 24), f32(5, 17, 24), f32(5, 17, 24))
     book.add("Where", "mask row, row", typed("bool", 17, 1), f32(24), f32(5, 1, 1))
     book.add("Where", "x smaller", mask, f32(24), f32(5, 17, 24))
-    book.add("Where", "mask smaller, x smaller", typed("bool", 17, 24), f32(17, 24),
-             f32(5, 17, 24))
+    book.add("Where", "mask smaller, x smaller", typed("bool", 17, 24), f32(17, 24), f32(5, 17, 24))
     book.add("Where", "mask scalar", typed("bool"), f32(5, 17, 24), f32(5, 17, 24))
     book.add("Where", "causal", typed("bool", 1, 1, 16, 16), f32(2, 3, 16, 16), f32(1))
     book.add("Where", "scalars", typed("bool"), f32(), f32())
 
 
 def _cast(book: Catalogue) -> None:
-    codes = {"float32": 1, "float16": 10, "float64": 11, "int32": 6, "int64": 7, "bool": 9,
-             "uint8": 2, "bfloat16": 16}
+    codes = {
+        "float32": 1,
+        "float16": 10,
+        "float64": 11,
+        "int32": 6,
+        "int64": 7,
+        "bool": 9,
+        "uint8": 2,
+        "bfloat16": 16,
+    }
     for source in ("float32", "float16", "float64", "int32", "int64", "bool", "uint8"):
         for target in codes:
-            book.add("Cast", f"{source} to {target}", typed(source, 5, 17, 24),
-                     to=codes[target])
+            book.add("Cast", f"{source} to {target}", typed(source, 5, 17, 24), to=codes[target])
     book.add("CastLike", "same size", f32(5, 17, 24), typed("int32", 1))
 
 
@@ -121,10 +166,12 @@ def _dropout(book: Catalogue) -> None:
         book.add("Dropout", f"{name} mask", f32(5, 17, 24), scalar(0.3), flag, outputs=2)
         book.add("Dropout", f"{name} no mask", f32(5, 17, 24), scalar(0.3), flag)
     book.add("Dropout", "seed", f32(5, 17, 24), scalar(0.3), on, outputs=2, seed=7)
-    book.add("Dropout", "float64", typed("float64", 5, 17, 24), scalar(0.3, "float64"), on,
-             outputs=2)
-    book.add("Dropout", "float16", typed("float16", 5, 17, 24), scalar(0.3, "float16"), on,
-             outputs=2)
+    book.add(
+        "Dropout", "float64", typed("float64", 5, 17, 24), scalar(0.3, "float64"), on, outputs=2
+    )
+    book.add(
+        "Dropout", "float16", typed("float16", 5, 17, 24), scalar(0.3, "float16"), on, outputs=2
+    )
     book.add("Dropout", "opset 10", f32(5, 17, 24), outputs=2, opset=10, ratio=0.3)
     book.add("Dropout", "large", f32(64, 64, 33), scalar(0.1), on, outputs=2)
     book.add("Dropout", "large no mask", f32(64, 64, 33), scalar(0.1), on)
@@ -136,10 +183,14 @@ def _dropout(book: Catalogue) -> None:
     book.add("Multinomial", "float32", f32(5, 24), sample_size=9)
     book.add("OptionalGetElement", "tensor", f32(5, 17, 24))
     book.add("OptionalHasElement", "tensor", f32(5, 17, 24))
-    book.add("QuantizeLinear", "uint8", f32(5, 17, 24), scalar(0.1),
-             Const(np.array(3, np.uint8)))
-    book.add("DequantizeLinear", "uint8", typed("uint8", 5, 17, 24), scalar(0.1),
-             Const(np.array(3, np.uint8)))
+    book.add("QuantizeLinear", "uint8", f32(5, 17, 24), scalar(0.1), Const(np.array(3, np.uint8)))
+    book.add(
+        "DequantizeLinear",
+        "uint8",
+        typed("uint8", 5, 17, 24),
+        scalar(0.1),
+        Const(np.array(3, np.uint8)),
+    )
     book.add("DequantizeLinear", "int32", typed("int32", 5, 17, 24), scalar(0.1))
     book.add("DynamicQuantizeLinear", "float32", f32(5, 17, 24), outputs=3)
     book.add("HannWindow", "17", given(17))

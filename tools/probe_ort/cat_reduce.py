@@ -5,12 +5,35 @@ from __future__ import annotations
 from cases import Catalogue, f32, given, ints, typed
 
 REDUCTIONS = [
-    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
 ]
 SHAPE = (4, 6, 10, 12)
-AXES = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2), (0, 1, 2),
-        (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2, 3))
+AXES = (
+    (0,),
+    (1,),
+    (2,),
+    (3,),
+    (0, 1),
+    (2, 3),
+    (0, 2),
+    (1, 3),
+    (0, 3),
+    (1, 2),
+    (0, 1, 2),
+    (1, 2, 3),
+    (0, 2, 3),
+    (0, 1, 3),
+    (0, 1, 2, 3),
+)
 
 
 def _reductions(book: Catalogue) -> None:
@@ -18,8 +41,7 @@ def _reductions(book: Catalogue) -> None:
         for axes in AXES:
             name = "".join(map(str, axes))
             for keep in (0, 1):
-                book.add(op, f"axes {name} keep {keep}", f32(*SHAPE), ints(*axes),
-                         keepdims=keep)
+                book.add(op, f"axes {name} keep {keep}", f32(*SHAPE), ints(*axes), keepdims=keep)
         book.add(op, "all", f32(*SHAPE))
         book.add(op, "noop", f32(*SHAPE), ints(), noop_with_empty_axes=1)
         book.add(op, "unit axis", f32(4, 1, 10, 12), ints(1), keepdims=1)

@@ -5,8 +5,18 @@ from __future__ import annotations
 import numpy as np
 from cases import Catalogue, Const, f32, given, ints, scalar, typed
 
-PERMUTATIONS = ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 1, 3), (1, 0, 2, 3), (3, 0, 1, 2),
-                (1, 2, 3, 0), (0, 2, 3, 1), (0, 3, 1, 2), (3, 2, 1, 0), (2, 0, 3, 1))
+PERMUTATIONS = (
+    (0, 1, 2, 3),
+    (0, 1, 3, 2),
+    (0, 2, 1, 3),
+    (1, 0, 2, 3),
+    (3, 0, 1, 2),
+    (1, 2, 3, 0),
+    (0, 2, 3, 1),
+    (0, 3, 1, 2),
+    (3, 2, 1, 0),
+    (2, 0, 3, 1),
+)
 
 
 def _views(book: Catalogue) -> None:
@@ -30,19 +40,19 @@ def _copies(book: Catalogue) -> None:
         book.add("Expand", f"{dtype} grow", typed(dtype, 5, 1, 24), ints(5, 17, 24))
         book.add("Tile", f"{dtype} once", typed(dtype, 5, 17, 24), ints(1, 1, 1))
         book.add("Tile", f"{dtype} twice", typed(dtype, 5, 17, 24), ints(2, 1, 3))
-        book.add("Slice", f"{dtype} part", typed(dtype, 5, 17, 24), ints(1, 2), ints(4, 9),
-                 ints(0, 2))
+        book.add(
+            "Slice", f"{dtype} part", typed(dtype, 5, 17, 24), ints(1, 2), ints(4, 9), ints(0, 2)
+        )
         book.add("Slice", f"{dtype} all", typed(dtype, 5, 17, 24), ints(0), ints(5), ints(0))
-        book.add("Concat", f"{dtype} two", typed(dtype, 5, 17, 24), typed(dtype, 5, 3, 24),
-                 axis=1)
+        book.add("Concat", f"{dtype} two", typed(dtype, 5, 17, 24), typed(dtype, 5, 3, 24), axis=1)
         book.add("Concat", f"{dtype} one", typed(dtype, 5, 17, 24), axis=1)
-        book.add("Split", f"{dtype} equal", typed(dtype, 6, 18, 24), outputs=3, axis=1,
-                 num_outputs=3)
+        book.add(
+            "Split", f"{dtype} equal", typed(dtype, 6, 18, 24), outputs=3, axis=1, num_outputs=3
+        )
         book.add("Split", f"{dtype} one", typed(dtype, 6, 18, 24), axis=1, num_outputs=1)
     book.add("Expand", "scalar grow", f32(), ints(5, 17, 24))
     book.add("Expand", "front", f32(24), ints(5, 17, 24))
-    book.add("Slice", "steps", f32(5, 17, 24), ints(16, 0), ints(-18, 24), ints(1, 2),
-             ints(-1, 2))
+    book.add("Slice", "steps", f32(5, 17, 24), ints(16, 0), ints(-18, 24), ints(1, 2), ints(-1, 2))
     book.add("Concat", "last axis", f32(5, 17, 24), f32(5, 17, 3), axis=2)
     book.add("Split", "sizes", f32(6, 18, 24), ints(5, 13), outputs=2, axis=1)
     book.add("Split", "last axis", f32(6, 18, 24), outputs=2, axis=-1, num_outputs=2)
@@ -80,17 +90,26 @@ def _gather(book: Catalogue) -> None:
     book.add("Gather", "embedding", f32(500, 64), given(np.arange(256).reshape(4, 64)))
     book.add("Gather", "index shape", typed("int64", 500), given(np.arange(500)))
     for axis in (0, 1, 2):
-        book.add("GatherElements", f"axis {axis}", f32(5, 6, 7),
-                 given(np.arange(210).reshape(5, 6, 7) % 5), axis=axis)
-    book.add("GatherElements", "int32", typed("int64", 5, 6, 7),
-             given(np.arange(210).reshape(5, 6, 7) % 5, "int32"), axis=1)
+        book.add(
+            "GatherElements",
+            f"axis {axis}",
+            f32(5, 6, 7),
+            given(np.arange(210).reshape(5, 6, 7) % 5),
+            axis=axis,
+        )
+    book.add(
+        "GatherElements",
+        "int32",
+        typed("int64", 5, 6, 7),
+        given(np.arange(210).reshape(5, 6, 7) % 5, "int32"),
+        axis=1,
+    )
     pairs = np.stack([np.arange(12) % 5, np.arange(12) % 6], -1).reshape(3, 4, 2)
     book.add("GatherND", "slices", f32(5, 6, 7), given(pairs))
     book.add("GatherND", "larger", f32(5, 6, 7), given(np.tile(pairs, (5, 1, 1))))
     book.add("GatherND", "same shape", f32(5, 6, 7), given(np.arange(5).reshape(5, 1)))
     book.add("GatherND", "scalars", f32(5, 6), given(pairs))
-    book.add("GatherND", "batch", f32(3, 6, 7), given(np.arange(6).reshape(3, 2, 1)),
-             batch_dims=1)
+    book.add("GatherND", "batch", f32(3, 6, 7), given(np.arange(6).reshape(3, 2, 1)), batch_dims=1)
     book.add("GatherND", "int64 data", typed("int64", 5, 6, 7), given(pairs))
     book.add("Compress", "axis", f32(5, 17, 24), given([1, 0, 1, 1, 0], "bool"), axis=0)
     book.add("NonZero", "float32", f32(5, 17, 24))
@@ -102,27 +121,60 @@ def _gather(book: Catalogue) -> None:
 def _scatter(book: Catalogue) -> None:
     grid = given(np.arange(60).reshape(3, 4, 5) % 5)
     for reduction in ("none", "add", "mul", "max"):
-        book.add("ScatterElements", reduction, f32(5, 6, 7), grid, f32(3, 4, 5), axis=0,
-                 reduction=reduction)
-        book.add("ScatterND", reduction, f32(5, 6, 7), given([[0], [3]]), f32(2, 6, 7),
-                 reduction=reduction)
+        book.add(
+            "ScatterElements",
+            reduction,
+            f32(5, 6, 7),
+            grid,
+            f32(3, 4, 5),
+            axis=0,
+            reduction=reduction,
+        )
+        book.add(
+            "ScatterND",
+            reduction,
+            f32(5, 6, 7),
+            given([[0], [3]]),
+            f32(2, 6, 7),
+            reduction=reduction,
+        )
     same = given(np.arange(210).reshape(5, 6, 7) % 5)
     book.add("ScatterElements", "same shape", f32(5, 6, 7), same, f32(5, 6, 7), axis=1)
-    book.add("ScatterElements", "int64", typed("int64", 5, 6, 7), same, typed("int64", 5, 6, 7),
-             axis=1)
-    book.add("ScatterElements", "float16", typed("float16", 5, 6, 7), same,
-             typed("float16", 5, 6, 7), axis=1)
-    book.add("ScatterElements", "int32 index", f32(5, 6, 7),
-             given(np.arange(210).reshape(5, 6, 7) % 5, "int32"), f32(5, 6, 7), axis=1)
+    book.add(
+        "ScatterElements", "int64", typed("int64", 5, 6, 7), same, typed("int64", 5, 6, 7), axis=1
+    )
+    book.add(
+        "ScatterElements",
+        "float16",
+        typed("float16", 5, 6, 7),
+        same,
+        typed("float16", 5, 6, 7),
+        axis=1,
+    )
+    book.add(
+        "ScatterElements",
+        "int32 index",
+        f32(5, 6, 7),
+        given(np.arange(210).reshape(5, 6, 7) % 5, "int32"),
+        f32(5, 6, 7),
+        axis=1,
+    )
     book.add("Scatter", "opset 9", f32(5, 6, 7), same, f32(5, 6, 7), axis=1, opset=9)
-    book.add("ScatterND", "same shape", f32(5, 6, 7), given(np.arange(5).reshape(5, 1)),
-             f32(5, 6, 7))
-    book.add("ScatterND", "int64", typed("int64", 5, 6, 7), given([[0], [3]]),
-             typed("int64", 2, 6, 7))
-    book.add("ScatterND", "large", f32(500, 64), given(np.arange(256).reshape(4, 64, 1)),
-             f32(4, 64, 64), reduction="add")
-    book.add("TensorScatter", "plain", f32(2, 8, 4), f32(2, 3, 4), given([0, 1]), axis=1,
-             opset=24)
+    book.add(
+        "ScatterND", "same shape", f32(5, 6, 7), given(np.arange(5).reshape(5, 1)), f32(5, 6, 7)
+    )
+    book.add(
+        "ScatterND", "int64", typed("int64", 5, 6, 7), given([[0], [3]]), typed("int64", 2, 6, 7)
+    )
+    book.add(
+        "ScatterND",
+        "large",
+        f32(500, 64),
+        given(np.arange(256).reshape(4, 64, 1)),
+        f32(4, 64, 64),
+        reduction="add",
+    )
+    book.add("TensorScatter", "plain", f32(2, 8, 4), f32(2, 3, 4), given([0, 1]), axis=1, opset=24)
 
 
 def _generate(book: Catalogue) -> None:
@@ -137,13 +189,15 @@ def _generate(book: Catalogue) -> None:
     book.add("EyeLike", "plain", f32(17, 24))
     hot = Const(np.array([0.0, 1.0], np.float32))
     book.add("OneHot", "int64", given(np.arange(12).reshape(3, 4)), scalar(24, "int64"), hot)
-    book.add("OneHot", "axis 0", given(np.arange(12).reshape(3, 4)), scalar(24, "int64"), hot,
-             axis=0)
+    book.add(
+        "OneHot", "axis 0", given(np.arange(12).reshape(3, 4)), scalar(24, "int64"), hot, axis=0
+    )
     book.add("OneHot", "int32", given(np.arange(12), "int32"), scalar(24, "int32"), hot)
     for dtype in ("float32", "float64", "int64"):
         book.add("CumSum", dtype, typed(dtype, 5, 17, 24), scalar(1, "int64"))
-    book.add("CumSum", "exclusive reverse", f32(5, 17, 24), scalar(2, "int64"), exclusive=1,
-             reverse=1)
+    book.add(
+        "CumSum", "exclusive reverse", f32(5, 17, 24), scalar(2, "int64"), exclusive=1, reverse=1
+    )
     book.add("CumSum", "dynamic axis", f32(5, 17, 24), given(0))
 
 

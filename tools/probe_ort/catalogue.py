@@ -14,8 +14,6 @@ from cases import Case, Catalogue
 def all_cases() -> list[Case]:
     """The catalogue in a fixed order."""
     book = Catalogue()
-    for part in (
-        cat_elementwise, cat_shape, cat_reduce, cat_neural, cat_fused, cat_control
-    ):
+    for part in (cat_elementwise, cat_shape, cat_reduce, cat_neural, cat_fused, cat_control):
         part.fill(book)
     return book.cases

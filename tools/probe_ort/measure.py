@@ -113,9 +113,7 @@ def _model(case, nodes, feeds, consts, results) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=MAX_IR)
 
 
-def session(
-    model: onnx.ModelProto, threads: int, saved: str | None = None
-) -> ort.InferenceSession:
+def session(model: onnx.ModelProto, threads: int, saved: str | None = None) -> ort.InferenceSession:
     """A session that allocates every tensor by itself, in file order, without rewriting."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -41,7 +41,7 @@ def table(cases: list[Case], results: dict[int, dict]) -> dict:
     for index, result in results.items():
         case = cases[index]
         if "scratch" not in result:
-            if "missing" in result :
+            if "missing" in result:
                 missing.setdefault(case.key, set()).add(_leading_dtype(case))
             continue
         by_key.setdefault(case.key, []).append(result)
@@ -50,12 +50,18 @@ def table(cases: list[Case], results: dict[int, dict]) -> dict:
         for threads, amount in result["scratch"].items():
             if threads != "1" and amount == one:
                 continue
-            scratch.append({
-                "op": case.key, "case": case.label, "opset": case.opset,
-                "inputs": result["inputs"], "outputs": result["outputs"],
-                "attributes": _plain(case.attributes), "threads": int(threads),
-                "scratch_bytes": amount,
-            })
+            scratch.append(
+                {
+                    "op": case.key,
+                    "case": case.label,
+                    "opset": case.opset,
+                    "inputs": result["inputs"],
+                    "outputs": result["outputs"],
+                    "attributes": _plain(case.attributes),
+                    "threads": int(threads),
+                    "scratch_bytes": amount,
+                }
+            )
     alias = {k: p for k, r in by_key.items() if (p := _pairs(r, "alias"))}
     inplace = {k: p for k, r in by_key.items() if (p := _pairs(r, "inplace"))}
     return {

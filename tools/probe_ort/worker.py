@@ -23,15 +23,15 @@ def _input_specs(case: Case) -> list:
         elif isinstance(item, Const):
             specs.append(_spec(item.value))
         else:
-            specs.append([int(helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype))),
-                          list(item.shape)])
+            specs.append(
+                [int(helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype))), list(item.shape)]
+            )
     return specs
 
 
 def _output_specs(case: Case, produced: list[np.ndarray]) -> list:
     present = iter(produced)
-    return [None if k in case.absent_outputs else _spec(next(present))
-            for k in range(case.outputs)]
+    return [None if k in case.absent_outputs else _spec(next(present)) for k in range(case.outputs)]
 
 
 def _eligible(case: Case, outputs: list) -> list[list[int]]:
@@ -43,7 +43,8 @@ def _eligible(case: Case, outputs: list) -> list[list[int]]:
         for k, out in enumerate(outputs)
         if out is not None
         for i, item in enumerate(case.inputs)
-        if isinstance(item, In) and list(item.shape) == out[1]
+        if isinstance(item, In)
+        and list(item.shape) == out[1]
         and np.dtype(item.dtype).itemsize == size.get(out[0])
     ]
 
@@ -84,7 +85,9 @@ def _measure(case: Case, trace: Trace) -> dict:
         "inputs": _input_specs(case),
         "outputs": outputs,
         "scratch": {str(threads): kept[threads].scratch for threads in THREADS},
-        "notes": [f"output {k} without block, source unknown" for k in kept[1].without_block
-                  if k not in {a[0] for a in alias}],
+        "notes": [
+            f"output {k} without block, source unknown"
+            for k in kept[1].without_block
+            if k not in {a[0] for a in alias}
+        ],
     }
-

@@ -182,7 +182,12 @@ class _Portfolio:
     def _bound(self, seconds: float, upper: float) -> None:
         from memplan.planning.certificate import lower_bound
 
-        found = lower_bound(self.problem, seconds, upper, self.halt.is_set)
+        try:
+            found = lower_bound(self.problem, seconds, upper, self.halt.is_set)
+        except (ArithmeticError, ImportError, MemoryError, RuntimeError, ValueError) as error:
+            # A plan is good without a bound; losing it to the bound's trouble would be worse.
+            self.certificate = Certificate(0.0, f"none: the certificate failed ({error})")
+            return
         with self.lock:
             self.certificate = Certificate(found.seconds, found.kind)
 

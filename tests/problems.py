@@ -19,7 +19,7 @@ class Op:
     ``reads``: names, one per slot. ``like``: ``view`` or ``inplace`` of the first read.
     ``rebuilds``: the node stands in no order but can make that tensor again; one that makes a
     tensor of its own for another such node is ranked ``behind`` what that one rebuilds. ``more``:
-    further outputs by name.
+    further outputs by name, of which ``output_too`` is a graph output.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Op:
     workspace: int = 0
     inside: int = 0
     output: bool = False
+    output_too: str = ""
     again: bool = True
     droppable: bool = False
     fleeting: bool = False
@@ -82,7 +83,7 @@ class Case:
                 droppable.append(op.droppable and slot > 0)
                 fleeting.append(op.fleeting)
                 size[t] = nbytes
-                pinned[t] = pinned[t] or (op.output and slot == 0)
+                pinned[t] = pinned[t] or (op.output and slot == 0) or name == op.output_too
                 if op.again:
                     maker[t] = k
             write_start.append(len(writes))

@@ -94,7 +94,9 @@ class _Certifier:
 
     def run(self) -> Bound:
         relaxation = relax(self.problem)
-        usual, needed = held_bytes(relaxation)
+        usual, _ = held_bytes(relaxation)
+        hold_until_read(relaxation)
+        _, needed = held_bytes(relaxation)
         if len(needed) and needed.max() > self.problem.budget:
             self.infeasible = self.given is None
         elif not self._done() and len(usual) and usual.max() > self.problem.budget:

@@ -27,6 +27,11 @@ _PORTION = 50
 _GIVE_UP = 10
 # Rounds of order moves without gain after which that is given up.
 _IDLE_ROUNDS = 5
+# Restarts after which an infeasible problem is given up, time limit or not.
+_IDLE_ATTEMPTS = 300
+# The refinement ends when so many rounds, or this share of its time, brought nothing.
+_IDLE_ITERATIONS = 5000
+_IDLE_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ class _Search:
         current, attempts = self.fallback, 0
         while self.best is None and not self._stop():
             attempts += 1
-            if self.options.iterations and attempts > self.options.iterations:
+            if attempts > (self.options.iterations or _IDLE_ATTEMPTS):
                 return
             noisy = self.price * np.exp(self.random.uniform(-0.7, 0.7, len(self.price)))
             start = self.problem.start if self.random.random() < 0.3 else current
@@ -169,7 +174,8 @@ class _Search:
     def _refine(self) -> None:
         """Large-neighbourhood search until time or iterations are over."""
         assert self.best is not None
-        current, done, chunk = self.best, 0, 4
+        current, done, chunk, last_gain = self.best, 0, 4, 0
+        gained_at = time.perf_counter()
         total = self.deadline - time.perf_counter()
         while not self._stop() and (not self.options.iterations or done < self.options.iterations):
             begin = time.perf_counter()
@@ -185,8 +191,15 @@ class _Search:
             spent = time.perf_counter() - begin
             if not self.options.iterations:
                 chunk = max(1, min(2000, int(chunk * 0.1 / max(spent, 1e-6))))
-            if gains and self.progress is not None:
-                self.progress(self._peak(self.best), self._extra(self.best))
+            if gains:
+                last_gain, gained_at = done, time.perf_counter()
+                if self.progress is not None:
+                    self.progress(self._peak(self.best), self._extra(self.best))
+            elif not self.options.iterations and (
+                done - last_gain > _IDLE_ITERATIONS
+                or time.perf_counter() - gained_at > _IDLE_SHARE * total
+            ):
+                return
 
     def _repair(
         self, start: Ints, price: Floats, depth: int, noise: float, mode: int

@@ -136,6 +136,16 @@ def test_an_optional_output_is_made_where_it_is_read() -> None:
     assert case.totals("a b a c d") == [1, 2, 7, 8, 3]
 
 
+def test_an_optional_output_that_is_a_graph_output_is_made_once() -> None:
+    case = Case(
+        Op("a", more=(("extra", 5),), droppable=True, output_too="extra"),
+        Op("b", "a"),
+        Op("c", "b a"),
+    )
+    assert case.totals("a b c") == [6, 7, 8]
+    assert case.totals("a b a c") == [6, 7, 7, 8]
+
+
 def test_workspace_and_bodies_count_at_their_own_step() -> None:
     case = Case(Op("a"), Op("b", "a", workspace=10), Op("c", "b", inside=5), Op("d", "c"))
     profile = evaluate(case.arrays, case.sequence("a b c d"))

@@ -446,6 +446,23 @@ def test_fixed_iterations_end_on_an_infeasible_budget(monkeypatch: pytest.Monkey
     assert not decision.feasible
 
 
+def test_the_best_of_several_closure_depths_is_taken() -> None:
+    depths = (2, 4, 14, 64)
+    several = 0
+    for seed in range(12):
+        case = irregular(seed)
+        alone = []
+        for chosen in (*((depth,) for depth in depths), depths):
+            problem = case.problem(int(0.7 * case.peak(case.order)))
+            options = SearchOptions(order=False, depths=chosen)
+            found = solve(problem, 1e6, options, enough=lambda extra: True)
+            alone.append(found.extra_cost if found.feasible else float("inf"))
+        *single, together = alone
+        assert together == min(single)
+        several += len(set(single)) > 1
+    assert several > 2
+
+
 def test_the_caller_can_say_what_is_enough() -> None:
     told: list[float] = []
 

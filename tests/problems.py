@@ -147,7 +147,7 @@ class Case:
 
     def totals(self, text: str) -> list[int]:
         """Bytes with workspace at every step of a sequence of node names."""
-        return evaluate(self.arrays, self.sequence(text)).total.tolist()
+        return [int(nbytes) for nbytes in evaluate(self.arrays, self.sequence(text)).total]
 
     def cheapest(self, budget: int, most: int) -> float | None:
         """Brute force: the least extra cost in the given order with up to ``most`` clones."""

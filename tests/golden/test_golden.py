@@ -55,7 +55,7 @@ CASES = {
 
 def estimate(graph: Graph) -> list[float]:
     """Costs that no machine changes."""
-    return node_costs(graph, DEVICES["cpu"], "cpu")
+    return list(node_costs(graph, DEVICES["cpu"], "cpu"))
 
 
 def read(name: str) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ COUNTING_BYTES = Device("bytes", 1e30, 1.0, 0.0, "")
 def flops_of(signature: str, call: str) -> float:
     """FLOPs of the one node of a graph."""
     graph = graph_of(f"g {signature} {{ [n] {call} }}")
-    return flops(graph, node(graph, "n"))
+    return float(flops(graph, node(graph, "n")))
 
 
 CONTRACTIONS = {

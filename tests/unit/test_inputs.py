@@ -17,7 +17,7 @@ from memplan.runtime.inputs import load_inputs, synthesize
 
 def made_up(text: str, seed: int = 0) -> dict[str, np.ndarray]:
     """Inputs for the graph in ``text``."""
-    return synthesize(graph_of(text), seed)
+    return {name: np.asarray(value) for name, value in synthesize(graph_of(text), seed).items()}
 
 
 PLAIN = "g (float[64,8] x, int64[64] n) => (float[64,8] y) { [y] y = Neg(x) [m] m = Neg(n) }"
@@ -26,11 +26,13 @@ PLAIN = "g (float[64,8] x, int64[64] n) => (float[64,8] y) { [y] y = Neg(x) [m] 
 def test_shapes_types_and_magnitudes() -> None:
     found = made_up(PLAIN)
     assert list(found) == ["x", "n"]
-    assert (found["x"].shape, found["x"].dtype) == ((64, 8), np.float32)
+    assert found["x"].shape == (64, 8)
+    assert found["x"].dtype == np.float32
     assert 0.02 < found["x"].std() < 0.1
     assert (found["x"] < 0).any()
     # An integer that indexes nothing is 0 or 1.
-    assert (found["n"].dtype, set(found["n"].tolist())) == (np.int64, {0, 1})
+    assert found["n"].dtype == np.int64
+    assert set(found["n"].tolist()) == {0, 1}
 
 
 def test_the_seed_decides() -> None:
@@ -187,7 +189,8 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
 def compared(tmp_path: Path, first: list[np.ndarray], second: list[np.ndarray]) -> Comparison:
     """Two runs' outputs, named p, q, r... ."""
     for name, arrays in (("a", first), ("b", second)):
-        np.savez(tmp_path / f"{name}.npz", **{f"o{k}": v for k, v in enumerate(arrays)})
+        named = {f"o{k}": value for k, value in enumerate(arrays)}
+        np.savez(tmp_path / f"{name}.npz", **named)
     names = ["p", "q", "r"][: len(first)]
     return compare_outputs(tmp_path / "a.npz", tmp_path / "b.npz", names)
 

@@ -25,8 +25,8 @@ from memplan.ops.cost import DEVICES, Device, device_for, node_costs
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import Progress, parse_strategy
-from memplan.rewrite.apply import apply_plan
-from memplan.rewrite.postconditions import ensure
+from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, parse_size

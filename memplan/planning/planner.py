@@ -80,7 +80,7 @@ def make_plan(
     """Solve for the request's budget within ``time_limit`` seconds (loading code not counted).
 
     The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
-    (:mod:`memplan.rewrite.postconditions`) and refuses a plan that does not hold.
+    (:mod:`memplan.rewriter.postconditions`) and refuses a plan that does not hold.
 
     Raises:
         InfeasibleError: the budget is below the floor, or no sequence was found.

@@ -24,8 +24,8 @@ from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import parse_strategy
-from memplan.rewrite.apply import apply_plan
-from memplan.rewrite.postconditions import ensure
+from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.postconditions import ensure
 from memplan.runtime.inputs import synthesize
 
 FOLDER = Path(__file__).parent

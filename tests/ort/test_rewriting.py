@@ -22,8 +22,8 @@ from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.strategies import parse_strategy
-from memplan.rewrite.apply import apply_plan
-from memplan.rewrite.postconditions import ensure
+from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.postconditions import ensure
 from memplan.runtime.child import profiled_run
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize

@@ -22,8 +22,8 @@ from memplan.planning.plan import Plan
 from memplan.planning.problem import NONE, Decision, Ints
 from memplan.planning.rebuild import Extended, extend
 from memplan.planning.search import SearchOptions, solve
-from memplan.rewrite.apply import apply_plan
-from memplan.rewrite.postconditions import rewritten_graph
+from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.postconditions import rewritten_graph
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.order import execution_order
 from memplan.simulate.timeline import simulate

@@ -46,15 +46,7 @@ def test_all_is_complete_and_sorted() -> None:
     assert set(memplan.__all__) | {"__version__"} == set(dir(memplan))
 
 
-SHADOWED = pytest.mark.xfail(
-    strict=True,
-    reason="the folder memplan/rewrite replaces the function memplan.rewrite once it is imported",
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=SHADOWED if n == "rewrite" else ()) for n in memplan.__all__]
-)
+@pytest.mark.parametrize("name", memplan.__all__)
 def test_every_public_name_is_what_its_module_defines(name: str) -> None:
     found = getattr(memplan, name)
     assert found.__name__ == name
@@ -64,20 +56,12 @@ def test_every_public_name_is_what_its_module_defines(name: str) -> None:
     assert getattr(import_module(home), name) is found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=SHADOWED if n == "rewrite" else ())
-        for n in memplan.__all__
-        if n.islower()
-    ],
-)
+@pytest.mark.parametrize("name", [n for n in memplan.__all__ if n.islower()])
 def test_a_public_function_stays_the_same_on_second_use(name: str) -> None:
     code = f"import memplan\nfirst = memplan.{name}\nassert memplan.{name} is first"
     assert "onnx" in loaded(code)
 
 
-@SHADOWED
 def test_functions_and_their_answers_are_public_together() -> None:
     """What a public function returns can be named by its caller."""
     for function in ("analyze", "rewrite", "validate"):

@@ -6,24 +6,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.compiled import inner
+from memplan.planning.compiled import inner, leaf
 from memplan.planning.evaluate import Profile
-from memplan.planning.index import Index
+from memplan.planning.index import Index, shift_excess
 from memplan.planning.moves import Scratch, score_move
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
-# Moves that score less than this share of the best are not worth completing.
-NEAR = 0.2
+# Moves that score less than this share of the best are left out.
+NEAR = 0.5
+# Room for the nodes of so many longest closures; moves beyond that are left out.
+LISTED = 64
+# Depth of the closures that are looked at first.
+SHALLOW = 2
 
 
 class Moves(NamedTuple):
-    """Scored moves; the nodes of move ``k`` are ``nodes[start[k]:start[k + 1]]``."""
+    """Moves, best first; the nodes of move ``k`` are ``used[k]`` from ``nodes[start[k]]`` on."""
 
     storage: Ints
     at: Ints  # position before which the nodes are inserted
-    score: Floats
-    gain: Floats
+    score: Floats  # saved excess (byte·steps) per second, times the random factor
     start: Ints
+    used: Ints
     nodes: Ints
 
 
@@ -51,7 +55,7 @@ def new_scratch(problem: Arrays, storages: int, longest: int) -> Scratch:
     )
 
 
-@inner
+@leaf
 def gap_around(profile: Profile, index: Index, storage: int, step: int) -> tuple[int, int]:
     """The reads of ``storage`` next to ``step``: (last before, first after); NONE if none after.
 
@@ -70,6 +74,100 @@ def gap_around(profile: Profile, index: Index, storage: int, step: int) -> tuple
     return before, NONE
 
 
+class Gaps(NamedTuple):
+    """Stretches in which a storage lies idle over one step, the most promising first."""
+
+    storage: Ints
+    before: Ints  # the read (or the birth) before the step
+    after: Ints  # the read behind it
+    factor: Floats  # random factor on the scores
+    bound: Floats  # no move in this gap scores more
+
+
+@leaf
+def idle_gaps(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    price: Floats,
+    budget: int,
+    step: int,
+    noise: float,
+    gaps: Gaps,
+) -> int:
+    """List the gaps around ``step`` that may be used; how many there are.
+
+    Their bound is what evicting alone would bring, per second.
+    """
+    count = 0 * step
+    for s in range(len(profile.size)):
+        if profile.birth[s] >= step or profile.death[s] <= step + 1:
+            continue
+        if profile.held[s] == 1 or profile.size[s] == 0:
+            continue
+        first, last = gap_around(profile, index, s, step)
+        if last == NONE:
+            continue
+        # What is read next must be made again, by the cheapest of its makers at least.
+        cheapest = np.inf
+        for k in range(index.value_start[s], index.value_start[s + 1]):
+            v = index.values[k]
+            maker = problem.maker[profile.value_tensor[v]]
+            if index.last_read[v] >= last and index.made_at[v] < last and maker != NONE:
+                cheapest = min(cheapest, price[maker])
+        if cheapest == np.inf:
+            continue
+        most = -shift_excess(profile, index, budget, first + 1, last - 1, -profile.size[s], np.inf)
+        gaps.factor[count] = 1.0
+        if noise > 0:
+            gaps.factor[count] = 1.0 + noise * (2.0 * np.random.random() - 1.0)
+        gaps.storage[count], gaps.before[count], gaps.after[count] = s, first, last
+        gaps.bound[count] = most / (cheapest + 1e-300) * gaps.factor[count]
+        count += 1
+    return count
+
+
+@leaf
+def score_gaps(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    movable: Flags,
+    price: Floats,
+    budget: int,
+    depth: int,
+    gaps: Gaps,
+    best: Ints,
+    moves: Moves,
+    filled: int,
+) -> int:
+    """Score the gaps in the order ``best`` with closures up to ``depth``; fills ``moves``.
+
+    Gaps that cannot come near the best score are left out. Returns the length of ``moves.nodes``.
+    """
+    leading = 0.0
+    for g in best:
+        leading = max(leading, moves.score[g])
+    for g in best:
+        if gaps.bound[g] < NEAR * leading:
+            break
+        enough = max(NEAR * leading, moves.score[g]) / gaps.factor[g]
+        value, count = score_move(
+            problem, profile, index, scratch, movable, price, budget, gaps.storage[g],
+            gaps.before[g], gaps.after[g], depth, enough,
+        )  # fmt: skip
+        value *= gaps.factor[g]
+        if count == 0 or value <= moves.score[g] or filled + count > len(moves.nodes):
+            continue
+        for k in range(count):
+            moves.nodes[filled + k] = scratch.best[k]
+        moves.score[g], moves.start[g], moves.used[g] = value, filled, count
+        filled += count
+        leading = max(leading, value)
+    return filled
+
+
 @inner
 def enumerate_moves(
     problem: Arrays,
@@ -81,57 +179,45 @@ def enumerate_moves(
     step: int,
     depth: int,
     longest: int,
+    noise: float,
 ) -> Moves:
-    """Moves whose gap contains ``step``, with their scores.
+    """Moves whose gap contains ``step``, best first; ``noise`` scales random factors on scores.
 
-    Moves whose score cannot come near the best one's are left out.
+    Only moves that score at least ``NEAR`` times as much as the best one. Shallow closures are
+    looked at first: what they bring rules most of the deep ones out.
     """
     storages = len(profile.size)
+    gaps = Gaps(
+        np.zeros(storages, np.int64), np.zeros(storages, np.int64), np.zeros(storages, np.int64),
+        np.zeros(storages), np.zeros(storages),
+    )  # fmt: skip
+    count = idle_gaps(problem, profile, index, price, budget, step, noise, gaps)
+    best = np.argsort(-gaps.bound[:count], kind="mergesort")
+    moves = Moves(
+        gaps.storage[:count], gaps.after[:count], np.zeros(count), np.zeros(count, np.int64),
+        np.zeros(count, np.int64), np.zeros(LISTED * longest, np.int64),
+    )  # fmt: skip
     scratch = new_scratch(problem, storages, longest)
-    storage, at = np.zeros(storages, np.int64), np.zeros(storages, np.int64)
-    score, gain = np.zeros(storages, np.float64), np.zeros(storages, np.float64)
-    start = np.zeros(storages + 1, np.int64)
-    nodes = np.zeros(1024, np.int64)
-    count, leading = 0, 0.0
-    for s in range(storages):
-        if profile.birth[s] >= step or profile.death[s] <= step + 1:
-            continue
-        if profile.held[s] == 1 or profile.size[s] == 0:
-            continue
-        before, after = gap_around(profile, index, s, step)
-        if after == NONE:
-            continue
-        value, benefit, used = score_move(
-            problem,
-            profile,
-            index,
-            scratch,
-            movable,
-            price,
-            budget,
-            s,
-            before,
-            after,
-            depth,
-            NEAR * leading,
-        )
-        if used == 0:
-            continue
-        while start[count] + used > len(nodes):
-            larger = np.zeros(2 * len(nodes), np.int64)
-            larger[: len(nodes)] = nodes
-            nodes = larger
-        nodes[start[count] : start[count] + used] = scratch.best[:used]
-        start[count + 1] = start[count] + used
-        leading = max(leading, value)
-        storage[count], at[count], score[count], gain[count] = s, after, value, benefit
-        count += 1
+    filled = score_gaps(
+        problem, profile, index, scratch, movable, price, budget, min(depth, SHALLOW), gaps, best,
+        moves, 0 * count,
+    )  # fmt: skip
+    if depth > SHALLOW:
+        score_gaps(
+            problem, profile, index, scratch, movable, price, budget, depth, gaps, best, moves,
+            filled,
+        )  # fmt: skip
+    if count == 0:
+        return moves
+    found = np.flatnonzero((moves.score > 0) & (moves.score >= NEAR * moves.score.max()))
+    found = found[np.argsort(-moves.score[found], kind="mergesort")]
     return Moves(
-        storage[:count], at[:count], score[:count], gain[:count], start[: count + 1], nodes
-    )
+        moves.storage[found], moves.at[found], moves.score[found], moves.start[found],
+        moves.used[found], moves.nodes,
+    )  # fmt: skip
 
 
-@inner
+@leaf
 def removal_change(
     problem: Arrays, profile: Profile, index: Index, budget: int, position: int
 ) -> float:
@@ -157,7 +243,9 @@ def removal_change(
             continue
         start = min(profile.death[s], profile.value_lost[previous])
         if start < position:
-            change += shift_between(profile, index, budget, start, position - 1, profile.size[s])
+            change += shift_excess(
+                profile, index, budget, start, position - 1, profile.size[s], np.inf
+            )
     for k in range(profile.slot_start[position], profile.slot_start[position + 1]):
         u = profile.slot_value[k]
         if u < 0:
@@ -169,52 +257,60 @@ def removal_change(
         for r in range(index.read_start[s], index.read_start[s + 1]):
             if index.read_at[r] < position:
                 earlier = index.read_at[r]
-        change += shift_between(profile, index, budget, earlier + 1, position, -profile.size[s])
+        change += shift_excess(
+            profile, index, budget, earlier + 1, position, -profile.size[s], np.inf
+        )
     return change if problem.cost[node] >= 0 else 1.0
 
 
-@inner
-def shift_between(
-    profile: Profile, index: Index, budget: int, first: int, last: int, shift: int
-) -> float:
-    """Excess change of first..last by ``shift``, position by position."""
-    change = 0.0
-    for p in range(first, last + 1):
-        now = profile.total[p]
-        change += max(0, now + shift - budget) - max(0, now - budget)
-    return change
+@leaf
+def mark_clones(sequence: Ints, original: Flags, seen: Flags, clones: Flags) -> None:
+    """Mark positions that recompute (``seen`` and ``clones``: all false)."""
+    for p in range(len(sequence)):
+        clones[p] = seen[sequence[p]] or not original[sequence[p]]
+        seen[sequence[p]] = True
 
 
 @inner
 def clone_positions(sequence: Ints, original: Flags) -> Ints:
     """Positions that recompute: the node has run before, or it is only a rebuild rule."""
-    seen = np.zeros(len(original), np.bool_)
-    found = np.zeros(len(sequence), np.int64)
-    count = 0
-    for p in range(len(sequence)):
-        i = sequence[p]
-        if seen[i] or not original[i]:
-            found[count] = p
-            count += 1
-        seen[i] = True
-    return found[:count].copy()
+    clones = np.zeros(len(sequence), np.bool_)
+    mark_clones(sequence, original, np.zeros(len(original), np.bool_), clones)
+    return np.flatnonzero(clones)
+
+
+@leaf
+def is_read(profile: Profile, position: int) -> bool:
+    """Whether somebody reads what the instance at ``position`` makes."""
+    for v in range(profile.value_start[position], profile.value_start[position + 1]):
+        if profile.value_reads[v] > 0:
+            return True
+    return False
 
 
 @inner
 def unread_positions(profile: Profile, positions: Ints) -> Ints:
     """Those of ``positions`` none of whose outputs is read."""
-    found = np.zeros(len(positions), np.int64)
-    count = 0
-    for p in positions:
-        read = False
-        for v in range(profile.value_start[p], profile.value_start[p + 1]):
-            if profile.value_reads[v] > 0:
-                read = True
-                break
-        if not read:
-            found[count] = p
-            count += 1
-    return found[:count].copy()
+    unread = np.zeros(len(positions), np.bool_)
+    for k in range(len(positions)):
+        unread[k] = not is_read(profile, positions[k])
+    return positions[unread]
+
+
+@leaf
+def mark_replaced(
+    profile: Profile, movable: Flags, first: Ints, again: Flags, replaced: Flags
+) -> bool:
+    """Mark the instances of :func:`replaced_positions`; whether there are any."""
+    found = False
+    for p in range(len(replaced) - 1, -1, -1):
+        first[profile.sequence[p]] = p
+    for p in range(len(replaced) - 1, -1, -1):
+        node = profile.sequence[p]
+        if again[node] and (movable[node] or first[node] != p) and not is_read(profile, p):
+            replaced[p] = found = True
+        again[node] = True
+    return found
 
 
 @inner
@@ -223,23 +319,7 @@ def replaced_positions(profile: Profile, movable: Flags) -> Ints:
 
     First instances only of ``movable`` nodes: taking them out changes the order.
     """
-    length = len(profile.sequence)
-    first = np.full(len(movable), length, np.int64)
-    for p in range(length - 1, -1, -1):
-        first[profile.sequence[p]] = p
-    again = np.zeros(len(movable), np.bool_)
-    found = np.zeros(length, np.int64)
-    count = 0
-    for p in range(length - 1, -1, -1):
-        node = profile.sequence[p]
-        if again[node] and (movable[node] or first[node] != p):
-            read = False
-            for v in range(profile.value_start[p], profile.value_start[p + 1]):
-                if profile.value_reads[v] > 0:
-                    read = True
-                    break
-            if not read:
-                found[count] = p
-                count += 1
-        again[node] = True
-    return found[:count].copy()
+    first = np.zeros(len(movable), np.int64)
+    replaced = np.zeros(len(profile.sequence), np.bool_)
+    mark_replaced(profile, movable, first, np.zeros(len(movable), np.bool_), replaced)
+    return np.flatnonzero(replaced)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.compiled import compiled, inner
-from memplan.planning.problem import NONE, Arrays, Ints
+from memplan.planning.compiled import compiled, leaf
+from memplan.planning.problem import NONE, Arrays, Flags, Ints
 
 IMPOSSIBLE = 1 << 60
 """Bytes charged at a position that reads a tensor which nothing has made."""
@@ -36,21 +36,28 @@ class Profile(NamedTuple):
     total: Ints  # (L)
 
 
-@inner
-def resolve_reads(problem: Arrays, sequence: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Which value every slot reads: the latest of its tensor."""
-    length = len(sequence)
-    slot_start = np.zeros(length + 1, np.int64)
-    value_start = np.zeros(length + 1, np.int64)
-    for p in range(length):
+@leaf
+def count_slots(problem: Arrays, sequence: Ints, slot_start: Ints, value_start: Ints) -> None:
+    """Fill the offsets of the read slots and of the values of every position."""
+    for p in range(len(sequence)):
         i = sequence[p]
         slot_start[p + 1] = slot_start[p] + problem.read_start[i + 1] - problem.read_start[i]
         value_start[p + 1] = value_start[p] + problem.write_start[i + 1] - problem.write_start[i]
-    slot_value = np.full(slot_start[length], NONE, np.int64)
-    value_tensor = np.zeros(value_start[length], np.int64)
-    value_reads = np.zeros(value_start[length], np.int64)
-    latest = np.full(len(problem.nbytes), NONE, np.int64)
-    for p in range(length):
+
+
+@leaf
+def resolve_reads(
+    problem: Arrays,
+    sequence: Ints,
+    slot_start: Ints,
+    value_start: Ints,
+    latest: Ints,
+    slot_value: Ints,
+    value_tensor: Ints,
+    value_reads: Ints,
+) -> None:
+    """Fill in which value every slot reads: the latest of its tensor (``latest``: all NONE)."""
+    for p in range(len(sequence)):
         i = sequence[p]
         first = problem.read_start[i]
         for k in range(slot_start[p + 1] - slot_start[p]):
@@ -63,10 +70,9 @@ def resolve_reads(problem: Arrays, sequence: Ints) -> tuple[Ints, Ints, Ints, In
             t = problem.writes[first + k]
             value_tensor[value_start[p] + k] = t
             latest[t] = value_start[p] + k
-    return slot_start, slot_value, value_start, value_tensor, value_reads
 
 
-@inner
+@leaf
 def find_slot(problem: Arrays, node: int, tensor: int) -> int:
     """The first read slot of ``node`` that reads ``tensor``."""
     for k in range(problem.read_start[node], problem.read_start[node + 1]):
@@ -84,32 +90,35 @@ class Storages(NamedTuple):
     size: Ints  # (S)
     kind: Ints  # (S) 0: ordinary, 1: graph output, 2: fleeting
     last: Ints  # (S) last position that reads it, NONE if none
+    pending: Ints  # (S) reads to come while the sequence is walked
+    # Values of a storage between two in-place outputs share an epoch, named by its first value.
+    epoch: Ints  # (V)
+    current: Ints  # (S) the epoch at the position that is walked
+    ended: Ints  # (V) by epoch: where it is overwritten, or L
 
 
-@inner
+@leaf
 def inplace_source(
-    problem: Arrays,
-    output: int,
-    node: int,
-    slots: Ints,
-    storage: Ints,
-    pending: Ints,
-    kind: Ints,
+    problem: Arrays, output: int, node: int, slot_value: Ints, first: int, storages: Storages
 ) -> int:
-    """The value whose storage write slot ``output`` takes over, or NONE (rule 3)."""
+    """The value whose storage write slot ``output`` takes over, or NONE (rule 3).
+
+    The node's read slots start at ``first``.
+    """
     tensor = problem.writes[output]
     for c in range(problem.inplace_start[output], problem.inplace_start[output + 1]):
         source = problem.inplace_of[c]
-        u = slots[find_slot(problem, node, source)]
-        if u < 0 or storage[u] < 0:
+        u = slot_value[first + find_slot(problem, node, source)]
+        if u < 0 or storages.of_value[u] < 0:
             continue
-        s = storage[u]
-        if pending[s] == 1 and kind[s] != 1 and problem.alike[tensor] == problem.alike[source]:
+        s = storages.of_value[u]
+        alike = problem.alike[tensor] == problem.alike[source]
+        if storages.pending[s] == 1 and storages.kind[s] != 1 and alike:
             return int(u)
     return NONE
 
 
-@inner
+@leaf
 def assign_storages(
     problem: Arrays,
     sequence: Ints,
@@ -117,24 +126,17 @@ def assign_storages(
     slot_value: Ints,
     value_start: Ints,
     value_reads: Ints,
-) -> Storages:
-    """Rules 1 to 3 and 5 of :mod:`memplan.simulate.allocation`, instance by instance."""
-    length, values = len(sequence), len(value_reads)
-    storage = np.full(values, NONE, np.int64)
-    birth = np.zeros(values, np.int64)
-    last = np.full(values, NONE, np.int64)
-    size = np.zeros(values, np.int64)
-    kind = np.zeros(values, np.int64)
-    pending = np.zeros(values, np.int64)
-    # Values of a storage between two in-place outputs share an epoch, named by its first value.
-    epoch = np.zeros(values, np.int64)
-    current = np.zeros(values, np.int64)
-    ended = np.full(values, length, np.int64)
-    made = np.zeros(len(problem.nbytes), np.bool_)
-    count = 0
-    for p in range(length):
+    made: Flags,
+    storages: Storages,
+) -> int:
+    """Rules 1 to 3 and 5 of :mod:`memplan.simulate.allocation`, instance by instance.
+
+    Fills ``storages``; the number of storages. ``made``: all false.
+    """
+    storage, pending = storages.of_value, storages.pending
+    count = 0 * len(sequence)
+    for p in range(len(sequence)):
         i = sequence[p]
-        slots = slot_value[slot_start[p] : slot_start[p + 1]]
         for k in range(value_start[p + 1] - value_start[p]):
             v, w = value_start[p] + k, problem.write_start[i] + k
             t = problem.writes[w]
@@ -145,51 +147,44 @@ def assign_storages(
             target, shared = NONE, False
             if not pinned and problem.alias_of[w] >= 0:
                 shared = True
-                u = slots[find_slot(problem, i, problem.alias_of[w])]
+                u = slot_value[slot_start[p] + find_slot(problem, i, problem.alias_of[w])]
                 if u >= 0:
                     target = storage[u]
-            elif not pinned:
-                u = inplace_source(problem, w, i, slots, storage, pending, kind)
+            elif not pinned and problem.inplace_start[w] < problem.inplace_start[w + 1]:
+                u = inplace_source(problem, w, i, slot_value, slot_start[p], storages)
                 if u >= 0:
                     shared, target = True, storage[u]
-                    ended[current[target]] = p
-                    current[target] = v
+                    storages.ended[storages.current[target]] = p
+                    storages.current[target] = v
             if not shared:
                 target = count
-                birth[target], size[target] = p, problem.nbytes[t]
-                kind[target] = 1 if pinned else 2 if problem.fleeting[w] else 0
-                current[target] = v
+                storages.birth[target], storages.size[target] = p, problem.nbytes[t]
+                storages.kind[target] = 1 if pinned else 2 if problem.fleeting[w] else 0
+                storages.current[target] = v
                 count += 1
             storage[v] = target
             if target >= 0:
-                epoch[v] = current[target]
+                storages.epoch[v] = storages.current[target]
                 # One more for being produced, given back when the node is done.
                 pending[target] += value_reads[v] + 1
-        for v in slots:
+        for k in range(slot_start[p], slot_start[p + 1]):
+            v = slot_value[k]
             if v >= 0 and storage[v] >= 0:
                 pending[storage[v]] -= 1
-                last[storage[v]] = p
+                storages.last[storage[v]] = p
         for v in range(value_start[p], value_start[p + 1]):
             if storage[v] >= 0:
                 pending[storage[v]] -= 1
-    lost = np.full(values, length, np.int64)
-    for v in range(values):
+    for v in range(len(storage)):
         if storage[v] >= 0:
-            lost[v] = ended[epoch[v]]
-    return Storages(
-        storage, lost, birth[:count].copy(), size[:count].copy(), kind[:count].copy(),
-        last[:count].copy(),
-    )  # fmt: skip
+            storages.lost[v] = storages.ended[storages.epoch[v]]
+    return count
 
 
-@inner
-def lifetimes(storages: Storages, length: int) -> tuple[Ints, Ints, Ints]:
-    """Death and ``held`` of every storage, and the change of live bytes at every position."""
-    count = len(storages.size)
-    death = np.zeros(count, np.int64)
-    held = np.zeros(count, np.int64)
-    change = np.zeros(length + 1, np.int64)
-    for s in range(count):
+@leaf
+def lifetimes(storages: Storages, length: int, death: Ints, held: Ints, change: Ints) -> None:
+    """Fill death and ``held`` of every storage, and the change of live bytes at every position."""
+    for s in range(len(death)):
         if storages.kind[s] == 2 and storages.last[s] < 0:
             death[s] = storages.birth[s] + 1
         elif storages.kind[s] == 1 or storages.last[s] < 0:
@@ -199,25 +194,21 @@ def lifetimes(storages: Storages, length: int) -> tuple[Ints, Ints, Ints]:
             death[s] = storages.last[s] + 1
         change[storages.birth[s]] += storages.size[s]
         change[death[s]] -= storages.size[s]
-    return death, held, change
 
 
-@compiled
-def evaluate(problem: Arrays, sequence: Ints) -> Profile:
-    """The :class:`Profile` of ``sequence`` under a session without buffer reuse.
-
-    Mirrors :mod:`memplan.simulate.allocation` for sequences in which nodes may stand several times.
-    """
-    slot_start, slot_value, value_start, value_tensor, value_reads = resolve_reads(
-        problem, sequence
-    )
-    storages = assign_storages(problem, sequence, slot_start, slot_value, value_start, value_reads)
-    length = len(sequence)
-    death, held, change = lifetimes(storages, length)
-    dynamic = np.zeros(length, np.int64)
-    total = np.zeros(length, np.int64)
+@leaf
+def add_up(
+    problem: Arrays,
+    sequence: Ints,
+    slot_start: Ints,
+    slot_value: Ints,
+    change: Ints,
+    dynamic: Ints,
+    total: Ints,
+) -> None:
+    """Fill the bytes at every position."""
     live = 0
-    for p in range(length):
+    for p in range(len(sequence)):
         node = sequence[p]
         live += change[p]
         dynamic[p] = live + problem.inside[node]
@@ -226,7 +217,42 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
             t = problem.reads[problem.read_start[node] + k - slot_start[p]]
             if slot_value[k] < 0 and not problem.resident[t]:
                 total[p] = IMPOSSIBLE
+
+
+@compiled
+def evaluate(problem: Arrays, sequence: Ints) -> Profile:
+    """The :class:`Profile` of ``sequence`` under a session without buffer reuse.
+
+    Mirrors :mod:`memplan.simulate.allocation` for sequences in which nodes may stand several times.
+    """
+    length = len(sequence)
+    slot_start = np.zeros(length + 1, np.int64)
+    value_start = np.zeros(length + 1, np.int64)
+    count_slots(problem, sequence, slot_start, value_start)
+    values = value_start[length]
+    slot_value = np.full(slot_start[length], NONE, np.int64)
+    value_tensor, value_reads = np.zeros(values, np.int64), np.zeros(values, np.int64)
+    latest = np.full(len(problem.nbytes), NONE, np.int64)
+    resolve_reads(
+        problem, sequence, slot_start, value_start, latest, slot_value, value_tensor, value_reads
+    )
+    storages = Storages(
+        np.full(values, NONE, np.int64), np.full(values, length, np.int64),
+        np.zeros(values, np.int64), np.zeros(values, np.int64), np.zeros(values, np.int64),
+        np.full(values, NONE, np.int64), np.zeros(values, np.int64), np.zeros(values, np.int64),
+        np.zeros(values, np.int64), np.full(values, length, np.int64),
+    )  # fmt: skip
+    count = assign_storages(
+        problem, sequence, slot_start, slot_value, value_start, value_reads,
+        np.zeros(len(problem.nbytes), np.bool_), storages,
+    )  # fmt: skip
+    death, held = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    change = np.zeros(length + 1, np.int64)
+    lifetimes(storages, length, death, held, change)
+    dynamic, total = np.zeros(length, np.int64), np.zeros(length, np.int64)
+    add_up(problem, sequence, slot_start, slot_value, change, dynamic, total)
     return Profile(
         sequence, slot_start, slot_value, value_start, value_tensor, storages.of_value,
-        value_reads, storages.lost, storages.birth, death, storages.size, held, dynamic, total,
+        value_reads, storages.lost, storages.birth[:count], death, storages.size[:count], held,
+        dynamic, total,
     )  # fmt: skip

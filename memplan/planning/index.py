@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.compiled import inner
+from memplan.planning.compiled import inner, leaf
 from memplan.planning.evaluate import Profile
 from memplan.planning.problem import NONE, Arrays, Ints
 
@@ -20,6 +20,7 @@ class Index(NamedTuple):
     read_at: Ints  # positions that read a storage
     value_start: Ints
     values: Ints  # values of a storage
+    first_read: Ints  # (V) first position that reads a value, or L
     last_read: Ints  # (V) last position that reads a value, NONE if none
     made_at: Ints  # (V) position
     tensor_start: Ints
@@ -29,99 +30,135 @@ class Index(NamedTuple):
     block_max: Ints
 
 
-@inner
-def build_index(problem: Arrays, profile: Profile, budget: int) -> Index:
-    """The :class:`Index` of ``profile``."""
-    length, storages = len(profile.sequence), len(profile.size)
-    values = len(profile.value_tensor)
-    made_at = np.zeros(values, np.int64)
-    last_read = np.full(values, NONE, np.int64)
-    value_start = np.zeros(storages + 1, np.int64)
-    tensor_start = np.zeros(len(problem.nbytes) + 1, np.int64)
-    read_start = np.zeros(storages + 1, np.int64)
-    for p in range(length):
+@leaf
+def count_members(profile: Profile, index: Index) -> None:
+    """Count values and reads per storage and values per tensor, one place behind their own."""
+    for p in range(len(profile.sequence)):
         for v in range(profile.value_start[p], profile.value_start[p + 1]):
-            made_at[v] = p
-            tensor_start[profile.value_tensor[v] + 1] += 1
+            index.made_at[v] = p
+            index.tensor_start[profile.value_tensor[v] + 1] += 1
             if profile.value_storage[v] >= 0:
-                value_start[profile.value_storage[v] + 1] += 1
+                index.value_start[profile.value_storage[v] + 1] += 1
         for k in range(profile.slot_start[p], profile.slot_start[p + 1]):
             v = profile.slot_value[k]
             if v >= 0:
-                last_read[v] = p
+                index.first_read[v] = min(index.first_read[v], p)
+                index.last_read[v] = p
                 if profile.value_storage[v] >= 0:
-                    read_start[profile.value_storage[v] + 1] += 1
-    value_start, tensor_start = np.cumsum(value_start), np.cumsum(tensor_start)
-    read_start = np.cumsum(read_start)
-    members = np.zeros(value_start[storages], np.int64)
-    of_tensor = np.zeros(values, np.int64)
-    read_at = np.zeros(read_start[storages], np.int64)
-    at_value, at_tensor, at_read = value_start.copy(), tensor_start.copy(), read_start.copy()
-    for p in range(length):
+                    index.read_start[profile.value_storage[v] + 1] += 1
+
+
+@leaf
+def add_up(starts: Ints) -> None:
+    """Turn counts into offsets."""
+    for k in range(1, len(starts)):
+        starts[k] += starts[k - 1]
+
+
+@leaf
+def shift_back(starts: Ints) -> None:
+    """Undo that filling has moved every offset to the next one."""
+    for k in range(len(starts) - 1, 0, -1):
+        starts[k] = starts[k - 1]
+    starts[0] = 0
+
+
+@leaf
+def list_members(profile: Profile, index: Index) -> None:
+    """List the members at the offsets, which end up one place early (:func:`shift_back`)."""
+    for p in range(len(profile.sequence)):
         for v in range(profile.value_start[p], profile.value_start[p + 1]):
             t, s = profile.value_tensor[v], profile.value_storage[v]
-            of_tensor[at_tensor[t]] = v
-            at_tensor[t] += 1
+            index.tensor_values[index.tensor_start[t]] = v
+            index.tensor_start[t] += 1
             if s >= 0:
-                members[at_value[s]] = v
-                at_value[s] += 1
+                index.values[index.value_start[s]] = v
+                index.value_start[s] += 1
         for k in range(profile.slot_start[p], profile.slot_start[p + 1]):
             v = profile.slot_value[k]
             if v >= 0 and profile.value_storage[v] >= 0:
                 s = profile.value_storage[v]
-                read_at[at_read[s]] = p
-                at_read[s] += 1
-    born = np.zeros(length, np.int64)
-    for s in range(storages):
-        born[profile.birth[s]] += profile.size[s]
-    blocks = (length + BLOCK - 1) // BLOCK
-    block_min = np.zeros(blocks, np.int64)
-    block_max = np.zeros(blocks, np.int64)
-    for b in range(blocks):
-        part = profile.total[b * BLOCK : min((b + 1) * BLOCK, length)]
-        block_min[b] = part.min()
-        block_max[b] = part.max()
-    return Index(
-        read_start,
-        read_at,
-        value_start,
-        members,
-        last_read,
-        made_at,
-        tensor_start,
-        of_tensor,
-        born,
-        block_min,
-        block_max,
-    )
+                index.read_at[index.read_start[s]] = p
+                index.read_start[s] += 1
+
+
+@leaf
+def summarize(profile: Profile, index: Index) -> None:
+    """Fill what is born where, and the blocks."""
+    for s in range(len(profile.size)):
+        index.born[profile.birth[s]] += profile.size[s]
+    for p in range(len(profile.total)):
+        b = p // BLOCK
+        if p % BLOCK == 0:
+            index.block_min[b] = index.block_max[b] = profile.total[p]
+        else:
+            index.block_min[b] = min(index.block_min[b], profile.total[p])
+            index.block_max[b] = max(index.block_max[b], profile.total[p])
 
 
 @inner
-def shift_excess(
-    profile: Profile, index: Index, budget: int, first: int, last: int, shift: int
-) -> float:
-    """Change of the summed excess over ``budget`` when positions first..last gain ``shift``."""
-    change = 0.0
-    if shift == 0:
-        return change
-    p = first
-    while p <= last:
-        if p % BLOCK == 0 and p + BLOCK - 1 <= last:
-            b = p // BLOCK
-            if index.block_max[b] <= budget and index.block_max[b] + shift <= budget:
-                p += BLOCK
-                continue
-            if index.block_min[b] >= budget and index.block_min[b] + shift >= budget:
-                change += float(BLOCK) * shift
-                p += BLOCK
-                continue
-        now = profile.total[p]
-        change += max(0, now + shift - budget) - max(0, now - budget)
-        p += 1
+def build_index(problem: Arrays, profile: Profile) -> Index:
+    """The :class:`Index` of ``profile``."""
+    length, storages = len(profile.sequence), len(profile.size)
+    values, slots = len(profile.value_tensor), len(profile.slot_value)
+    blocks = (length + BLOCK - 1) // BLOCK
+    index = Index(
+        np.zeros(storages + 1, np.int64), np.zeros(slots, np.int64),
+        np.zeros(storages + 1, np.int64), np.zeros(values, np.int64),
+        np.full(values, length, np.int64), np.full(values, NONE, np.int64),
+        np.zeros(values, np.int64),
+        np.zeros(len(problem.nbytes) + 1, np.int64), np.zeros(values, np.int64),
+        np.zeros(length, np.int64), np.zeros(blocks, np.int64), np.zeros(blocks, np.int64),
+    )  # fmt: skip
+    count_members(profile, index)
+    add_up(index.value_start)
+    add_up(index.tensor_start)
+    add_up(index.read_start)
+    list_members(profile, index)
+    shift_back(index.value_start)
+    shift_back(index.tensor_start)
+    shift_back(index.read_start)
+    summarize(profile, index)
+    return index
+
+
+@leaf
+def excess_change(part: Ints, budget: int, shift: int) -> int:
+    """Change of the summed excess of the steps in ``part`` when each gains ``shift``."""
+    change = 0
+    for k in range(len(part)):  # integers and a slice from 0: the compiler makes vectors of it
+        over = part[k] - budget
+        change += max(over + shift, 0) - max(over, 0)
     return change
 
 
-@inner
+@leaf
+def shift_excess(
+    profile: Profile, index: Index, budget: int, first: int, last: int, shift: int, enough: float
+) -> float:
+    """Change of the summed excess over ``budget`` when positions first..last gain ``shift``.
+
+    Stops adding up when the change has passed ``enough``: near a full budget nearly every position
+    counts, and most moves are ruled out by the first few.
+    """
+    change = 0
+    if shift == 0:
+        return 0.0
+    p = first
+    while p <= last and change <= enough:
+        b = p // BLOCK
+        end = min((b + 1) * BLOCK, last + 1)
+        most, least = index.block_max[b] - budget, index.block_min[b] - budget
+        if most > 0 or most + shift > 0:
+            if least >= 0 and least + shift >= 0:
+                change += (end - p) * shift
+            else:
+                change += excess_change(profile.total[p:end], budget, shift)
+        p = end
+    return float(change)
+
+
+@leaf
 def latest_before(index: Index, tensor: int, position: int) -> int:
     """The value of ``tensor`` that a read at ``position`` would see, or NONE."""
     found = NONE

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.planning.compiled import inner
+import numpy as np
+
+from memplan.planning.compiled import leaf
 from memplan.planning.evaluate import Profile
 from memplan.planning.index import Index, latest_before, shift_excess
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
@@ -37,7 +39,7 @@ class Scratch(NamedTuple):
     best: Ints  # nodes of the best closure found
 
 
-@inner
+@leaf
 def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: int) -> int:
     """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
     if scratch.node_mark[node] == stamp:
@@ -57,7 +59,7 @@ def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: in
     return count + 1
 
 
-@inner
+@leaf
 def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tuple[int, bool]:
     """Forget extensions of tensors that the move now makes itself.
 
@@ -80,7 +82,7 @@ def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tu
     return kept, again
 
 
-@inner
+@leaf
 def close_over(
     problem: Arrays,
     profile: Profile,
@@ -93,9 +95,11 @@ def close_over(
     count: int,
     extensions: int,
     stamp: int,
+    most: float,
 ) -> tuple[int, int]:
     """Look at what the nodes from ``done`` on read: what is gone with the evicted storage must be
-    recomputed too, other dead inputs are listed as extensions (kept alive until ``at``).
+    recomputed too, other dead inputs are listed as extensions (kept alive until ``at``). Their
+    harm is counted up to ``most``, what the eviction can save.
 
     Returns the number of nodes (-1: impossible) and of extensions.
     """
@@ -132,12 +136,14 @@ def close_over(
             scratch.ext_tensor[extensions] = t
             scratch.ext_from[extensions] = start
             scratch.ext_size[extensions] = size
-            scratch.ext_harm[extensions] = shift_excess(profile, index, budget, start, at - 1, size)
+            scratch.ext_harm[extensions] = shift_excess(
+                profile, index, budget, start, at - 1, size, most
+            )
             extensions += 1
     return count, extensions
 
 
-@inner
+@leaf
 def spread_excess(
     profile: Profile,
     index: Index,
@@ -147,8 +153,12 @@ def spread_excess(
     at: int,
     size: int,
     extensions: int,
+    most: float,
 ) -> float:
-    """Excess change when ``size`` leaves first..at-1 and every extension lives on until at."""
+    """Excess change when ``size`` leaves first..at-1 and every extension lives on until at.
+
+    Infinite once it adds more than ``most``, what the eviction alone saves.
+    """
     events = 0
     scratch.event_at[0], scratch.event_by[0] = first, -size
     events = 1
@@ -160,16 +170,22 @@ def spread_excess(
             p -= 1
         scratch.event_at[p], scratch.event_by[p] = scratch.ext_from[e], scratch.ext_size[e]
         events += 1
-    change, shift = 0.0, 0
+    change, added, shift = 0.0, 0.0, 0
     for e in range(events):
         shift += scratch.event_by[e]
         end = scratch.event_at[e + 1] if e + 1 < events else at
         if end > scratch.event_at[e]:
-            change += shift_excess(profile, index, budget, scratch.event_at[e], end - 1, shift)
+            part = shift_excess(
+                profile, index, budget, scratch.event_at[e], end - 1, shift, most - added
+            )
+            change += part
+            added += max(part, 0.0)
+            if added > most:
+                return np.inf
     return change
 
 
-@inner
+@leaf
 def insertion_excess(
     problem: Arrays,
     profile: Profile,
@@ -214,7 +230,7 @@ def insertion_excess(
     return excess
 
 
-@inner
+@leaf
 def output_slot(problem: Arrays, node: int, tensor: int) -> int:
     """The write slot of ``tensor`` at ``node``."""
     for w in range(problem.write_start[node], problem.write_start[node + 1]):
@@ -223,17 +239,17 @@ def output_slot(problem: Arrays, node: int, tensor: int) -> int:
     return int(problem.write_start[node])
 
 
-@inner
+@leaf
 def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -> bool:
     """Whether ``tensor`` is one of the evicted values that are read at ``at`` or later."""
     for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
         v = index.values[k]
-        if profile.value_tensor[v] == tensor and index.last_read[v] >= at:
+        if profile.value_tensor[v] == tensor and index.last_read[v] >= at > index.made_at[v]:
             return True
     return False
 
 
-@inner
+@leaf
 def only_moves(
     problem: Arrays,
     profile: Profile,
@@ -262,7 +278,7 @@ def only_moves(
     return True
 
 
-@inner
+@leaf
 def score_move(
     problem: Arrays,
     profile: Profile,
@@ -276,8 +292,8 @@ def score_move(
     at: int,
     depth: int,
     threshold: float,
-) -> tuple[float, float, int]:
-    """Best score of evicting storage ``evicted`` over (after, at), its benefit and node count.
+) -> tuple[float, int]:
+    """Best score of evicting storage ``evicted`` over (after, at), and its number of nodes.
 
     The score is saved excess (byte·steps) per second of recomputation; 0: no gain, or none above
     ``threshold``. The nodes are left in ``scratch.best``.
@@ -289,21 +305,23 @@ def score_move(
     count = nothing
     for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
         v = index.values[k]
-        if index.last_read[v] < at:
+        # Not read from here on, or made at the reader itself (a view, or in place).
+        if index.last_read[v] < at or index.made_at[v] >= at:
             continue
         if index.made_at[v] > after or problem.maker[profile.value_tensor[v]] == NONE:
-            return 0.0, 0.0, 0
+            return 0.0, 0
         count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
         if count < 0:
-            return 0.0, 0.0, 0
+            return 0.0, 0
     # What the eviction alone saves bounds the gain of every closure.
-    most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted])
-    best_score, best_gain, best_count = 0.0, 0.0, 0
+    most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted], np.inf)
+    best_score, best_count = 0.0, 0
     done, extensions, priced, cost = nothing, nothing, 0, 1e-300
     for _ in range(depth):
         count, extensions = close_over(
-            problem, profile, index, scratch, budget, evicted, at, done, count, extensions, stamp
-        )
+            problem, profile, index, scratch, budget, evicted, at, done, count, extensions, stamp,
+            most,
+        )  # fmt: skip
         if count < 0:
             break
         done = count
@@ -315,13 +333,16 @@ def score_move(
         if most / cost <= max(best_score, threshold):
             break
         gain = -spread_excess(
-            profile, index, scratch, budget, after + 1, at, profile.size[evicted], extensions
-        ) - insertion_excess(
-            problem, profile, index, scratch, budget, evicted, at, count, extensions
+            profile, index, scratch, budget, after + 1, at, profile.size[evicted], extensions, most
         )
+        if gain > 0:
+            gain -= insertion_excess(
+                problem, profile, index, scratch, budget, evicted, at, count, extensions
+            )
         if gain > 0 and gain / cost > best_score:
-            best_score, best_gain, best_count = gain / cost, gain, count
-            scratch.best[:count] = scratch.chosen[:count]
+            best_score, best_count = gain / cost, count
+            for k in range(count):
+                scratch.best[k] = scratch.chosen[k]
         worst = worst_extension(problem, scratch, price, extensions)
         if worst == NONE:
             break
@@ -331,10 +352,10 @@ def score_move(
         extensions, again = drop_made(index, scratch, extensions, stamp)
         if again:
             done = nothing
-    return best_score, best_gain, best_count
+    return best_score, best_count
 
 
-@inner
+@leaf
 def worst_extension(problem: Arrays, scratch: Scratch, price: Floats, extensions: int) -> int:
     """The node that would recompute the extension that costs most excess per second, or NONE."""
     worst, most = NONE, 0.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.planning.compiled import compiled, inner
+from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.ordering import reorder
 from memplan.planning.problem import Arrays, Flags, Ints
-from memplan.planning.repair import cost_of, free_clones, prune, repair
+from memplan.planning.repair import cost_of, free_clones, prune, repair, seconds_of
 
 _DEPTHS = (2, 4, 14, 64)
 
@@ -56,8 +56,14 @@ def drop_orphans(problem: Arrays, sequence: Ints) -> Ints:
 
     Only rebuild rules can lose their sources: every other node keeps its first instance.
     """
-    made = problem.resident.copy()
     keep = np.ones(len(sequence), np.bool_)
+    mark_orphans(problem, sequence, problem.resident.copy(), keep)
+    return sequence[keep]
+
+
+@leaf
+def mark_orphans(problem: Arrays, sequence: Ints, made: Flags, keep: Flags) -> None:
+    """Take the mark ``keep`` off instances that read what is not ``made`` before."""
     for p in range(len(sequence)):
         node = sequence[p]
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
@@ -66,7 +72,6 @@ def drop_orphans(problem: Arrays, sequence: Ints) -> Ints:
         if keep[p]:
             for w in range(problem.write_start[node], problem.write_start[node + 1]):
                 made[problem.writes[w]] = True
-    return sequence[keep]
 
 
 @inner
@@ -97,10 +102,7 @@ def improve(
     relative to the extra cost. ``give_up``, ``rounds``: as for repair. Returns the current and the
     best sequence and the number of rounds that improved the best.
     """
-    base = 0.0
-    for node in range(len(problem.cost)):
-        if original[node]:
-            base += problem.cost[node]
+    base = seconds_of(problem.cost, np.flatnonzero(original))
     cost, lowest = cost_of(problem, current), cost_of(problem, best)
     gains = 0
     for _ in range(iterations):

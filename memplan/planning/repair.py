@@ -16,10 +16,10 @@ from memplan.planning.candidates import (
     replaced_positions,
     unread_positions,
 )
-from memplan.planning.compiled import compiled, inner
+from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.index import build_index
-from memplan.planning.problem import Arrays, Flags, Floats, Ints
+from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
 LONGEST_CLOSURE = 256
 # Above this length several moves are taken per round: one at a time would re-evaluate too often.
@@ -29,19 +29,30 @@ BATCH_LENGTH = 3000
 @compiled
 def excess_of(profile: Profile, budget: int) -> float:
     """Sum over positions of the bytes over budget."""
-    excess = 0.0
-    for total in profile.total:
-        if total > budget:
-            excess += total - budget
+    return float(over_budget(profile.total, budget))
+
+
+@leaf
+def over_budget(total: Ints, budget: int) -> int:
+    """The sum of what is over ``budget``."""
+    excess = 0
+    for p in range(len(total)):
+        excess += max(total[p] - budget, 0)
     return excess
 
 
 @compiled
 def cost_of(problem: Arrays, sequence: Ints) -> float:
     """Seconds of a sequence."""
+    return seconds_of(problem.cost, sequence)
+
+
+@leaf
+def seconds_of(cost: Floats, sequence: Ints) -> float:
+    """The sum of ``cost`` over ``sequence``."""
     seconds = 0.0
-    for node in sequence:
-        seconds += problem.cost[node]
+    for p in range(len(sequence)):
+        seconds += cost[sequence[p]]
     return seconds
 
 
@@ -51,35 +62,39 @@ def insert_batch(problem: Arrays, sequence: Ints, moves: Moves, chosen: Ints) ->
 
     Nodes that several moves insert at one place stand there once, in original order.
     """
-    order = np.argsort(moves.at[chosen], kind="mergesort")
-    extra = 0
-    for k in chosen:
-        extra += moves.start[k + 1] - moves.start[k]
-    result = np.empty(len(sequence) + extra, np.int64)
-    length, previous, k = 0, 0, 0
-    while k < len(order):
-        at = moves.at[chosen[order[k]]]
-        piece = sequence[previous:at]
-        result[length : length + len(piece)] = piece
-        length += len(piece)
-        first = length
-        while k < len(order) and moves.at[chosen[order[k]]] == at:
-            move = chosen[order[k]]
-            for node in moves.nodes[moves.start[move] : moves.start[move + 1]]:
-                p = length
-                while p > first and problem.rank[result[p - 1]] > problem.rank[node]:
-                    p -= 1
-                if p > first and result[p - 1] == node:
-                    continue
-                for m in range(length, p, -1):
-                    result[m] = result[m - 1]
-                result[p] = node
+    order = chosen[np.argsort(moves.at[chosen], kind="mergesort")]
+    result = np.empty(len(sequence) + moves.used[chosen].sum(), np.int64)
+    length = write_batch(problem, sequence, moves, order, result)
+    return result[:length]
+
+
+@leaf
+def write_batch(problem: Arrays, sequence: Ints, moves: Moves, order: Ints, result: Ints) -> int:
+    """Write ``sequence`` with the moves ``order`` (by position) to ``result``; its length."""
+    length, first, at = 0 * len(order), 0, NONE
+    previous = length
+    for move in order:
+        if moves.at[move] != at:
+            at = moves.at[move]
+            for p in range(previous, at):
+                result[length] = sequence[p]
                 length += 1
-            k += 1
-        previous = at
-    piece = sequence[previous:]
-    result[length : length + len(piece)] = piece
-    return result[: length + len(piece)].copy()
+            previous, first = at, length
+        for k in range(moves.start[move], moves.start[move] + moves.used[move]):
+            node = moves.nodes[k]
+            p = length
+            while p > first and problem.rank[result[p - 1]] > problem.rank[node]:
+                p -= 1
+            if p > first and result[p - 1] == node:
+                continue
+            for m in range(length, p, -1):
+                result[m] = result[m - 1]
+            result[p] = node
+            length += 1
+    for p in range(previous, len(sequence)):
+        result[length] = sequence[p]
+        length += 1
+    return length
 
 
 @inner
@@ -105,18 +120,18 @@ def pick_step(profile: Profile, budget: int, mode: int, failures: int) -> int:
 
 
 @inner
-def choose_batch(profile: Profile, moves: Moves, order: Ints, need: int) -> Ints:
+def choose_batch(profile: Profile, moves: Moves, need: int) -> Ints:
     """The best moves until together they cover ``need`` bytes."""
     limit = max(4, len(profile.sequence) // 200)
     count = 0
-    for k in order:
-        if moves.score[k] < 0.3 * moves.score[order[0]] or count >= limit:
+    for k in range(len(moves.at)):
+        if count >= limit:
             break
         count += 1
         need -= profile.size[moves.storage[k]]
         if need <= 0:
             break
-    return order[:count].copy()
+    return np.arange(count)
 
 
 @compiled
@@ -146,17 +161,13 @@ def repair(
         if excess <= 0 or failures > give_up or cost_of(problem, profile.sequence) > cost_limit:
             break
         step = pick_step(profile, budget, mode, failures)
-        index = build_index(problem, profile, budget)
+        index = build_index(problem, profile)
         moves = enumerate_moves(
-            problem, profile, index, movable, price, budget, step, depth, LONGEST_CLOSURE
+            problem, profile, index, movable, price, budget, step, depth, LONGEST_CLOSURE, noise
         )
-        if noise > 0:
-            for k in range(len(moves.score)):
-                moves.score[k] *= 1.0 + noise * (2.0 * np.random.random() - 1.0)
-        order = np.argsort(-moves.score, kind="mergesort")
         taken = False
-        if len(profile.sequence) > BATCH_LENGTH and len(order) > 1:
-            batch = choose_batch(profile, moves, order, profile.total[step] - budget)
+        if len(profile.sequence) > BATCH_LENGTH and len(moves.at) > 1:
+            batch = choose_batch(profile, moves, profile.total[step] - budget)
             if len(batch) > 1:
                 candidate = evaluate_moved(
                     problem, insert_batch(problem, profile.sequence, moves, batch), movable
@@ -165,8 +176,8 @@ def repair(
                 if after < excess:
                     profile, excess, taken = candidate, after, True
         if not taken:
-            for k in range(min(6, len(order))):
-                one = order[k : k + 1]
+            for k in range(min(6, len(moves.at))):
+                one = np.arange(k, k + 1)
                 candidate = evaluate_moved(
                     problem, insert_batch(problem, profile.sequence, moves, one), movable
                 )
@@ -214,7 +225,7 @@ def prune(
     improved = True
     while improved:
         improved = False
-        index = build_index(problem, profile, limit)
+        index = build_index(problem, profile)
         pending = free_clones(profile.sequence, original, protected)
         weight = problem.cost[profile.sequence[pending]]
         if noise > 0:
@@ -233,7 +244,7 @@ def prune(
                 if pending[m] > position:
                     pending[m] -= 1
             profile = shorter
-            index = build_index(problem, profile, limit)
+            index = build_index(problem, profile)
             improved = True
         smaller = drop_unread(problem, profile, original, protected)
         if smaller.total.max() <= limit:

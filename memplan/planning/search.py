@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memplan.planning.beam import resequence
 from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder, settle
@@ -27,6 +28,10 @@ _PORTION = 50
 _GIVE_UP = 10
 # Rounds of order moves without gain after which that is given up.
 _IDLE_ROUNDS = 5
+# Longer sequences get no order made anew; the beam would be too narrow to be any good.
+_LONGEST_BEAM = 6000
+# Seconds that must be left for a wide beam, and the width otherwise.
+_BEAM_NEEDS, _COUNTED_WIDTH = 2.0, 16
 # Restarts after which an infeasible problem is given up, time limit or not.
 _IDLE_ATTEMPTS = 300
 # The refinement ends when so many rounds, or this share of its time, brought nothing.
@@ -140,9 +145,26 @@ class _Search:
             self._offer(sequence, excess)
 
     def _construct_reordered(self) -> None:
-        """Greedy from an order that needs less memory to begin with."""
-        sequence = self.problem.start
-        until = time.perf_counter() + min(0.15 * (self.deadline - self.started), 3.0)
+        """Greedy from orders that need less memory to begin with: the given one improved by
+        moves, and one made anew."""
+        self._construct(self._eased(self.problem.start))
+        if len(self.problem.start) <= _LONGEST_BEAM and not self._stop():
+            start, length = self.problem.start, len(self.problem.start)
+            anew = resequence(
+                self.arrays, start, self.movable, self.budget, 0, length, self._width(), 0.0
+            )
+            self._construct(self._eased(settle(self.arrays, anew)))
+
+    def _width(self) -> int:
+        """Of the beam: as wide as half a second allows, or less when there is less time."""
+        if self.options.iterations:
+            return _COUNTED_WIDTH
+        left = self.deadline - time.perf_counter()
+        return 0 if left > _BEAM_NEEDS else _COUNTED_WIDTH
+
+    def _eased(self, sequence: Ints) -> Ints:
+        """``sequence`` after moves that lower the summed excess, as long as they do."""
+        until = time.perf_counter() + min(0.1 * (self.deadline - self.started), 2.0)
         excess, idle = self._excess(sequence), 0
         for round_ in itertools.count():
             counted = self.options.iterations > 0
@@ -153,7 +175,7 @@ class _Search:
             sequence, excess = reorder(self.arrays, sequence, self.movable, self.budget, 200)
             idle = 0 if excess < before else idle + 1
         self._offer(sequence, excess)
-        self._construct(sequence)
+        return sequence
 
     def _struggle(self) -> None:
         """No feasible sequence yet: keep the least excess and retry with noise."""

@@ -145,9 +145,6 @@ LATE_IN_PLACE = Case(
     Op("join", "r q3", output=True),
     resident="x",
 )
-BLOCKED = pytest.mark.xfail(
-    strict=True, reason="a gap that ends at a view or an in-place reader gives no move (score_move)"
-)
 DROPOUT = Case(  # as memplan.planning.rebuild does it: cast the mask, multiply, scale
     Op("a", "x", 4, 9.0),
     Op("drop", "a", 4, 1.0, again=False, more=(("mask", 1),)),
@@ -172,8 +169,8 @@ OPTIMA = [
     pytest.param(IN_PLACE, 9, 3.0, 3, id="overwritten-in-place"),
     pytest.param(SCRATCH, 13, 3.0, 2, id="workspace-of-a-clone"),
     pytest.param(REBUILT, 9, 1.5, 2, id="rebuild-rule"),
-    pytest.param(LATE_VIEW, 9, 2.0, 2, id="view-made-late", marks=BLOCKED),
-    pytest.param(LATE_IN_PLACE, 9, 2.0, 2, id="overwritten-by-a-late-reader", marks=BLOCKED),
+    pytest.param(LATE_VIEW, 9, 2.0, 2, id="view-made-late"),
+    pytest.param(LATE_IN_PLACE, 9, 2.0, 2, id="overwritten-by-a-late-reader"),
     pytest.param(DROPOUT, 10, 1.5, 3, id="rebuild-rule-of-three-nodes"),
 ]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from memplan.planning.problem import Ints
+from memplan.planning.problem import NONE, Ints
 
 TOLERANCE = 0.01
 """Without a capacity, a height this much above max-live is good enough."""
@@ -29,7 +29,7 @@ SEARCH_LIMIT = 2500
 class Placement:
     """Offsets by buffer, and the arena that they need, in bytes.
 
-    ``bound_bytes`` is a certified lower bound of any height: max-live, or more where the search
+    ``bound`` is a certified lower bound of any height: max-live, or more where the search
     exhausted all placements below. ``fits`` is how many orders and policies were tried;
     ``searched`` whether the search ran too.
     """
@@ -68,7 +68,8 @@ def place(
         seconds: when to give up; the first order is always finished. Compiling, once per version,
             comes on top.
         tolerance: without a capacity, stop at this fraction above max-live; 0: as low as it gets.
-        seed: the search draws at random. If it ends before its time, equal seeds give equal answers.
+        seed: for what the search draws at random. Where it ends before its time, the answer
+            depends on nothing else.
 
     Raises:
         ValueError: lengths differ, a buffer ends before it starts, or a size is negative.
@@ -143,8 +144,8 @@ class _Descent:
     bound: int
     deadline: float
     seed: int
-    offsets: Ints | None = None
-    height: int = 0
+    offsets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    height: int = NONE
     fits: int = 0
     searched: bool = False
 
@@ -191,5 +192,5 @@ class _Descent:
     def _keep(self, offsets: Ints) -> None:
         """Take the placement if it is the lowest so far."""
         height = int((offsets + self.size).max())
-        if self.offsets is None or height < self.height:
+        if self.height == NONE or height < self.height:
             self.offsets, self.height = offsets, height

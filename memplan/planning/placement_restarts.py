@@ -126,7 +126,7 @@ def _stack(buffers: int, live: Ints) -> Stack:
         span=table(depths, 2),
         key=np.empty(depths, np.uint64),
         branches=table(depths, int(live.max()) + 1),
-        count=table(depths),
+        listed=table(depths),
         tried=table(depths),
         wall=table(2, sections),
         weight=np.zeros(sections),

@@ -121,6 +121,13 @@ def find_walls(stack: Stack, depth: int) -> None:
 
 
 @inner
+def is_between_walls(sections: Sections, stack: Stack, buffer: int, section: int) -> bool:
+    """Whether ``buffer`` reaches into no section with a floor lower than that of ``section``."""
+    left, right = stack.wall[0, section], stack.wall[1, section]
+    return bool(sections.first[buffer] > left and sections.last[buffer] <= right)
+
+
+@inner
 def candidates(sections: Sections, stack: Stack, depth: int, section: int) -> int:
     """How many buffers can lie on the floor of ``section``; 0 if it is no valley."""
     floor = stack.floor[depth, section]
@@ -129,10 +136,7 @@ def candidates(sections: Sections, stack: Stack, depth: int, section: int) -> in
         i = sections.members[k]
         if stack.placed[i] or stack.bottom[depth, i] != floor:
             continue
-        if (
-            sections.first[i] <= stack.wall[0, section]
-            or sections.last[i] > stack.wall[1, section]
-        ):
+        if not is_between_walls(sections, stack, i, section):
             return 0
         count += 1
     return count
@@ -150,13 +154,8 @@ def pick_section(sections: Sections, stack: Stack, depth: int, weighted: bool) -
         seen = stack.witness[s]
         floor = stack.floor[depth, s]
         # The usual case first: its own witness shows that it is no valley.
-        if (
-            not stack.placed[seen]
-            and stack.bottom[depth, seen] == floor
-            and (
-                sections.first[seen] <= stack.wall[0, s] or sections.last[seen] > stack.wall[1, s]
-            )
-        ):
+        at_floor = not stack.placed[seen] and stack.bottom[depth, seen] == floor
+        if at_floor and not is_between_walls(sections, stack, seen, s):
             continue
         count = candidates(sections, stack, depth, s)
         if count == 0:
@@ -202,7 +201,7 @@ def list_branches(sections: Sections, stack: Stack, depth: int) -> None:
         if stack.above[depth] - floor <= spare:
             branches[count] = NONE
             count += 1
-    stack.count[depth] = count
+    stack.listed[depth] = count
     stack.tried[depth] = 0
 
 
@@ -239,7 +238,7 @@ def next_floor(sections: Sections, stack: Stack, depth: int, count: int) -> int:
 @inner
 def advance(sections: Sections, stack: Stack, depth: int) -> bool:
     """Take the next branch that does not fail at once, into the stack at ``depth + 1``."""
-    while stack.tried[depth] < stack.count[depth]:
+    while stack.tried[depth] < stack.listed[depth]:
         i = stack.branches[depth, stack.tried[depth]]
         stack.tried[depth] += 1
         stack.chosen[depth] = i

@@ -52,8 +52,8 @@ class Stack(NamedTuple):
     span: Ints  # (D, 2) sections of the component that is being filled
     key: Words  # (D) hash of that component's state
     branches: Ints  # (D, widest section + 1)
-    count: Ints  # (D) branches
-    tried: Ints  # (D) of which tried
+    listed: Ints  # (D) how many branches there are
+    tried: Ints  # (D) how many were taken
     wall: Ints  # (2, S) nearest lower floor to the left and right
     weight: Floats  # (S) how often the section was too small
     failed: Words  # hashes of component states that cannot be completed

@@ -11,7 +11,7 @@ misses the goal, a search (:mod:`memplan.planning.placement_search`). Nothing he
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,8 +30,8 @@ class Placement:
     """Offsets by buffer, and the arena that they need, in bytes.
 
     ``bound`` is a certified lower bound of any height: max-live, or more where the search
-    exhausted all placements below. ``fits`` is how many orders and policies were tried;
-    ``searched`` whether the search ran too.
+    exhausted all placements below. ``fits`` is how many orders and policies of best-fit were tried;
+    ``searched`` whether the search ran too. ``seconds`` is wall time, compiling included.
     """
 
     offsets: tuple[int, ...]
@@ -153,6 +153,8 @@ class _Descent:
         """Best-fit and first-fit from all orders, until one reaches the goal."""
         from memplan.planning.placement_fit import fit_in_order
 
+        zero = np.zeros(1, np.int64)
+        self._compile(lambda: fit_in_order(zero, zero, zero + 1, zero + 1, True))
         for order in _orders(self.lower, self.upper, self.size):
             for smallest in (True, False):
                 self._keep(fit_in_order(order, self.lower, self.upper, self.size, smallest)[0])
@@ -169,13 +171,15 @@ class _Descent:
         from memplan.planning.placement_restarts import find_below
         from memplan.planning.placement_search import FOUND, IMPOSSIBLE
 
-        self.searched = True
+        one = np.ones(1, np.int64)
+        self._compile(lambda: find_below(0 * one, one, one, 1, 1.0, 0))
         unknown = target = self.goal if fixed else self.bound
         while unknown < self.height and target >= self.bound:
             left = self.deadline - time.perf_counter()
             if left <= 0:
                 return
             share = left if fixed else left / 2
+            self.searched = True
             outcome, offsets = find_below(
                 self.lower, self.upper, self.size, target, share, self.seed
             )
@@ -188,6 +192,12 @@ class _Descent:
             if fixed or self.height <= max(self.goal, self.bound):
                 return
             target = (unknown + self.height - 1) // 2
+
+    def _compile(self, call: Callable[[], object]) -> None:
+        """Make a small call whose time does not count: the first one compiles."""
+        started = time.perf_counter()
+        call()
+        self.deadline += time.perf_counter() - started
 
     def _keep(self, offsets: Ints) -> None:
         """Take the placement if it is the lowest so far."""

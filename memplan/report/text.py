@@ -107,12 +107,13 @@ def render_analysis(
 def _placement_line(analysis: Analysis, placement: Placement) -> str:
     """The smallest arena found, against the most bytes live at once."""
     inside = placement.max_live != analysis.timeline.dynamic_peak_bytes
-    what = "live outside control flow at most" if inside else "of the dynamic peak"
+    what = "most bytes live outside control flow," if inside else "dynamic peak of"
+    fits = "1 order" if placement.fits == 1 else f"{placement.fits} orders and policies"
     over = 100 * (placement.height / max(placement.max_live, 1) - 1)
     return (
-        f"placement: {format_bytes(placement.height)} of arena would hold the "
-        f"{format_bytes(placement.max_live)} {what} (+{over:.1f}%), best of {placement.fits} "
-        f"orders{' and search' if placement.searched else ''}"
+        f"placement: {format_bytes(placement.height)} of arena would hold the {what} "
+        f"{format_bytes(placement.max_live)} (+{over:.1f}%), best of {fits}"
+        f"{' and a search' if placement.searched else ''}"
     )
 
 

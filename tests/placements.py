@@ -58,3 +58,20 @@ def gapless(count: int, steps: int, height: int, seed: int) -> list[Rectangle]:
     buffers = [(lower, upper, top - bottom) for lower, upper, bottom, top in pieces]
     draw.shuffle(buffers)
     return buffers
+
+
+def worn(count: int, steps: int, height: int, seed: int) -> list[Rectangle]:
+    """The same with up to eight buffers a little shorter or smaller, sorted by start.
+
+    They still fit in ``height``, and there is hardly a byte to spare.
+    """
+    draw = random.Random(seed)
+    buffers = gapless(count, steps, height, draw.randrange(1 << 30))
+    for _ in range(draw.randint(2, 8)):
+        index = draw.randrange(count)
+        lower, upper, size = buffers[index]
+        if upper - lower > 1:
+            buffers[index] = (lower + 1, upper, size)
+        else:
+            buffers[index] = (lower, upper, max(1, size - draw.randint(1, 3)))
+    return sorted(buffers)

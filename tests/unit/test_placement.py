@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from conftest import ROOT, SAMPLES
-from placements import Rectangle, arrays_of, checked_height, gapless
+from placements import Rectangle, arrays_of, checked_height, gapless, worn
 
 from memplan.analysis import analyze
 from memplan.planning.placement import Placement, max_live, place
@@ -189,6 +189,32 @@ def test_outcomes_of_the_search() -> None:
     assert checked_height(sorted(AWKWARD), offsets) == 5
     hard = sorted(gapless(400, 300, 1 << 20, seed=3))
     assert find_below(*arrays_of(hard), 1 << 20, 0.01, 0) == (STOPPED, None)
+
+
+# A tall gap must stay in the middle: without that branch the search says that 479 is impossible.
+FLOATING = [
+    (0, 14, 20), (2, 3, 42), (3, 4, 64), (3, 11, 24), (3, 18, 51), (5, 11, 56), (5, 15, 31),
+    (5, 20, 56), (8, 22, 72), (11, 17, 27), (12, 13, 57), (13, 18, 29), (14, 20, 22), (15, 16, 68),
+    (18, 28, 22), (19, 27, 19), (20, 26, 83), (20, 33, 49), (20, 35, 64), (24, 27, 50), (24, 30, 6),
+    (24, 33, 18), (24, 38, 77), (27, 37, 17), (28, 36, 81), (30, 44, 19), (31, 41, 82),
+    (32, 37, 25), (32, 38, 4), (32, 45, 43), (35, 50, 32), (36, 44, 55), (36, 50, 92), (39, 47, 97),
+]  # fmt: skip
+
+
+def test_a_gap_is_left_where_it_must_be() -> None:
+    outcome, offsets = find_below(*arrays_of(FLOATING), 479, 60.0, 2)
+    assert outcome == FOUND
+    assert offsets is not None
+    assert checked_height(FLOATING, offsets) == 479 == max_live(*arrays_of(FLOATING))
+
+
+def test_no_instance_that_fits_is_called_impossible() -> None:
+    for seed in range(1400):  # a wrong way back is seen in three of them
+        buffers = worn(30, 20, 60, seed)
+        outcome, offsets = find_below(*arrays_of(buffers), 60, 60.0, 0)
+        assert outcome == FOUND
+        assert offsets is not None
+        assert checked_height(buffers, offsets) <= 60
 
 
 # --- analyze -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from memplan.planning.placement_search import FOUND, STOPPED, search
 from memplan.planning.placement_state import Sections, Stack
 from memplan.planning.problem import Ints
 
-# Nodes of the shortest run. A prototype solved six of the public instances in 3.7 s with 800, in 11 s
+# Nodes of the shortest run. A prototype solved six public instances in 3.7 s with 800, in 11 s
 # with 300 or 2000 (mean of five seeds).
 _NODES = 800
 # Slots of the table of failures: 8 MiB.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memplan.graph.build import build_graph
 from memplan.graph.modules import modules
@@ -17,9 +18,14 @@ from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
+if TYPE_CHECKING:
+    from memplan.planning.placement import Placement
+
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
 ACCOUNTING_VERSION = 1
+PLACEMENT_SECONDS = 5.0
+"""When the search for a placement gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,8 @@ class OpenModel:
 class Analysis:
     """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
 
-    ``floor_bytes`` is the certified structural floor, resident bytes included.
+    ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
+    there where it was asked for; its buffers are those of ``timeline.allocation``.
     """
 
     path: Path
@@ -53,6 +60,7 @@ class Analysis:
     at_peak: tuple[Live, ...]
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
+    placement: Placement | None = None
 
     @property
     def graph(self) -> Graph:
@@ -68,7 +76,7 @@ class Analysis:
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         timeline = self.timeline
-        return {
+        result: dict[str, object] = {
             "schema": SCHEMA,
             "model": {
                 "path": str(self.path),
@@ -108,6 +116,13 @@ class Analysis:
             "stash_by_module": _by_module(self.stashes),
             "assumptions": list(self.assumptions),
         }
+        if self.placement is not None:
+            result["placement"] = {
+                "max_live_bytes": self.placement.max_live,
+                "best_height_bytes": self.placement.height,
+                "seconds": round(self.placement.seconds, 3),
+            }
+        return result
 
 
 def _by_module(stashes: tuple[Stash, ...]) -> dict[str, int]:
@@ -143,6 +158,7 @@ def analyze(
     session: str = "tuned",
     provider: str = "cpu",
     loss: str | None = None,
+    placement: bool = False,
 ) -> Analysis:
     """Predict the memory of one training step of the model in ``path``.
 
@@ -152,12 +168,14 @@ def analyze(
         session: ``tuned`` or ``default``.
         provider: ``cpu`` or ``cuda``.
         loss: name of the loss output, where the search would pick another.
+        placement: also place all buffers in one arena, which takes up to some seconds.
 
     Raises:
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: an unknown dimension or loss output was named.
     """
-    return analyze_open(open_model(path, dims, loss), session_kind(session, provider))
+    analysis = analyze_open(open_model(path, dims, loss), session_kind(session, provider))
+    return with_placement(analysis) if placement else analysis
 
 
 def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
@@ -183,6 +201,25 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         stashes=tuple(explainer.stashes()),
         assumptions=(*model.prepared.assumptions, *timeline.assumptions, *_caveats(session)),
     )
+
+
+def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> Analysis:
+    """The analysis and how small one arena for all its buffers can be.
+
+    The buffers are those that the timeline allocates: nothing resident, no kernel workspace,
+    nothing inside control-flow bodies. Sizes are not rounded to an alignment. The runtime does not
+    place like this; see :mod:`memplan.simulate.arena` for what it does.
+    """
+    import numpy as np
+
+    from memplan.planning.placement import place
+
+    buffers = analysis.timeline.allocation.buffers
+    lower, upper, size = (
+        np.asarray([getattr(buffer, name) for buffer in buffers], dtype=np.int64)
+        for name in ("birth", "death", "nbytes")
+    )
+    return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
 
 
 def _caveats(session: SessionKind) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
 @click.option("--top", type=click.IntRange(min=0), default=20, show_default=True,
               help="How many tensors to list.")  # fmt: skip
 @click.option("--frontier", is_flag=True, help="Also: budget -> extra time, for a dozen budgets.")
+@click.option("--placement", is_flag=True, help="Also: the smallest arena that holds all buffers.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
 @output_options
@@ -49,6 +50,7 @@ def command(
     provider: str,
     top: int,
     frontier: bool,
+    placement: bool,
     form: str,
     output: Path | None,
     quiet: bool,
@@ -60,7 +62,7 @@ def command(
 
     Nothing is run and no weights are read.
     """
-    from memplan.analysis import analyze, open_model
+    from memplan.analysis import analyze, open_model, with_placement
 
     keep_inputs(output, model)
     if output is not None and str(output) != "-":
@@ -70,14 +72,16 @@ def command(
     if frontier and session != "tuned":
         raise UsageError("--frontier plans for tuned sessions only", "leave --session away")
     points: tuple[FrontierPoint, ...] = ()
+    if (frontier or placement) and not quiet:
+        announce_compilation()
     if frontier:
-        if not quiet:
-            announce_compilation()
         from memplan.frontier import find_frontier
 
         analysis, points = find_frontier(open_model(model, bound(dims), loss), provider)
     else:
         analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
+    if placement:
+        analysis = with_placement(analysis)
     if form == "text" and output is None:
         from memplan.report.text import print_analysis
 

@@ -19,6 +19,7 @@ from memplan.units import echo_size, format_bytes, format_delta
 if TYPE_CHECKING:
     from memplan.analysis import Analysis
     from memplan.frontier import FrontierPoint
+    from memplan.planning.placement import Placement
     from memplan.rewriting import Rewrite
     from memplan.validation import Run, Validation
 
@@ -89,6 +90,8 @@ def render_analysis(
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
         f"floor {format_bytes(analysis.floor_bytes)}: {analysis.floor_reason}",
     ]
+    if analysis.placement is not None:
+        facts.append(_placement_line(analysis, analysis.placement))
     parts: list[RenderableType] = [Text(headline(analysis), style="bold"), *map(Text, facts)]
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
@@ -99,6 +102,19 @@ def render_analysis(
         parts += [Text(), _frontier_table(points)]
     parts += _notes(analysis.assumptions, details)
     return Group(*parts)
+
+
+def _placement_line(analysis: Analysis, placement: Placement) -> str:
+    """The smallest arena found, against the most bytes live at once."""
+    inside = placement.max_live != analysis.timeline.dynamic_peak_bytes
+    what = "most bytes live outside control flow," if inside else "dynamic peak of"
+    fits = "1 order" if placement.fits == 1 else f"{placement.fits} orders and policies"
+    over = 100 * (placement.height / max(placement.max_live, 1) - 1)
+    return (
+        f"placement: {format_bytes(placement.height)} of arena would hold the {what} "
+        f"{format_bytes(placement.max_live)} (+{over:.1f}%), best of {fits}"
+        f"{' and a search' if placement.searched else ''}"
+    )
 
 
 def _frontier_table(points: Sequence[FrontierPoint]) -> Group:

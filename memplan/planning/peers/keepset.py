@@ -87,10 +87,34 @@ def judge(problem: Problem, sequence: Ints) -> Decision:
     from memplan.planning.evaluate import evaluate
     from memplan.planning.ordering import settle
 
-    settled = settle(problem.arrays, sequence)
+    settled = settle(problem.arrays, without_unread(problem, sequence))
     peak = int(evaluate(problem.arrays, settled).total.max(initial=0))
     extra = float(problem.arrays.cost[settled].sum()) - problem.base_cost
     return Decision(settled, peak, max(0.0, extra), peak <= problem.budget)
+
+
+def without_unread(problem: Problem, sequence: Ints) -> Ints:
+    """``sequence`` without runs that another run of the same node makes useless.
+
+    The runtime holds what nobody reads to the end. A peer that drops a stash, or evicts what it has
+    just made, would not want that: in its own system such a run is never written. First runs of
+    nodes that must not move stay, and so does what was asked for (protected nodes).
+    """
+    from memplan.planning.evaluate import evaluate
+
+    while True:
+        profile = evaluate(problem.arrays, sequence)
+        reads = np.concatenate([[0], np.cumsum(profile.value_reads)])[profile.value_start]
+        runs = np.bincount(sequence, minlength=len(problem.arrays.cost))
+        first = np.zeros(len(sequence), np.bool_)
+        first[np.unique(sequence, return_index=True)[1]] = True
+        free = ~problem.protected[sequence] & (problem.movable[sequence] | ~first)
+        unread = np.flatnonzero((np.diff(reads) == 0) & free & (runs[sequence] > 1))
+        # Of runs of one node that are all unread, one at a time.
+        gone = unread[np.unique(sequence[unread], return_index=True)[1]]
+        if len(gone) == 0:
+            return sequence
+        sequence = np.delete(sequence, gone)
 
 
 class Contest:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = (
     "auto", "greedy", "none", "segments", "dtr{heuristic=h_eq}", "dtr{heuristic=h_local}",
-    "knapsack", "min-cut",
+    "knapsack", "knapsack{cut=0}", "min-cut",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ STRATEGIES = (
 class Result:
     """One row. Percentages of the step without recomputation; bytes are dynamic with workspace.
 
+    ``floor_bytes`` is the certified floor: below it no order and no recomputation can go.
     ``bound_percent`` and ``bound_kind`` are None for strategies that certify nothing.
     """
 
@@ -45,6 +46,7 @@ class Result:
     budget: str
     budget_bytes: int
     original_peak_bytes: int
+    floor_bytes: int
     strategy: str
     fits: bool
     extra_cost_percent: float
@@ -119,6 +121,7 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         budget=budget,
         budget_bytes=room,
         original_peak_bytes=loaded.peak,
+        floor_bytes=loaded.prepared.floor.with_workspace,
         strategy=name,
         fits=decision.feasible,
         extra_cost_percent=100 * decision.extra_cost / base,
@@ -203,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the points one by one; rows are written after each."""
     from memplan.errors import MemplanError
     from memplan.planning.search import warm_up
+    from memplan.units import parse_size
 
     options = arguments(argv)
     results: list[Result] = []
@@ -217,7 +221,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except MemplanError as error:
             print(f"{path.stem}: left out: {error}", file=sys.stderr)
             continue
+        floor = loaded.prepared.floor.with_workspace
         for budget in options.budget:
+            if parse_size(budget).resolve(loaded.peak) < floor:
+                share = 100 * floor / loaded.peak
+                print(f"{loaded.name:<26}{budget:>6} is below the floor, {share:.2f}%")
+                continue
             for name in options.strategy or STRATEGIES:
                 result = run_point(loaded, budget, name, options.seconds, options.device)
                 results.append(result)

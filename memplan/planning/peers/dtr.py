@@ -19,9 +19,9 @@ from memplan.planning.peers.links import links_of
 from memplan.planning.problem import Problem
 
 # Runs with other budgets of its own, since its accounting differs from the runtime's.
-_TRIES = 6
-# A run that has not fitted at all is tried again with so much more (a share).
-_MORE = 1.05
+_TRIES = 8
+# After a run that did not come to its end, the next one gets so much more (a share).
+_MORE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,21 @@ class Dtr:
             return Outcome(contest.start)
         links = links_of(problem)
         neighbours = Neighbours.of(links) if self.heuristic == "h_eq" else None
-        budget, tried = problem.budget, set[int]()
-        while len(tried) < _TRIES and 0 < budget not in tried and not contest.late:
-            tried.add(budget)
+        budget, stuck, over = problem.budget, 0, 0
+        for _ in range(_TRIES):
             try:
                 sequence = Machine(problem, links, budget, neighbours, contest.deadline).run()
+                slack = problem.budget - contest.offer(sequence).peak
+                over = over if slack >= 0 else budget
+                following = budget + slack
             except GivenUp:
-                budget = int(budget * _MORE) + 1
-                continue
-            budget += problem.budget - contest.offer(sequence).peak
+                slack, stuck, following = 1, max(stuck, budget), int(budget * _MORE) + 1
+            # Between a run that got stuck and one that took too much: halve what is left.
+            if following <= stuck:
+                following = (stuck + budget) // 2
+            if over and following >= over:
+                following = (budget + over) // 2
+            if slack == 0 or following == budget or contest.late:
+                break
+            budget = following
         return Outcome(contest.best)

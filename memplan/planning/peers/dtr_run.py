@@ -124,6 +124,7 @@ class Machine:
         arrays, count = problem.arrays, len(links.maker)
         self.problem, self.arrays, self.links = problem, arrays, links
         self.budget, self.deadline = budget, deadline
+        self.limit = _THRASHING * problem.base_cost
         self.sequence: list[int] = []
         self.clock = self.spent = 0.0
         self.memory = 0
@@ -212,7 +213,7 @@ class Machine:
         frame.locked.append(root)
 
     def _compute(self, frame: _Frame, program: bool) -> None:
-        if time.perf_counter() > self.deadline or self.spent > _THRASHING * self.problem.base_cost:
+        if time.perf_counter() > self.deadline or self.spent > self.limit:
             raise GivenUp
         node, links = frame.node, self.links
         new = {links.root[t] for t in links.writes[node] if not self.live[links.root[t]]}

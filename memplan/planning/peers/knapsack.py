@@ -104,8 +104,12 @@ class _Expensive:
         )
 
     def kept(self, share: int) -> frozenset[int] | None:
-        """Roots to keep within ``share`` parts, or None when it got late."""
-        banned = {self.items[k] for k in self.packing.chosen(share)}
+        """Roots to keep within ``share`` parts, or None when it got late.
+
+        The whole is what the first cut takes: then nothing else is asked.
+        """
+        chosen = range(len(self.items)) if share >= _UNITS else self.packing.chosen(share)
+        banned = {self.items[k] for k in chosen}
         kept = self.graph.cut(banned, lambda: self.contest.late)
         return None if kept is None else frozenset(kept)
 

@@ -530,6 +530,28 @@ def test_dtr_does_not_evict_what_cannot_be_made_any_more() -> None:
         Machine(problem, links_of(problem), 8, None, np.inf).run()
 
 
+def test_dtr_knows_of_outputs_that_overwrite_an_input() -> None:
+    case = Case(
+        Op("a", "x", 4), Op("r", "a", 4, 1.0, "inplace"), Op("end", "r", output=True), resident="x"
+    )  # fmt: skip
+    problem = case.problem(5)
+    run = Machine(problem, links_of(problem), 5, None, np.inf).run()
+    assert run.tolist() == case.order.tolist()
+    assert case.peak(run) == 5
+
+
+def test_dtr_does_not_evict_what_waits_for_the_rest() -> None:
+    # join has u and lacks f, which is made from u, and e. When e needs room, g must go, not u.
+    case = Case(
+        Op("u", "x", 3), Op("e", "x", 3), Op("f", "u", 3), Op("wide", "x", 11), Op("w", "wide"),
+        Op("g", "x", 3, 100.0), Op("h", "u"), Op("join", "u e f h"),
+        Op("end", "g join w", output=True), resident="x",
+    )  # fmt: skip
+    problem = case.problem(13)
+    run = Machine(problem, links_of(problem), 13, None, np.inf).run()
+    assert case.text(run) == "u e f wide w g u h f e join g end"
+
+
 def test_dtr_runs_again_with_what_its_accounting_wasted() -> None:
     better = 0
     for seed in range(40):

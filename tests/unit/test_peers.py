@@ -544,11 +544,11 @@ def test_dtr_does_not_evict_what_waits_for_the_rest() -> None:
     # join has u and lacks f, which is made from u, and e. When e needs room, g must go, not u.
     case = Case(
         Op("u", "x", 3), Op("e", "x", 3), Op("f", "u", 3), Op("wide", "x", 11), Op("w", "wide"),
-        Op("g", "x", 3, 100.0), Op("h", "u"), Op("join", "u e f h"),
-        Op("end", "g join w", output=True), resident="x",
+        Op("g", "x", 3, 100.0), Op("h", "u w"), Op("join", "u e f h"),
+        Op("end", "g join", output=True), resident="x",
     )  # fmt: skip
-    problem = case.problem(13)
-    run = Machine(problem, links_of(problem), 13, None, np.inf).run()
+    problem = case.problem(12)
+    run = Machine(problem, links_of(problem), 12, None, np.inf).run()
     assert case.text(run) == "u e f wide w g u h f e join g end"
 
 

@@ -72,14 +72,24 @@ class VerificationError(Exception):
 
 
 def load(path: Path, device: str) -> Loaded:
-    """Read one file and encode it with the costs of ``device``."""
+    """Read one file and encode it with the costs of ``device``.
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown.
+        UsageError: there is no such device profile.
+    """
     from memplan.analysis import open_model
+    from memplan.errors import UsageError
     from memplan.model.fold import small_constants
     from memplan.ops.cost import DEVICES, node_costs
     from memplan.planning.planner import PlanRequest, prepare
     from memplan.simulate.session import session_kind
     from memplan.simulate.timeline import simulate
 
+    if device not in DEVICES:
+        raise UsageError(
+            f"there is no device profile '{device}'", "profiles: " + ", ".join(DEVICES)
+        )
     model = open_model(path)
     session = session_kind("tuned", "cpu")
     request = PlanRequest(
@@ -204,7 +214,7 @@ def row(result: Result) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points one by one; rows are written after each."""
-    from memplan.errors import MemplanError
+    from memplan.errors import ModelError
     from memplan.planning.search import warm_up
     from memplan.units import parse_size
 
@@ -218,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in chosen_files(options.models, options.only):
         try:
             loaded = load(path, options.device)
-        except MemplanError as error:
+        except ModelError as error:
             print(f"{path.stem}: left out: {error}", file=sys.stderr)
             continue
         floor = loaded.prepared.floor.with_workspace

@@ -14,7 +14,7 @@ import numpy as np
 
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.links import Links, boundary, links_of
-from memplan.planning.problem import Decision, Ints, Problem
+from memplan.planning.problem import NONE, Decision, Ints, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +102,26 @@ def without_unread(problem: Problem, sequence: Ints) -> Ints:
     """
     from memplan.planning.evaluate import evaluate
 
-    while True:
-        profile = evaluate(problem.arrays, sequence)
-        reads = np.concatenate([[0], np.cumsum(profile.value_reads)])[profile.value_start]
-        runs = np.bincount(sequence, minlength=len(problem.arrays.cost))
-        first = np.zeros(len(sequence), np.bool_)
-        first[np.unique(sequence, return_index=True)[1]] = True
-        free = ~problem.protected[sequence] & (problem.movable[sequence] | ~first)
-        unread = np.flatnonzero((np.diff(reads) == 0) & free & (runs[sequence] > 1))
-        # Of runs of one node that are all unread, one at a time.
-        gone = unread[np.unique(sequence[unread], return_index=True)[1]]
-        if len(gone) == 0:
-            return sequence
-        sequence = np.delete(sequence, gone)
+    profile = evaluate(problem.arrays, sequence)
+    values, slots = profile.value_start.tolist(), profile.slot_start.tolist()
+    reads, read = profile.value_reads.tolist(), profile.slot_value.tolist()
+    nodes: list[int] = sequence.tolist()
+    runs = np.bincount(sequence, minlength=len(problem.arrays.cost)).tolist()
+    first = {node: p for p, node in reversed(list(enumerate(nodes)))}
+    kept = np.ones(len(nodes), np.bool_)
+    # Readers stand behind what they read, so one pass from the end takes out whole chains.
+    for p in range(len(nodes) - 1, -1, -1):
+        node = nodes[p]
+        if runs[node] == 1 or problem.protected[node] or any(reads[values[p] : values[p + 1]]):
+            continue
+        if first[node] == p and not problem.movable[node]:
+            continue
+        kept[p] = False
+        runs[node] -= 1
+        for v in read[slots[p] : slots[p + 1]]:
+            if v != NONE:
+                reads[v] -= 1
+    return sequence[kept]
 
 
 class Contest:

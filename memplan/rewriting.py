@@ -22,9 +22,10 @@ from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for, node_costs
+from memplan.planning.outcome import Progress
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.strategies import Progress, parse_strategy
+from memplan.planning.strategies import parse_strategy
 from memplan.rewriter.apply import apply_plan
 from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
@@ -261,6 +262,7 @@ def _request(
         costs=read_costs(options.costs) if options.costs is not None else {},
         keep=matching_tensors(model.graph, options.keep, "--keep"),
         force=matching_tensors(model.graph, options.recompute, "--recompute"),
+        forward=model.phases.forward,
     )
 
 

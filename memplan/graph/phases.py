@@ -55,6 +55,13 @@ class Phases:
     parameters: frozenset[int]
     state: frozenset[int]
 
+    @property
+    def forward(self) -> frozenset[int]:
+        """The nodes that the loss depends on, its own among them."""
+        return frozenset(
+            node for node, phase in enumerate(self.of) if phase in (Phase.FORWARD, Phase.LOSS)
+        )
+
 
 def find_phases(graph: Graph, loss: str | None = None) -> Phases:
     """Assign every node a phase.

@@ -69,6 +69,11 @@ def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
     return costs
 
 
+def is_contraction(op: str) -> bool:
+    """Whether an operator multiplies matrices or convolves: more arithmetic than memory traffic."""
+    return op in _CONTRACTIONS
+
+
 def flops(graph: Graph, node: Node) -> float:
     """Floating-point operations of one execution; elementwise operators count one per element."""
     inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]

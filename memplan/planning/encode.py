@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ops.cost import is_contraction
 from memplan.ops.memory import MemorySemantics, refusal, semantics
 from memplan.planning.problem import NONE, Arrays, Flags, Ints, Problem
 from memplan.planning.rebuild import Extended
@@ -25,12 +26,17 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A problem, which nodes may move, and why some are never run again (node name → reason)."""
+    """A problem, which nodes may move, and why some are never run again (node name → reason).
+
+    ``forward`` and ``intensive`` as in :class:`Problem`.
+    """
 
     arrays: Arrays
     order: tuple[int, ...]
     movable: Flags
     refusals: dict[str, str] = field(default_factory=dict)
+    forward: Flags | None = None
+    intensive: Flags | None = None
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
@@ -46,7 +52,10 @@ class Encoded:
             if node != NONE and position is not None:
                 start = np.insert(start, position, node)
                 protected[node] = True
-        return Problem(self.arrays, order, budget, start, protected, self.movable)
+        return Problem(
+            self.arrays, order, budget, start, protected, self.movable, self.forward,
+            self.intensive,
+        )  # fmt: skip
 
 
 def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:
@@ -66,6 +75,7 @@ def encode(
     session: SessionKind,
     costs: Sequence[float],
     keep: frozenset[int] = frozenset(),
+    forward: frozenset[int] | None = None,
 ) -> Encoded:
     """Encode a graph with its rebuild rules for a tuned session.
 
@@ -74,6 +84,7 @@ def encode(
         session: must not reuse buffers (the evaluator does not model rule 4).
         costs: seconds by node id.
         keep: tensors that must not be recomputed (``--keep``).
+        forward: nodes that the loss depends on, None if that is not known.
     """
     if session.reuse or not session.priority_order:
         raise ValueError("plans are made for tuned sessions")
@@ -97,7 +108,9 @@ def encode(
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
-    return Encoded(arrays, tuple(order), _movable(graph), names)
+    flags = None if forward is None else np.isin(np.arange(len(graph.nodes)), list(forward))
+    intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
+    return Encoded(arrays, tuple(order), _movable(graph), names, flags, intensive)
 
 
 def _movable(graph: Graph) -> Flags:

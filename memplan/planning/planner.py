@@ -13,10 +13,10 @@ import numpy.typing as npt
 from memplan.errors import InfeasibleError
 from memplan.graph.types import Graph
 from memplan.planning.encode import Encoded, encode
+from memplan.planning.outcome import Outcome, Progress, Strategy
 from memplan.planning.plan import Plan
-from memplan.planning.problem import Decision
+from memplan.planning.problem import Decision, Problem
 from memplan.planning.rebuild import Extended, extend
-from memplan.planning.strategies import Progress, Strategy
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
@@ -31,7 +31,8 @@ class PlanRequest:
 
     ``costs`` are seconds per node name (missing ones are estimated by ``estimate``); ``values``
     are the contents of small constants; ``keep`` are tensor ids that stay as they are, ``force``
-    those that are recomputed whatever the budget.
+    those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
+    which only some strategies need to know.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class PlanRequest:
     costs: Mapping[str, float] = field(default_factory=dict)
     keep: frozenset[int] = frozenset()
     force: frozenset[int] = frozenset()
+    forward: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def prepare(request: PlanRequest) -> Prepared:
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
-    encoded = encode(extended, request.session, costs, request.keep)
+    encoded = encode(extended, request.session, costs, request.keep, request.forward)
     return Prepared(
         request,
         extended,
@@ -86,7 +88,6 @@ def make_plan(
         InfeasibleError: the budget is below the floor, or no sequence was found.
     """
     # numba is slow to import: only when there is something to plan.
-    from memplan.planning.evaluate import evaluate
     from memplan.planning.search import warm_up
 
     request, resident = prepared.request, prepared.resident_bytes
@@ -94,20 +95,32 @@ def make_plan(
     if room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
     problem = prepared.encoded.problem(room, request.force)
-    before = evaluate(problem.arrays, problem.order)
     warm_up()
     start = time.perf_counter()
     outcome = strategy.solve(problem, time_limit, progress)
-    decision = outcome.decision
     seconds = time.perf_counter() - start
-    if not decision.feasible:
-        raise _not_found(prepared, decision)
+    if not outcome.decision.feasible:
+        raise _not_found(prepared, outcome.decision)
+    return as_plan(prepared, problem, outcome, strategy.name, seconds)
+
+
+def as_plan(
+    prepared: Prepared, problem: Problem, outcome: Outcome, strategy: str, seconds: float
+) -> Plan:
+    """An outcome for ``problem`` as a plan for the whole graph, resident bytes included.
+
+    Its budget is the problem's, or the peak that was reached where that is higher.
+    """
+    from memplan.planning.evaluate import evaluate
+
+    decision, resident = outcome.decision, prepared.resident_bytes
+    before = evaluate(problem.arrays, problem.order)
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
     return Plan(
         extended=prepared.extended,
         sequence=tuple(int(node) for node in decision.sequence),
-        budget_bytes=request.budget_bytes,
+        budget_bytes=resident + max(problem.budget, decision.peak),
         baseline_peak_bytes=resident + int(before.dynamic.max(initial=0)),
         baseline_peak_with_workspace_bytes=resident + int(before.total.max(initial=0)),
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
@@ -115,7 +128,7 @@ def make_plan(
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
         bound_fraction=outcome.bound_seconds / base if base else 0.0,
         bound_kind=outcome.bound_kind,
-        strategy=strategy.name,
+        strategy=strategy,
         recomputed=_recomputed(prepared.extended, decision),
         refusals=prepared.encoded.refusals,
         floor=prepared.floor,

@@ -54,7 +54,8 @@ class Problem:
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
     cheaper ways to make a tensor again. ``start`` is where a search begins: ``order``, with the
-    recomputations that were asked for; those of ``protected`` nodes must stay.
+    recomputations that were asked for; those of ``protected`` nodes must stay. ``forward`` and
+    ``intensive`` matter to some peers only (:mod:`memplan.planning.peers`); None: not known.
     """
 
     arrays: Arrays
@@ -63,6 +64,8 @@ class Problem:
     start: Ints
     protected: Flags  # (N)
     movable: Flags  # (N) may stand elsewhere than in ``order``
+    forward: Flags | None = None  # (N) what the loss depends on
+    intensive: Flags | None = None  # (N) matrix products and convolutions
 
     @property
     def base_cost(self) -> float:

@@ -1,46 +1,24 @@
 """Strategies by name: frozen dataclasses whose fields are their options.
 
-``--strategy greedy{depths=4}`` makes ``Greedy(depths=(4,))``. A strategy only decides; the planner
-simulates and verifies every decision on one path.
+``--strategy segments{count=4}`` makes ``Segments(count=4)``. An option is a whole number or, where
+its default is a word, one of the words that the class lists in ``words``. A strategy only decides;
+the planner simulates and verifies every decision on one path.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 from memplan.errors import UsageError
+from memplan.planning.outcome import Outcome, Progress, Strategy
+from memplan.planning.peers.dtr import Dtr
+from memplan.planning.peers.knapsack import Knapsack
+from memplan.planning.peers.mincut import MinCut
+from memplan.planning.peers.segments import Segments
 from memplan.planning.problem import Decision, Problem
-
-Progress = Callable[[int, float], None]
-"""Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A strategy's answer: the decision and a certified lower bound on extra cost (seconds)."""
-
-    decision: Decision
-    bound_seconds: float = 0.0
-    bound_kind: str = "trivial"
-
-
-class Strategy(Protocol):
-    """What a strategy is: a name, a summary, options as fields, and a decision."""
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """A sequence for ``problem``; ``feasible`` says whether it keeps the budget.
-
-        ``time_limit`` in seconds; the best sequence so far is returned when it is over.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +82,13 @@ class Keep:
         return Outcome(Decision(problem.start, peak, extra, peak <= problem.budget))
 
 
-Known = type[Search] | type[Greedy] | type[Keep]
-STRATEGIES: dict[str, Known] = {strategy.name: strategy for strategy in (Search, Greedy, Keep)}
+Known = (
+    type[Search] | type[Greedy] | type[Keep] | type[Segments] | type[Dtr] | type[Knapsack]
+    | type[MinCut]
+)  # fmt: skip
+STRATEGIES: dict[str, Known] = {
+    strategy.name: strategy for strategy in (Search, Greedy, Keep, Segments, Dtr, Knapsack, MinCut)
+}
 DEFAULT = Search.name
 _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_-]+)(\{(?P<options>[^}]*)\})?$")
 
@@ -127,9 +110,9 @@ def parse_strategy(text: str) -> Strategy:
     return STRATEGIES[name](**_options(STRATEGIES[name], match.group("options") or ""))
 
 
-def _options(strategy: Known, text: str) -> dict[str, int]:
-    known = {field.name for field in fields(strategy)}
-    result: dict[str, int] = {}
+def _options(strategy: Known, text: str) -> dict[str, Any]:
+    known = {field.name: field.default for field in fields(strategy)}
+    result: dict[str, Any] = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         key, _, value = part.partition("=")
         if key not in known:
@@ -137,7 +120,16 @@ def _options(strategy: Known, text: str) -> dict[str, int]:
             raise UsageError(
                 f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}"
             )
-        if not (value.isascii() and value.isdigit()):
+        if isinstance(known[key], str):
+            words: Mapping[str, tuple[str, ...]] = getattr(strategy, "words", {})
+            if value not in words[key]:
+                raise UsageError(
+                    f"{strategy.name}{{{key}={value}}}: there is no such word",
+                    f"words: {', '.join(words[key])}",
+                )
+            result[key] = value
+        elif value.isascii() and value.isdigit():
+            result[key] = int(value)
+        else:
             raise UsageError(f"{strategy.name}{{{key}={value}}}: a whole number is wanted")
-        result[key] = int(value)
     return result

@@ -548,7 +548,11 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("best", "there is no strategy 'best'", "strategies: auto, greedy, none, search"),
+        (
+            "best",
+            "there is no strategy 'best'",
+            "strategies: auto, dtr, greedy, knapsack, min-cut, none",
+        ),
         ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),
         ("greedy{seed=1}", "strategy 'greedy' has no option 'seed'", "it has: none"),
         ("search{seed=x}", "search{seed=x}: a whole number is wanted", ""),

@@ -1,0 +1,37 @@
+"""What a strategy is and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from memplan.planning.problem import Decision, Problem
+
+Progress = Callable[[int, float], None]
+"""Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A strategy's answer: the decision and a certified lower bound on extra cost (seconds)."""
+
+    decision: Decision
+    bound_seconds: float = 0.0
+    bound_kind: str = "trivial"
+
+
+class Strategy(Protocol):
+    """What a strategy is: a name, a summary, options as fields, and a decision."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Outcome:
+        """A sequence for ``problem``; ``feasible`` says whether it keeps the budget.
+
+        ``time_limit`` in seconds; the best sequence so far is returned when it is over.
+        """
+        ...

@@ -449,6 +449,28 @@ def seen_before(table: Ints, mark: int) -> bool:
     return False
 
 
+@inner
+def put_in_order(
+    problem: Arrays,
+    profile: Profile,
+    movable: Flags,
+    budget: int,
+    lo: int,
+    hi: int,
+    width: int,
+    noise: float,
+) -> Ints:
+    """See :func:`resequence`."""
+    window = open_window(problem, profile, movable, lo, hi)
+    count = hi - lo
+    if width == 0:
+        copied = 2.0 * count * (count + len(window.size) + 1)
+        width = max(1, min(WIDEST, int(_WORK / copied)))
+    result = profile.sequence.copy()
+    result[lo:hi] = profile.sequence[lo:hi][search_order(window, budget, width, noise)]
+    return result
+
+
 @compiled
 def resequence(
     problem: Arrays,
@@ -465,11 +487,5 @@ def resequence(
     Not necessarily better: in-place outputs are estimated, so the caller evaluates. ``noise``
     (0..1) scales random factors on live bytes. ``width`` 0: as wide as half a second allows.
     """
-    window = open_window(problem, evaluate(problem, sequence), movable, lo, hi)
-    count = hi - lo
-    if width == 0:
-        copied = 2.0 * count * (count + len(window.size) + 1)
-        width = max(1, min(WIDEST, int(_WORK / copied)))
-    result = sequence.copy()
-    result[lo:hi] = sequence[lo:hi][search_order(window, budget, width, noise)]
-    return result
+    profile = evaluate(problem, sequence)
+    return put_in_order(problem, profile, movable, budget, lo, hi, width, noise)

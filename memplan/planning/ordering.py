@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.planning.beam import resequence
+from memplan.planning.beam import put_in_order
 from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.index import Index, build_index, shift_excess
 from memplan.planning.problem import NONE, Arrays, Flags, Ints
 from memplan.planning.repair import excess_of
 
-# How often a window is put in order instead of moving one node, its length and the beam's width.
-_WINDOWS = 0.04
+# How often a window is put in order instead of moving nodes, its length and the beam's width.
+_WINDOWS = 0.03
 _SHORTEST, _LONGEST = 12, 120
 _NARROWEST, _WIDEST = 4, 24
+# Moves tried before one evaluation: one in so many positions, and at most so many.
+_APART, _TOGETHER = 20, 200
+# Draws of a storage that is live at a position.
+_DRAWS = 30
 
 
 @leaf
@@ -147,17 +151,14 @@ def own_total(
     return int(live + kept)
 
 
-@inner
-def moved(sequence: Ints, source: int, target: int) -> Ints:
-    """``sequence`` with the element at ``source`` moved to stand at ``target``."""
-    result = sequence.copy()
+@leaf
+def rotate(sequence: Ints, source: int, target: int) -> None:
+    """Move the element at ``source`` to ``target``."""
     node = sequence[source]
-    if target > source:
-        result[source:target] = sequence[source + 1 : target + 1]
-    else:
-        result[target + 1 : source + 1] = sequence[target:source]
-    result[target] = node
-    return result
+    step = 1 if target > source else -1
+    for p in range(source, target, step):
+        sequence[p] = sequence[p + step]
+    sequence[target] = node
 
 
 @leaf
@@ -197,34 +198,67 @@ def reorder(
     """Moves that never raise the summed excess; the sequence and its excess.
 
     Half of the attempts start at positions over budget: what was made before and is read after is
-    pushed behind, what frees memory behind is pulled in front. Now and then a whole window there
-    is put in a new order.
+    pushed behind, what frees memory behind is pulled in front. Moves that do not meet are made
+    together, before one evaluation. Now and then a whole window is put in a new order.
     """
     profile = evaluate(problem, sequence)
     index = build_index(problem, profile)
     excess = excess_of(profile, budget)
     has_eager = problem.eager.any()
-    for _ in range(attempts):
-        if excess <= 0:
-            break
+    together = max(1, min(_TOGETHER, len(sequence) // _APART))
+    done = 0 * attempts
+    while done < attempts and excess > 0:
         if np.random.random() < _WINDOWS:
             order = shuffled_window(problem, profile, movable, budget)
+            done += 1
+            made = 1
         else:
-            position = pick_position(profile, budget)
-            if not movable[profile.sequence[position]]:
-                continue
-            target = pick_target(profile, index, position)
-            if target == position:
-                continue
-            if move_change(problem, profile, index, budget, position, target) > 0:
-                continue
-            order = moved(profile.sequence, position, target)
+            order = profile.sequence.copy()
+            made = move_some(problem, profile, index, movable, budget, together, order)
+            done += together
+        if made == 0:
+            continue
         candidate = evaluate(problem, settle(problem, order) if has_eager else order)
         after = excess_of(candidate, budget)
         if after <= excess:
             profile, excess = candidate, after
             index = build_index(problem, profile)
+        elif together > 1:
+            together //= 2  # moves got into each other's way
     return profile.sequence, excess
+
+
+@inner
+def move_some(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    movable: Flags,
+    budget: int,
+    attempts: int,
+    order: Ints,
+) -> int:
+    """Make those of ``attempts`` random moves in ``order`` that seem to cost nothing and do not
+    meet; how many there were."""
+    over = np.flatnonzero(profile.total > budget)
+    touched = np.zeros(len(order), np.bool_)
+    made = 0 * attempts
+    for _ in range(attempts):
+        position = pick_position(profile, index, over)
+        if not movable[profile.sequence[position]]:
+            continue
+        target = pick_target(profile, index, position)
+        low, high = min(position, target), max(position, target)
+        if low == high or touched[low : high + 1].any():
+            continue
+        change = move_change(problem, profile, index, budget, position, target)
+        # Where nothing changes, one move per round keeps the search drifting.
+        if change > 0 or (change == 0 and made > 0):
+            continue
+        rotate(order, position, target)
+        touched[low : high + 1] = True
+        made += 1
+    return made
 
 
 @leaf
@@ -251,21 +285,21 @@ def shuffled_window(problem: Arrays, profile: Profile, movable: Flags, budget: i
     lo = max(0, step - np.random.randint(wide))
     hi = min(length, lo + wide)
     width = _NARROWEST + np.random.randint(_WIDEST - _NARROWEST)
-    return resequence(problem, profile.sequence, movable, budget, lo, hi, width, 0.3)
+    return put_in_order(problem, profile, movable, budget, lo, hi, width, 0.3)
 
 
-@inner
-def pick_position(profile: Profile, budget: int) -> int:
-    """A node to move: any, or one next to a storage that is live at a position over budget."""
+@leaf
+def pick_position(profile: Profile, index: Index, over: Ints) -> int:
+    """A node to move: any, or one that makes or reads last what is live at a position ``over``."""
     length = len(profile.sequence)
     if np.random.random() < 0.5:
         return int(np.random.randint(length))
-    over = np.flatnonzero(profile.total > budget)
     step = over[np.random.randint(len(over))]
-    live = np.flatnonzero((profile.birth <= step) & (profile.death > step))
-    if len(live) == 0:
-        return int(np.random.randint(length))
-    s = live[np.random.randint(len(live))]
-    if np.random.random() < 0.5 or profile.held[s] == 1:
-        return int(profile.birth[s])
-    return int(min(profile.death[s] - 1, length - 1))
+    # A random storage that is live there; storages are numbered in order of birth.
+    for _ in range(_DRAWS):
+        s = np.random.randint(len(profile.birth))
+        if profile.birth[s] <= step < profile.death[s]:
+            if np.random.random() < 0.5 or profile.held[s] == 1:
+                return int(profile.birth[s])
+            return int(min(profile.death[s] - 1, length - 1))
+    return int(step)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from memplan.planning.problem import Decision, Problem
+from memplan.planning.evaluate import evaluate
+from memplan.planning.problem import Decision, Ints, Problem
 from memplan.planning.search import Progress, SearchOptions, solve
 
-# The first stage explores both kinds of order; the second goes on from the better result.
+# Share of the time for a search in the file's order (what the certificate speaks of) when nodes may
+# move, and for the first stage when they may not: the second goes on from the better result.
+_IN_ORDER = 0.3
 _FIRST_STAGE = 0.4
 _POLL_SECONDS = 0.1
 
@@ -91,22 +95,24 @@ class _Portfolio:
         self.halt = threading.Event()
         self.best: Decision | None = None
         self.fixed_best: Decision | None = None
+        self.shared: Ints | None = None
         self.certificate = NO_CERTIFICATE
+        self.bound: Future[None] | None = None
+        self.started = 0.0
         self.lock = threading.Lock()
 
     def run(self) -> tuple[Decision, Certificate]:
-        """Two stages of searches; the certificate runs through both."""
-        started = time.perf_counter()
+        """The searches; the certificate runs beside them from the first plan in order on."""
+        self.started = time.perf_counter()
         with ThreadPoolExecutor(max_workers=3) as pool:
             try:
-                self._stage(pool, self._first_stage(), _FIRST_STAGE * self.limit)
-                bound = self._certify(pool, started)
-                left = self.limit - (time.perf_counter() - started)
-                if left > 0 and not self._closed():
-                    self._stage(pool, self._second_stage(), left)
+                if self.options.order:
+                    self._explore(pool)
+                else:
+                    self._keep_order(pool)
                 self.halt.set()
-                if bound is not None:
-                    bound.result()
+                if self.bound is not None:
+                    self.bound.result()
             except KeyboardInterrupt:
                 # Anytime: what was found by now is a whole answer.
                 self.halt.set()
@@ -114,24 +120,38 @@ class _Portfolio:
             raise KeyboardInterrupt
         return self.best, self._final_certificate()
 
-    def _first_stage(self) -> list[SearchOptions]:
+    def _explore(self, pool: ThreadPoolExecutor) -> None:
+        """One thread explores orders all the time, the other after a search in the file's order."""
+        free = SearchOptions(seed=self.options.seed)
+        first = pool.submit(self._search, free, self.limit)
+        fixed = pool.submit(self._search, replace(free, order=False), _IN_ORDER * self.limit)
+        self._wait([fixed])
+        self._certify(pool)
+        searches = [first]
+        if self._left() > 0 and not self._closed():
+            other = replace(free, seed=free.seed + 1)
+            searches.append(pool.submit(self._search, other, self._left()))
+        self._wait(searches)
+
+    def _keep_order(self, pool: ThreadPoolExecutor) -> None:
+        """Two stages of two searches in the file's order."""
         fixed = SearchOptions(order=False, seed=self.options.seed)
-        return [fixed, replace(fixed, order=True)] if self.options.order else [
-            fixed, replace(fixed, seed=fixed.seed + 1)
-        ]  # fmt: skip
+        for stage, share in enumerate((_FIRST_STAGE, 1.0)):
+            if self._left() <= 0 or self._closed():
+                return
+            seconds = min(share * self.limit, self._left())
+            futures = [
+                pool.submit(self._search, replace(fixed, seed=fixed.seed + 2 * stage + k), seconds)
+                for k in range(2)
+            ]
+            self._wait(futures)
+            if stage == 0:
+                self._certify(pool)
+                if self.best is not None and self.best.feasible:
+                    fixed = replace(fixed, begin=self.best.sequence)
 
-    def _second_stage(self) -> list[SearchOptions]:
-        assert self.best is not None
-        seed = self.options.seed + 10
-        begin = self.best.sequence if self.best.feasible else None
-        first = SearchOptions(order=self.options.order, seed=seed, begin=begin)
-        return [first, replace(first, seed=seed + 1, order=False)]
-
-    def _stage(
-        self, pool: ThreadPoolExecutor, searches: list[SearchOptions], seconds: float
-    ) -> None:
-        futures = [pool.submit(self._search, options, seconds) for options in searches]
-        self._wait(futures)
+    def _left(self) -> float:
+        return self.limit - (time.perf_counter() - self.started)
 
     def _wait(self, futures: list[Future[None]]) -> None:
         """Join the searches, but stay open to Ctrl-C."""
@@ -143,13 +163,28 @@ class _Portfolio:
                 return
 
     def _search(self, options: SearchOptions, seconds: float) -> None:
-        decision = solve(self.problem, seconds, options, self._tell(), self._enough)
+        decision = solve(
+            self.problem, seconds, options, self._tell(), self._enough, self._meet(options)
+        )
         with self.lock:
             if self.best is None or better(decision, self.best):
                 self.best = decision
-            fixed = not options.order and options.begin is None
-            if fixed and (self.fixed_best is None or better(decision, self.fixed_best)):
+            if not options.order and (self.fixed_best is None or better(decision, self.fixed_best)):
                 self.fixed_best = decision
+
+    def _meet(self, options: SearchOptions) -> Callable[[Ints], Ints] | None:
+        """Searches that may move nodes go on from the best of all before their last part."""
+        if not options.order:
+            return None
+
+        def meet(sequence: Ints) -> Ints:
+            with self.lock:
+                cost = self.problem.arrays.cost
+                if self.shared is None or cost[sequence].sum() < cost[self.shared].sum():
+                    self.shared = sequence
+                return self.shared
+
+        return meet
 
     def _tell(self) -> Progress | None:
         if self.progress is None:
@@ -170,16 +205,16 @@ class _Portfolio:
     def _closed(self) -> bool:
         return self.best is not None and self.best.feasible and self._enough(self.best.extra_cost)
 
-    def _certify(self, pool: ThreadPoolExecutor, started: float) -> Future[None] | None:
+    def _certify(self, pool: ThreadPoolExecutor) -> None:
+        """Begin to look for a bound, if there is anything to bound."""
         fixed = self.fixed_best
-        if not self.options.certify or fixed is None or not fixed.feasible:
-            return None
-        if fixed.extra_cost <= 0:
-            return None
-        seconds = max(0.1, self.limit - (time.perf_counter() - started))
-        return pool.submit(self._bound, seconds, fixed.extra_cost)
+        if not self.options.certify or self._left() <= 0:
+            return
+        upper = fixed.extra_cost if fixed is not None and fixed.feasible else None
+        if upper is None or upper > 0:
+            self.bound = pool.submit(self._bound, self._left(), upper)
 
-    def _bound(self, seconds: float, upper: float) -> None:
+    def _bound(self, seconds: float, upper: float | None) -> None:
         from memplan.planning.certificate import lower_bound
 
         try:
@@ -190,6 +225,20 @@ class _Portfolio:
             return
         with self.lock:
             self.certificate = Certificate(found.seconds, found.kind)
+        if found.sequence is not None:
+            self._consider(found.sequence)
+
+    def _consider(self, sequence: Ints) -> None:
+        """A plan that the certificate came upon, evaluated like any other."""
+        peak = int(evaluate(self.problem.arrays, sequence).total.max(initial=0))
+        extra = float(self.problem.arrays.cost[sequence].sum()) - self.problem.base_cost
+        decision = Decision(sequence, peak, extra, peak <= self.problem.budget)
+        with self.lock:
+            # It knows nothing of recomputations that were asked for.
+            if not self.problem.protected.any() and (
+                self.best is None or better(decision, self.best)
+            ):
+                self.best = decision
 
     def _final_certificate(self) -> Certificate:
         """Never a bound above the plan: a moved order is not what a fixed-order bound speaks of."""

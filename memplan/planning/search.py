@@ -1,11 +1,10 @@
-"""The search: greedy at several depths, then large-neighbourhood search, anytime.
+"""The search: greedy from several orders, then large-neighbourhood search, anytime.
 
 Everything that runs often is compiled; this module only decides what to run next and when to stop.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
 from memplan.planning.repair import cost_of, excess_of, prune, repair
+from memplan.planning.starts import ordered_start
 
 Progress = Callable[[int, float], None]
 """Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
@@ -26,14 +26,16 @@ Progress = Callable[[int, float], None]
 _PORTION = 50
 # Failed attempts in a row after which a repair is stuck.
 _GIVE_UP = 10
-# Rounds of order moves without gain after which that is given up.
-_IDLE_ROUNDS = 5
-# Longer sequences get no order made anew; the beam would be too narrow to be any good.
-_LONGEST_BEAM = 6000
-# Seconds that must be left for a wide beam, and the width otherwise.
-_BEAM_NEEDS, _COUNTED_WIDTH = 2.0, 16
 # Restarts after which an infeasible problem is given up, time limit or not.
 _IDLE_ATTEMPTS = 300
+# Orders are explored for this share of the time; of that, the last part goes to the best few.
+_EXPLORE, _BEST_FEW_FROM, _BEST_FEW = 0.65, 0.6, 3
+# Shares of the time limit for the search from one start, which is also stopped early.
+_START_SHARE, _START_IDLE_ITERATIONS = 0.06, 300
+# Starts in a row that bring nothing, after which no more are made.
+_IDLE_STARTS = 12
+# Starts, when iterations are counted instead of time.
+_COUNTED_STARTS = 3
 # The refinement ends when so many rounds, or this share of its time, brought nothing.
 _IDLE_ITERATIONS = 5000
 _IDLE_SHARE = 0.4
@@ -59,6 +61,7 @@ def solve(
     options: SearchOptions | None = None,
     progress: Progress | None = None,
     enough: Callable[[float], bool] | None = None,
+    meet: Callable[[Ints], Ints] | None = None,
 ) -> Decision:
     """The best sequence found within ``time_limit`` seconds.
 
@@ -68,8 +71,12 @@ def solve(
         options: see :class:`SearchOptions`.
         progress: told of improvements.
         enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
+        meet: given the best sequence before the last refinement, returns the one to refine (of
+            several searches: the best of all).
     """
-    return _Search(problem, time_limit, options or SearchOptions(), progress, enough).run()
+    search = _Search(problem, time_limit, options or SearchOptions(), progress, enough)
+    search.meet = meet
+    return search.run()
 
 
 def warm_up() -> None:
@@ -89,6 +96,8 @@ def warm_up() -> None:
     problem = Problem(arrays, order, 4, order, ~flags, flags)
     solve(problem, 0.0, SearchOptions(iterations=1))
     improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, 3, 400)
+    reorder(arrays, order, flags, 3, 0)
+    resequence(arrays, order, flags, 3, 0, 3, 1, 0.0)
 
 
 class _Search:
@@ -110,13 +119,15 @@ class _Search:
         self.movable: Flags = problem.movable & options.order
         # A free node still has a price, so that of two free moves the smaller one wins.
         self.price: Floats = self.arrays.cost + max(problem.base_cost, 1e-12) * 1e-9
+        self.meet: Callable[[Ints], Ints] | None = None
+        self.told = np.inf  # the best extra cost that was reported
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
         self.deadline = time.perf_counter() + time_limit
         self.started = time.perf_counter()
 
     def run(self) -> Decision:
-        """Greedy from the given order, then from an improved order, then the neighbourhoods."""
+        """Greedy from the given order; other orders explored; the best refined."""
         seed_random(self.options.seed)
         if self._excess(self.problem.start) <= 0:
             return self._decision(self.problem.start)
@@ -125,16 +136,28 @@ class _Search:
         else:
             self._construct(self.problem.start)
             if self.options.order and not self._stop():
-                self._construct_reordered()
+                self._explore()
         if self.best is None:
             self._struggle()
         if self.best is not None:
+            if self.meet is not None:
+                self._take(self.meet(self.best))
             self._refine()
         if self.best is not None:
             return self._decision(self.best)
         # The least summed excess need not be the lowest peak.
         found = [self._decision(s) for s in (self.fallback, self.problem.start)]
         return min(found, key=lambda decision: decision.peak)
+
+    def _exchange(self, sequence: Ints | None) -> Ints | None:
+        """Put another best sequence in place; the one before."""
+        before, self.best = self.best, sequence
+        return before
+
+    def _take(self, sequence: Ints) -> None:
+        """Go on from a feasible sequence if it is better."""
+        if self.best is None or self._cost(sequence) < self._cost(self.best):
+            self.best = sequence
 
     def _construct(self, start: Ints) -> None:
         """Greedy and pruning at every depth."""
@@ -144,38 +167,54 @@ class _Search:
             sequence, excess = self._repair(start, self.price, depth, 0.0, 0)
             self._offer(sequence, excess)
 
-    def _construct_reordered(self) -> None:
-        """Greedy from orders that need less memory to begin with: the given one improved by
-        moves, and one made anew."""
-        self._construct(self._eased(self.problem.start))
-        if len(self.problem.start) <= _LONGEST_BEAM and not self._stop():
-            start, length = self.problem.start, len(self.problem.start)
-            anew = resequence(
-                self.arrays, start, self.movable, self.budget, 0, length, self._width(), 0.0
-            )
-            self._construct(self._eased(settle(self.arrays, anew)))
-
-    def _width(self) -> int:
-        """Of the beam: as wide as half a second allows, or less when there is less time."""
-        if self.options.iterations:
-            return _COUNTED_WIDTH
-        left = self.deadline - time.perf_counter()
-        return 0 if left > _BEAM_NEEDS else _COUNTED_WIDTH
-
-    def _eased(self, sequence: Ints) -> Ints:
-        """``sequence`` after moves that lower the summed excess, as long as they do."""
-        until = time.perf_counter() + min(0.1 * (self.deadline - self.started), 2.0)
-        excess, idle = self._excess(sequence), 0
-        for round_ in itertools.count():
+    def _explore(self) -> None:
+        """Greedy and a short search from many orders; then a longer one from the best few."""
+        total = self.deadline - self.started
+        found: list[tuple[float, Ints]] = []
+        idle, number = 0, 0
+        while idle < _IDLE_STARTS and not self._stop():
             counted = self.options.iterations > 0
-            over = round_ >= self.options.iterations if counted else time.perf_counter() > until
-            if excess <= 0 or over or idle >= _IDLE_ROUNDS:
+            spent = (time.perf_counter() - self.started) / max(total, 1e-9)
+            over = spent > _EXPLORE * _BEST_FEW_FROM
+            if number >= _COUNTED_STARTS if counted else over:
                 break
-            before = excess
-            sequence, excess = reorder(self.arrays, sequence, self.movable, self.budget, 200)
-            idle = 0 if excess < before else idle + 1
-        self._offer(sequence, excess)
-        return sequence
+            before = self.best
+            start = ordered_start(
+                self.problem, self.movable, self.random, number, self.options.iterations > 0
+            )
+            result = self._search_from(start, _START_SHARE * total)
+            if result is not None:
+                found.append(result)
+            idle = 0 if self.best is not before or self.best is None else idle + 1
+            number += 1
+        self._continue_best(sorted(found, key=lambda item: item[0])[:_BEST_FEW])
+
+    def _search_from(self, start: Ints, seconds: float) -> tuple[float, Ints] | None:
+        """Greedy and a short search; the best sequence from this start with its cost."""
+        best = self._exchange(None)
+        until = time.perf_counter() + seconds
+        self._offer(start, self._excess(start))
+        self._construct(start)
+        if self.best is not None:
+            self._refine(until, _START_IDLE_ITERATIONS)
+        found = self._exchange(best)
+        if found is None:
+            return None
+        self._take(found)
+        return self._cost(found), found
+
+    def _continue_best(self, found: list[tuple[float, Ints]]) -> None:
+        """Longer searches from the best few of different starts."""
+        for left in range(len(found), 0, -1):
+            now = time.perf_counter()
+            until = self.started + _EXPLORE * (self.deadline - self.started)
+            if self._stop() or (now >= until and not self.options.iterations):
+                return
+            best = self._exchange(found[len(found) - left][1])
+            self._refine(now + (until - now) / left, _IDLE_ITERATIONS // 3)
+            longer = self._exchange(best)
+            if longer is not None:
+                self._take(longer)
 
     def _struggle(self) -> None:
         """No feasible sequence yet: keep the least excess and retry with noise."""
@@ -193,35 +232,48 @@ class _Search:
             self._offer(sequence, excess)
             current = self.fallback
 
-    def _refine(self) -> None:
-        """Large-neighbourhood search until time or iterations are over."""
+    def _refine(self, until: float = np.inf, patience: int = _IDLE_ITERATIONS) -> None:
+        """Large-neighbourhood search until time or iterations are over, or nothing comes.
+
+        ``until``: on the clock; ``patience``: rounds without gain. Counted iterations go before.
+        """
         assert self.best is not None
+        counted = self.options.iterations
         current, done, chunk, last_gain = self.best, 0, 4, 0
-        gained_at = time.perf_counter()
-        total = self.deadline - time.perf_counter()
-        while not self._stop() and (not self.options.iterations or done < self.options.iterations):
-            begin = time.perf_counter()
-            left = max(0.0, self.deadline - begin) / max(total, 1e-9)
-            if self.options.iterations:
-                left = 1.0 - done / self.options.iterations
-            share = 0.5 if self.options.order else 0.0
+        begun = gained_at = time.perf_counter()
+        until = min(until, self.deadline)
+        total = max(until - begun, 1e-9)
+        while not self._stop() and (done < counted or not counted):
+            now = time.perf_counter()
+            if now > until and not counted:
+                return
+            left = 1.0 - done / counted if counted else (until - now) / total
             current, self.best, gains = improve(
                 self.arrays, current, self.best, self.original, self.problem.protected,
-                self.movable, self.price, self.budget, chunk, share, 0.03 * left, 3, 400,
+                self.movable, self.price, self.budget, chunk, 0.5 if self.options.order else 0.0,
+                0.03 * left, 3, 400,
             )  # fmt: skip
             done += chunk
-            spent = time.perf_counter() - begin
-            if not self.options.iterations:
+            spent = time.perf_counter() - now
+            if not counted:
                 chunk = max(1, min(2000, int(chunk * 0.1 / max(spent, 1e-6))))
             if gains:
                 last_gain, gained_at = done, time.perf_counter()
-                if self.progress is not None:
-                    self.progress(self._peak(self.best), self._extra(self.best))
-            elif not self.options.iterations and (
-                done - last_gain > _IDLE_ITERATIONS
-                or time.perf_counter() - gained_at > _IDLE_SHARE * total
+                self._report()
+            elif not counted and (
+                done - last_gain > patience
+                or time.perf_counter() - gained_at > max(_IDLE_SHARE * total, 1.0)
             ):
                 return
+
+    def _report(self) -> None:
+        """Tell of the best sequence, if it is better than what was told before."""
+        if self.progress is None or self.best is None:
+            return
+        extra = self._extra(self.best)
+        if extra < self.told:
+            self.told = extra
+            self.progress(self._peak(self.best), extra)
 
     def _repair(
         self, start: Ints, price: Floats, depth: int, noise: float, mode: int
@@ -255,8 +307,7 @@ class _Search:
             return
         if self.best is None or self._cost(pruned) < self._cost(self.best):
             self.best = pruned
-            if self.progress is not None:
-                self.progress(self._peak(pruned), self._extra(pruned))
+            self._report()
 
     def _cost(self, sequence: Ints) -> float:
         return float(cost_of(self.arrays, sequence))

@@ -1,0 +1,58 @@
+"""Orders to start from: the given one and new ones, each eased by moves.
+
+No single order is best to recompute in; the search tries many. New orders come from beams with
+random factors: which of them leads to the cheapest plan shows only afterwards.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memplan.planning.beam import resequence
+from memplan.planning.evaluate import evaluate
+from memplan.planning.ordering import reorder, settle
+from memplan.planning.problem import Flags, Ints, Problem
+from memplan.planning.repair import excess_of
+
+# Longer sequences get no order made anew; the beam would be too narrow to be any good.
+_LONGEST_BEAM = 6000
+# A wide beam comes first; then narrow ones, quicker and more different.
+_NARROW, _COUNTED_WIDTH = 24, 16
+# Order moves: so many in a call, and calls without gain after which they are given up.
+_MOVES, _IDLE_CALLS, _MOST_CALLS = 1000, 2, 25
+_NOISES = (0.02, 0.05, 0.2, 0.5)
+_BUDGETS = (0.8, 0.9, 1.0, 1.0, 1.1, 1.25)
+
+
+def ordered_start(
+    problem: Problem, movable: Flags, random: np.random.Generator, number: int, counted: bool
+) -> Ints:
+    """The ``number``-th order to start from, as the runtime runs it.
+
+    0 is the given order, 1 the one that a wide beam finds, the others are random. ``counted``:
+    nothing may depend on how fast this machine is.
+    """
+    start = problem.start
+    arrays, length = problem.arrays, len(start)
+    if number == 0 or length > _LONGEST_BEAM:
+        return ease(problem, start, movable)
+    width = _COUNTED_WIDTH if counted else 0 if number == 1 else _NARROW
+    noise, budget = 0.0, problem.budget
+    if number > 1:
+        noise = float(random.choice(_NOISES))
+        budget = int(problem.budget * random.choice(_BUDGETS))
+    order = resequence(arrays, start, movable, budget, 0, length, width, noise)
+    return ease(problem, settle(arrays, order), movable)
+
+
+def ease(problem: Problem, sequence: Ints, movable: Flags) -> Ints:
+    """``sequence`` after moves that lower the summed excess, while they do."""
+    excess = float(excess_of(evaluate(problem.arrays, sequence), problem.budget))
+    idle = 0
+    for _ in range(_MOST_CALLS):
+        if excess <= 0 or idle >= _IDLE_CALLS:
+            break
+        before = excess
+        sequence, excess = reorder(problem.arrays, sequence, movable, problem.budget, _MOVES)
+        idle = 0 if excess < 0.999 * before else idle + 1
+    return sequence

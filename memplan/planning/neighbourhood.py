@@ -50,7 +50,7 @@ def ruin(problem: Arrays, sequence: Ints, clones: Ints) -> Ints:
     return drop_orphans(problem, sequence[~kill])
 
 
-@inner
+@compiled
 def drop_orphans(problem: Arrays, sequence: Ints) -> Ints:
     """``sequence`` without instances that read what nothing makes any more.
 

@@ -17,7 +17,7 @@ from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
 from memplan.planning.repair import cost_of, excess_of, prune, repair
-from memplan.planning.starts import ordered_start
+from memplan.planning.starts import ordered_start, shaken_start
 
 Progress = Callable[[int, float], None]
 """Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
@@ -143,6 +143,8 @@ class _Search:
             if self.meet is not None:
                 self._take(self.meet(self.best))
             self._refine()
+            if not self.options.iterations:
+                self._keep_shaking()
         if self.best is not None:
             return self._decision(self.best)
         # The least summed excess need not be the lowest peak.
@@ -168,26 +170,39 @@ class _Search:
             self._offer(sequence, excess)
 
     def _explore(self) -> None:
-        """Greedy and a short search from many orders; then a longer one from the best few."""
+        """Greedy and a short search from many starts; then a longer one from the best few."""
         total = self.deadline - self.started
+        until = self.started + _EXPLORE * _BEST_FEW_FROM * total
         found: list[tuple[float, Ints]] = []
-        idle, number = 0, 0
+        idle = number = 0
         while idle < _IDLE_STARTS and not self._stop():
-            counted = self.options.iterations > 0
-            spent = (time.perf_counter() - self.started) / max(total, 1e-9)
-            over = spent > _EXPLORE * _BEST_FEW_FROM
-            if number >= _COUNTED_STARTS if counted else over:
+            over = time.perf_counter() > until
+            if number >= _COUNTED_STARTS if self.options.iterations else over:
                 break
             before = self.best
-            start = ordered_start(
-                self.problem, self.movable, self.random, number, self.options.iterations > 0
-            )
-            result = self._search_from(start, _START_SHARE * total)
+            result = self._search_from(self._start(number), _START_SHARE * total)
             if result is not None:
                 found.append(result)
             idle = 0 if self.best is not before or self.best is None else idle + 1
             number += 1
         self._continue_best(sorted(found, key=lambda item: item[0])[:_BEST_FEW])
+
+    def _start(self, number: int) -> Ints:
+        """New orders and, twice as often, shaken plans."""
+        if self.best is not None and number > 1 and number % 3:
+            return shaken_start(self.problem, self.movable, self.random, self.best)
+        counted = self.options.iterations > 0
+        return ordered_start(self.problem, self.movable, self.random, number, counted)
+
+    def _keep_shaking(self) -> None:
+        """With the rest of the time: shaken plans, searched and refined."""
+        idle = 0
+        while self.options.order and idle < _IDLE_STARTS and not self._stop():
+            assert self.best is not None
+            before = self.best
+            start = shaken_start(self.problem, self.movable, self.random, self.best)
+            self._search_from(start, _START_SHARE * (self.deadline - self.started))
+            idle = 0 if self.best is not before else idle + 1
 
     def _search_from(self, start: Ints, seconds: float) -> tuple[float, Ints] | None:
         """Greedy and a short search; the best sequence from this start with its cost."""

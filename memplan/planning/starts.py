@@ -10,6 +10,7 @@ import numpy as np
 
 from memplan.planning.beam import resequence
 from memplan.planning.evaluate import evaluate
+from memplan.planning.neighbourhood import drop_orphans
 from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import Flags, Ints, Problem
 from memplan.planning.repair import excess_of
@@ -21,6 +22,8 @@ _NARROW, _COUNTED_WIDTH = 24, 16
 # Order moves: so many in a call, and calls without gain after which they are given up.
 _MOVES, _IDLE_CALLS, _MOST_CALLS = 1000, 2, 25
 _NOISES = (0.02, 0.05, 0.2, 0.5)
+# Shares of recomputations that are taken out.
+_SHAKES = (0.3, 0.6, 1.0)
 _BUDGETS = (0.8, 0.9, 1.0, 1.0, 1.1, 1.25)
 
 
@@ -43,6 +46,19 @@ def ordered_start(
         budget = int(problem.budget * random.choice(_BUDGETS))
     order = resequence(arrays, start, movable, budget, 0, length, width, noise)
     return ease(problem, settle(arrays, order), movable)
+
+
+def shaken_start(problem: Problem, movable: Flags, random: np.random.Generator, best: Ints) -> Ints:
+    """``best`` without many of its recomputations, its order eased again."""
+    again = np.ones(len(best), np.bool_)
+    again[np.unique(best, return_index=True)[1]] = False
+    again |= ~np.isin(best, problem.order)
+    low = int(random.integers(len(best)))
+    high = low + int(random.integers(len(best) // 4, len(best) + 1))
+    inside = (np.arange(len(best)) >= low) & (np.arange(len(best)) < high)
+    drop = again & inside & (random.random(len(best)) < random.choice(_SHAKES))
+    drop &= ~problem.protected[best]
+    return ease(problem, drop_orphans(problem.arrays, best[~drop]), movable)
 
 
 def ease(problem: Problem, sequence: Ints, movable: Flags) -> Ints:

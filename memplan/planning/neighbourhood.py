@@ -11,7 +11,8 @@ import numpy as np
 from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.ordering import reorder
 from memplan.planning.problem import Arrays, Flags, Ints
-from memplan.planning.repair import cost_of, free_clones, prune, repair, seconds_of
+from memplan.planning.pruning import free_clones, prune
+from memplan.planning.repair import cost_of, repair, seconds_of
 
 _DEPTHS = (2, 4, 14, 64)
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from memplan.planning.evaluate import evaluate
+from memplan.planning.peers import peer_decisions
 from memplan.planning.problem import Decision, Ints, Problem
 from memplan.planning.search import Progress, SearchOptions, solve
 
@@ -20,6 +21,9 @@ from memplan.planning.search import Progress, SearchOptions, solve
 # move, and for the first stage when they may not: the second goes on from the better result.
 _IN_ORDER = 0.3
 _FIRST_STAGE = 0.4
+# Share of the time for the plans of published planners, and while nothing else fits; how many of
+# them the search starts from.
+_PEERS, _PEERS_PATIENT, _FOLLOWED = 0.25, 0.5, 3
 _POLL_SECONDS = 0.1
 
 
@@ -121,7 +125,8 @@ class _Portfolio:
         return self.best, self._final_certificate()
 
     def _explore(self, pool: ThreadPoolExecutor) -> None:
-        """One thread explores orders all the time, the other after a search in the file's order."""
+        """One thread explores orders all the time, the other after a search in the file's order
+        and from the plans of others."""
         free = SearchOptions(seed=self.options.seed)
         first = pool.submit(self._search, free, self.limit)
         fixed = pool.submit(self._search, replace(free, order=False), _IN_ORDER * self.limit)
@@ -130,8 +135,29 @@ class _Portfolio:
         searches = [first]
         if self._left() > 0 and not self._closed():
             other = replace(free, seed=free.seed + 1)
-            searches.append(pool.submit(self._search, other, self._left()))
+            searches.append(pool.submit(self._follow_peers, other))
         self._wait(searches)
+
+    def _follow_peers(self, options: SearchOptions) -> None:
+        """Explore from what published planners decide, too."""
+        until = self._left() - _PEERS * self.limit
+        patient = self._left() - _PEERS_PATIENT * self.limit
+        found: list[Decision] = []
+
+        def left() -> float:
+            over = self.halt.is_set() or self._left() <= 0
+            lost = self.best is None or not self.best.feasible
+            return 0.0 if over else self._left() - (patient if lost else until)
+
+        for decision in peer_decisions(self.problem, left):
+            found.append(decision)
+            with self.lock:
+                if self.best is None or better(decision, self.best):
+                    self.best = decision
+        found.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
+        starts = tuple(decision.sequence for decision in found[:_FOLLOWED])
+        if self._left() > 0:
+            self._search(replace(options, starts=starts), self._left())
 
     def _keep_order(self, pool: ThreadPoolExecutor) -> None:
         """Two stages of two searches in the file's order."""

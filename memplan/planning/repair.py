@@ -1,7 +1,6 @@
-"""Compiled building blocks of the search: repair a sequence until it fits, and prune it.
+"""Compiled repair: evict greedily until a sequence fits.
 
-Repair is greedy eviction (see :mod:`memplan.planning.moves`) with optional noise on prices; prune
-takes out every recomputation without which the budget still holds, costliest first.
+Moves are those of :mod:`memplan.planning.moves`, with optional noise on prices and scores.
 """
 
 from __future__ import annotations
@@ -10,11 +9,8 @@ import numpy as np
 
 from memplan.planning.candidates import (
     Moves,
-    clone_positions,
     enumerate_moves,
-    removal_change,
     replaced_positions,
-    unread_positions,
 )
 from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.evaluate import Profile, evaluate
@@ -187,66 +183,3 @@ def repair(
                     break
         failures = nothing if taken else failures + 1
     return profile.sequence, excess
-
-
-@inner
-def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: Flags) -> Profile:
-    """Take out recomputations that nobody reads."""
-    while True:
-        positions = free_clones(profile.sequence, original, protected)
-        dead = unread_positions(profile, positions)
-        if len(dead) == 0:
-            return profile
-        profile = evaluate(problem, np.delete(profile.sequence, dead))
-
-
-@inner
-def free_clones(sequence: Ints, original: Flags, protected: Flags) -> Ints:
-    """Positions of recomputations that may be taken out."""
-    positions = clone_positions(sequence, original)
-    count = 0
-    for p in positions:
-        if not protected[sequence[p]]:
-            positions[count] = p
-            count += 1
-    return positions[:count].copy()
-
-
-@compiled
-def prune(
-    problem: Arrays, sequence: Ints, original: Flags, protected: Flags, budget: int, noise: float
-) -> Ints:
-    """Remove recomputations that the budget does not need, costliest first (noise: roughly)."""
-    profile = evaluate(problem, sequence)
-    limit = max(budget, profile.total.max())
-    smaller = drop_unread(problem, profile, original, protected)
-    if smaller.total.max() <= limit:
-        profile = smaller
-    improved = True
-    while improved:
-        improved = False
-        index = build_index(problem, profile)
-        pending = free_clones(profile.sequence, original, protected)
-        weight = problem.cost[profile.sequence[pending]]
-        if noise > 0:
-            weight = weight * (1.0 + noise * np.random.random(len(weight)))
-        pending = pending[np.argsort(-weight, kind="mergesort")]
-        for k in range(len(pending)):
-            position = pending[k]
-            if position < 0:
-                continue
-            if removal_change(problem, profile, index, limit, position) > 0:
-                continue
-            shorter = evaluate(problem, np.delete(profile.sequence, position))
-            if shorter.total.max() > limit:
-                continue
-            for m in range(k + 1, len(pending)):
-                if pending[m] > position:
-                    pending[m] -= 1
-            profile = shorter
-            index = build_index(problem, profile)
-            improved = True
-        smaller = drop_unread(problem, profile, original, protected)
-        if smaller.total.max() <= limit:
-            profile = smaller
-    return profile.sequence

@@ -16,7 +16,8 @@ from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
-from memplan.planning.repair import cost_of, excess_of, prune, repair
+from memplan.planning.pruning import prune
+from memplan.planning.repair import cost_of, excess_of, repair
 from memplan.planning.starts import ordered_start, shaken_start
 
 Progress = Callable[[int, float], None]
@@ -45,7 +46,8 @@ _IDLE_SHARE = 0.4
 class SearchOptions:
     """``order``: whether nodes may be moved. ``iterations``: stop after so many rounds of the
     large-neighbourhood search (0: only the time limit counts); results then depend on the seed
-    alone. ``begin``: a feasible sequence to go on from.
+    alone. ``begin``: a feasible sequence to go on from. ``starts``: sequences to search from beside
+    the given order, feasible or not.
     """
 
     order: bool = True
@@ -53,6 +55,7 @@ class SearchOptions:
     iterations: int = 0
     depths: tuple[int, ...] = (2, 4, 14, 64)
     begin: Ints | None = None
+    starts: tuple[Ints, ...] = ()
 
 
 def solve(
@@ -134,7 +137,10 @@ class _Search:
         if self.options.begin is not None:
             self._offer(self.options.begin, self._excess(self.options.begin))
         else:
-            self._construct(self.problem.start)
+            for start in self.options.starts:
+                self._offer(start, self._excess(start))
+            if self.best is None:
+                self._construct(self.problem.start)
             if self.options.order and not self._stop():
                 self._explore()
         if self.best is None:
@@ -188,7 +194,10 @@ class _Search:
         self._continue_best(sorted(found, key=lambda item: item[0])[:_BEST_FEW])
 
     def _start(self, number: int) -> Ints:
-        """New orders and, twice as often, shaken plans."""
+        """What was given; then new orders and, twice as often, shaken plans."""
+        if number < len(self.options.starts):
+            return self.options.starts[number]
+        number -= len(self.options.starts)
         if self.best is not None and number > 1 and number % 3:
             return shaken_start(self.problem, self.movable, self.random, self.best)
         counted = self.options.iterations > 0
@@ -208,8 +217,10 @@ class _Search:
         """Greedy and a short search; the best sequence from this start with its cost."""
         best = self._exchange(None)
         until = time.perf_counter() + seconds
-        self._offer(start, self._excess(start))
-        self._construct(start)
+        excess = self._excess(start)
+        self._offer(start, excess)
+        if excess > 0:
+            self._construct(start)
         if self.best is not None:
             self._refine(until, _START_IDLE_ITERATIONS)
         found = self._exchange(best)

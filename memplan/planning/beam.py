@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.evaluate import Profile, evaluate, find_slot
+from memplan.planning.index import add_up, shift_back
 from memplan.planning.problem import NONE, Arrays, Flags, Floats, Ints
 
 Shorts = npt.NDArray[np.int16]
@@ -188,13 +189,6 @@ def chain_values(profile: Profile, made_at: Ints, following: Ints, newest: Ints)
 
 
 @inner
-def shift_starts(starts: Ints) -> None:
-    """Undo that writing has moved every offset on."""
-    starts[1:] = starts[:-1].copy()
-    starts[0] = 0
-
-
-@inner
 def open_window(problem: Arrays, profile: Profile, movable: Flags, lo: int, hi: int) -> Window:
     """The :class:`Window` of positions lo..hi-1."""
     values, count = len(profile.value_tensor), hi - lo
@@ -207,10 +201,10 @@ def open_window(problem: Arrays, profile: Profile, movable: Flags, lo: int, hi: 
     chain_values(profile, made_at, following, np.full(len(problem.nbytes), NONE, np.int64))
     starts, items = np.zeros(count + 1, np.int64), np.zeros(0, np.int64)
     link_window(problem, profile, movable, made_at, lo, hi, following, starts, items, False)
-    starts = np.cumsum(starts)
+    add_up(starts)
     items = np.zeros(starts[count], np.int64)
     link_window(problem, profile, movable, made_at, lo, hi, following, starts, items, True)
-    shift_starts(starts)
+    shift_back(starts)
     waits = np.zeros(count, np.int16)
     for item in items:
         waits[item] += 1
@@ -416,7 +410,7 @@ def search_order(window: Window, budget: int, width: int, noise: float) -> Ints:
     states = 1
     for step in range(count):
         found = list_options(window, old, states, budget, noise, key, options)
-        order = np.argsort(options.score[:found])
+        order = np.argsort(options.score[:found], kind="mergesort")
         table[:] = 0
         states = 0
         for o in order:
@@ -449,28 +443,6 @@ def seen_before(table: Ints, mark: int) -> bool:
     return False
 
 
-@inner
-def put_in_order(
-    problem: Arrays,
-    profile: Profile,
-    movable: Flags,
-    budget: int,
-    lo: int,
-    hi: int,
-    width: int,
-    noise: float,
-) -> Ints:
-    """See :func:`resequence`."""
-    window = open_window(problem, profile, movable, lo, hi)
-    count = hi - lo
-    if width == 0:
-        copied = 2.0 * count * (count + len(window.size) + 1)
-        width = max(1, min(WIDEST, int(_WORK / copied)))
-    result = profile.sequence.copy()
-    result[lo:hi] = profile.sequence[lo:hi][search_order(window, budget, width, noise)]
-    return result
-
-
 @compiled
 def resequence(
     problem: Arrays,
@@ -487,5 +459,11 @@ def resequence(
     Not necessarily better: in-place outputs are estimated, so the caller evaluates. ``noise``
     (0..1) scales random factors on live bytes. ``width`` 0: as wide as half a second allows.
     """
-    profile = evaluate(problem, sequence)
-    return put_in_order(problem, profile, movable, budget, lo, hi, width, noise)
+    window = open_window(problem, evaluate(problem, sequence), movable, lo, hi)
+    count = hi - lo
+    if width == 0:
+        copied = 2.0 * count * (count + len(window.size) + 1)
+        width = max(1, min(WIDEST, int(_WORK / copied)))
+    result = sequence.copy()
+    result[lo:hi] = sequence[lo:hi][search_order(window, budget, width, noise)]
+    return result

@@ -197,7 +197,7 @@ def lifetimes(storages: Storages, length: int, death: Ints, held: Ints, change: 
 
 
 @leaf
-def add_up(
+def total_bytes(
     problem: Arrays,
     sequence: Ints,
     slot_start: Ints,
@@ -250,7 +250,7 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
     change = np.zeros(length + 1, np.int64)
     lifetimes(storages, length, death, held, change)
     dynamic, total = np.zeros(length, np.int64), np.zeros(length, np.int64)
-    add_up(problem, sequence, slot_start, slot_value, change, dynamic, total)
+    total_bytes(problem, sequence, slot_start, slot_value, change, dynamic, total)
     return Profile(
         sequence, slot_start, slot_value, value_start, value_tensor, storages.of_value,
         value_reads, storages.lost, storages.birth[:count], death, storages.size[:count], held,

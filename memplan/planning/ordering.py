@@ -1,4 +1,4 @@
-"""Compiled moves of single nodes and of windows: free memory by order alone.
+"""Compiled moves of single nodes: free memory by order alone.
 
 A node may stand anywhere between the last value that it reads and the first reader of what it
 makes; which values everyone reads stays the same. What a move would bring is estimated on the
@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.planning.beam import put_in_order
 from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.index import Index, build_index, shift_excess
 from memplan.planning.problem import NONE, Arrays, Flags, Ints
 from memplan.planning.repair import excess_of
 
-# How often a window is put in order instead of moving nodes, its length and the beam's width.
-_WINDOWS = 0.03
-_SHORTEST, _LONGEST = 12, 120
-_NARROWEST, _WIDEST = 4, 24
 # Moves tried before one evaluation: one in so many positions, and at most so many.
 _APART, _TOGETHER = 20, 200
 # Draws of a storage that is live at a position.
@@ -199,7 +194,7 @@ def reorder(
 
     Half of the attempts start at positions over budget: what was made before and is read after is
     pushed behind, what frees memory behind is pulled in front. Moves that do not meet are made
-    together, before one evaluation. Now and then a whole window is put in a new order.
+    together, before one evaluation.
     """
     profile = evaluate(problem, sequence)
     index = build_index(problem, profile)
@@ -208,14 +203,9 @@ def reorder(
     together = max(1, min(_TOGETHER, len(sequence) // _APART))
     done = 0 * attempts
     while done < attempts and excess > 0:
-        if np.random.random() < _WINDOWS:
-            order = shuffled_window(problem, profile, movable, budget)
-            done += 1
-            made = 1
-        else:
-            order = profile.sequence.copy()
-            made = move_some(problem, profile, index, movable, budget, together, order)
-            done += together
+        order = profile.sequence.copy()
+        made = move_some(problem, profile, index, movable, budget, together, order)
+        done += together
         if made == 0:
             continue
         candidate = evaluate(problem, settle(problem, order) if has_eager else order)
@@ -273,19 +263,6 @@ def pick_target(profile: Profile, index: Index, position: int) -> int:
     if draw < 0.6:
         return first
     return int(first + np.random.randint(last - first + 1))
-
-
-@inner
-def shuffled_window(problem: Arrays, profile: Profile, movable: Flags, budget: int) -> Ints:
-    """The sequence with a window around a position over budget in a new order."""
-    length = len(profile.sequence)
-    over = np.flatnonzero(profile.total > budget)
-    step = over[np.random.randint(len(over))]
-    wide = _SHORTEST + np.random.randint(_LONGEST - _SHORTEST)
-    lo = max(0, step - np.random.randint(wide))
-    hi = min(length, lo + wide)
-    width = _NARROWEST + np.random.randint(_WIDEST - _NARROWEST)
-    return put_in_order(problem, profile, movable, budget, lo, hi, width, 0.3)
 
 
 @leaf

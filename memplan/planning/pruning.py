@@ -9,6 +9,7 @@ from memplan.planning.compiled import compiled, inner, leaf
 from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.index import Index, build_index
 from memplan.planning.problem import Arrays, Flags, Ints
+from memplan.planning.repair import without
 
 # Recomputations taken out before one evaluation: one per so many positions, and at most so many.
 _APART, _TOGETHER = 300, 64
@@ -22,7 +23,7 @@ def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: F
         dead = unread_positions(profile, positions)
         if len(dead) == 0:
             return profile
-        profile = evaluate(problem, np.delete(profile.sequence, dead))
+        profile = evaluate(problem, without(profile.sequence, dead))
 
 
 @inner
@@ -35,14 +36,6 @@ def free_clones(sequence: Ints, original: Flags, protected: Flags) -> Ints:
             positions[count] = p
             count += 1
     return positions[:count].copy()
-
-
-@inner
-def without(sequence: Ints, positions: Ints) -> Ints:
-    """``sequence`` without the instances at ``positions``."""
-    keep = np.ones(len(sequence), np.bool_)
-    keep[positions] = False
-    return sequence[keep]
 
 
 @leaf
@@ -89,7 +82,9 @@ def removed(problem: Arrays, profile: Profile, chosen: Ints, limit: int) -> tupl
     while waiting > 0:
         waiting -= 1
         lo, hi = starts[waiting], ends[waiting]
-        attempt = np.concatenate((gone, chosen[lo:hi]))
+        attempt = np.zeros(len(gone) + hi - lo, np.int64)
+        attempt[: len(gone)] = gone
+        attempt[len(gone) :] = chosen[lo:hi]
         shorter = evaluate(problem, without(profile.sequence, attempt))
         if shorter.total.max() <= limit:
             best, gone = shorter, attempt

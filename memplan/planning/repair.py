@@ -94,6 +94,14 @@ def write_batch(problem: Arrays, sequence: Ints, moves: Moves, order: Ints, resu
 
 
 @inner
+def without(sequence: Ints, positions: Ints) -> Ints:
+    """``sequence`` without the instances at ``positions``."""
+    keep = np.ones(len(sequence), np.bool_)
+    keep[positions] = False
+    return sequence[keep]
+
+
+@inner
 def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
     """Evaluate, after taking out instances that a later one has replaced."""
     profile = evaluate(problem, sequence)
@@ -101,7 +109,7 @@ def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
         gone = replaced_positions(profile, movable)
         if len(gone) == 0:
             return profile
-        profile = evaluate(problem, np.delete(profile.sequence, gone))
+        profile = evaluate(problem, without(profile.sequence, gone))
 
 
 @inner

@@ -5,6 +5,8 @@ Everything that runs often is compiled; this module only decides what to run nex
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.planning.beam import resequence
+from memplan.planning.compiled import is_cold
 from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder, settle
@@ -83,7 +86,39 @@ def solve(
 
 
 def warm_up() -> None:
-    """Load (or, once per version, compile) the machine code, so that no time limit pays for it."""
+    """Load (or, once per version, compile) the machine code, so that no time limit pays for it.
+
+    The beam search is compiled by a second process meanwhile; where none can be started, here.
+    """
+    helper = _compile_beam_beside() if is_cold() else None
+    problem = tiny_problem()
+    arrays, order, flags = problem.arrays, problem.order, problem.movable
+    solve(problem, 0.0, SearchOptions(order=False, iterations=1))
+    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, 3, 400)
+    reorder(arrays, order, flags, 3, 0)
+    if helper is not None:
+        helper.wait()
+    warm_up_beam()
+
+
+def warm_up_beam() -> None:
+    """The part of :func:`warm_up` that only orders made anew need."""
+    problem = tiny_problem()
+    resequence(problem.arrays, problem.order, problem.movable, 3, 0, 3, 1, 0.0)
+
+
+def _compile_beam_beside() -> subprocess.Popen[bytes] | None:
+    code = "from memplan.planning.search import warm_up_beam; warm_up_beam()"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+
+
+def tiny_problem() -> Problem:
+    """Three nodes, one of which may run again."""
     arrays = Arrays(
         read_start=np.array([0, 0, 1, 3]), reads=np.array([0, 0, 1]),
         write_start=np.array([0, 1, 2, 3]), writes=np.array([0, 1, 2]),
@@ -96,11 +131,7 @@ def warm_up() -> None:
         inside=np.zeros(3, np.int64),
     )  # fmt: skip
     order, flags = np.array([0, 1, 2]), np.ones(3, np.bool_)
-    problem = Problem(arrays, order, 4, order, ~flags, flags)
-    solve(problem, 0.0, SearchOptions(iterations=1))
-    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, 3, 400)
-    reorder(arrays, order, flags, 3, 0)
-    resequence(arrays, order, flags, 3, 0, 3, 1, 0.0)
+    return Problem(arrays, order, 4, order, ~flags, flags)
 
 
 class _Search:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
+
+from benchmarks.record import write_record
 
 # Best-fit in any order is above the optimum here, so that all compiled code runs once.
 _WARM_UP = (
@@ -152,20 +151,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def circumstances(options: argparse.Namespace) -> dict[str, object]:
-    """What the figures depend on, without anything that names the machine."""
+def command_of(options: argparse.Namespace) -> str:
+    """The command without paths."""
     command = ["python -m benchmarks.placement --instances DIR --json FILE"]
     command += [f"--capacity {options.capacity}"] * (options.capacity is not None)
-    command += [f"--seconds {options.seconds:g}", f"--seed {options.seed}"]
-    return {
-        "command": " ".join(command),
-        "cpu_count": os.cpu_count(),
-        "threads": 1,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("memplan", "numpy", "numba")},
-        },
-    }
+    return " ".join([*command, f"--seconds {options.seconds:g}", f"--seed {options.seed}"])
 
 
 def row(result: Result) -> str:
@@ -194,8 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [asdict(item) for item in results]
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
         if options.record is not None:
-            record = {**circumstances(options), "results": rows}
-            options.record.write_text(json.dumps(record, indent=2) + "\n")
+            write_record(options.record, command_of(options), rows)
     print(f"{'total':<56}{sum(result.seconds for result in results):>10.2f}")
     return 0 if all(result.solved for result in results) else 1
 

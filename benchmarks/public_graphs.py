@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.record import write_record
+
 if TYPE_CHECKING:
     from memplan.planning.problem import Decision, Problem
 
@@ -245,6 +247,13 @@ def improve_bound(
     return (float("inf") if found.infeasible else max(known, found.seconds)), found.wall_seconds
 
 
+def structurally_infeasible(problem: Problem) -> bool:
+    """Whether some node alone needs more than the budget at once."""
+    from memplan.planning.certificate import lower_bound
+
+    return lower_bound(problem, 0.0).infeasible
+
+
 def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit: float) -> Result:
     """Plan, verify and certify one instance at one ratio.
 
@@ -255,6 +264,8 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
     problem = to_problem(instance, ratio, order == "fixed")
     # Loading (or, once, compiling) the planner is not planning.
     solve_instance(problem, order, 0.0)
+    if structurally_infeasible(problem):
+        return Result(instance.name, ratio, order, False, None, None, 0.0, 0.0, [])
     start = time.perf_counter()
     decision, known = solve_instance(problem, order, seconds)
     planning = time.perf_counter() - start
@@ -296,6 +307,25 @@ def verify(data: Mapping[str, Any], ratio: float, order: str, sequence: Sequence
         raise VerificationError(f"peak {peak} is over the budget {budget}")
     base = sum(durations[node] for node in ids)
     extra = sum(durations[node] for node in sequence) - base
+    return Verified(budget, peak, 100 * extra / base)
+
+
+def verify_instance(instance: Instance, ratio: float, sequence: Sequence[int]) -> Verified:
+    """The same for an instance whose ids are its numbers and whose order is free.
+
+    Raises:
+        VerificationError: see :func:`verify`.
+    """
+    ids = range(len(instance.ids))
+    reads: dict[Any, set[Any]] = {k: set(found) for k, found in enumerate(instance.predecessors)}
+    sizes: dict[Any, int] = dict(enumerate(instance.sizes))
+    _check_complete(ids, sequence)
+    budget = budget_of(ratio, _peak(reads, sizes, ids))
+    peak = _peak(reads, sizes, sequence)
+    if peak > budget:
+        raise VerificationError(f"peak {peak} is over the budget {budget}")
+    base = sum(instance.durations)
+    extra = sum(instance.durations[node] for node in sequence) - base
     return Verified(budget, peak, 100 * extra / base)
 
 
@@ -346,7 +376,19 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="certificate alone, after planning, per point (0)",
     )
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--record", type=Path, help="without sequences, with versions and command")
     return parser.parse_args(argv)
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """The command without paths."""
+    return " ".join([
+        "python -m benchmarks.public_graphs --instances DIR --json FILE",
+        *(f"--ratio {ratio:g}" for ratio in options.ratio),
+        *(f"--only {name}" for name in options.only),
+        f"--order {options.order} --seconds {options.seconds:g}",
+        f"--bound-seconds {options.bound_seconds:g}",
+    ])  # fmt: skip
 
 
 def _plain(name: str) -> str:
@@ -396,6 +438,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(result)
             print(row(result), flush=True)
             options.json.write_text(json.dumps([asdict(item) for item in results]))
+            if options.record is not None:
+                rows = [{**asdict(item), "sequence": None} for item in results]
+                write_record(options.record, command_of(options), rows)
     return 0
 
 

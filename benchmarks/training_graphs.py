@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.record import write_record
+
 if TYPE_CHECKING:
     from memplan.analysis import OpenModel
     from memplan.planning.outcome import Outcome
@@ -184,6 +186,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
     parser.add_argument("--device", default="h200", help="cost profile")
     parser.add_argument("--json", type=Path, required=True, help="where the rows go")
+    parser.add_argument("--record", type=Path, help="the same with versions, CPUs and command")
     return parser.parse_args(argv)
 
 
@@ -198,6 +201,17 @@ def chosen_files(models: Sequence[Path], only: Sequence[str]) -> list[Path]:
     if not files:
         raise ValueError("no model files there")
     return sorted(files, key=lambda path: path.stat().st_size)
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """The command without paths."""
+    return " ".join([
+        "python -m benchmarks.training_graphs --models DIR --json FILE",
+        *(f"--only {name}" for name in options.only),
+        *(f"--budget {budget}" for budget in options.budget),
+        *(f"--strategy {name}" for name in options.strategy),
+        f"--seconds {options.seconds:g} --device {options.device}",
+    ])  # fmt: skip
 
 
 def row(result: Result) -> str:
@@ -241,7 +255,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result = run_point(loaded, budget, name, options.seconds, options.device)
                 results.append(result)
                 print(row(result), flush=True)
-                options.json.write_text(json.dumps([asdict(item) for item in results], indent=1))
+                rows = [asdict(item) for item in results]
+                options.json.write_text(json.dumps(rows, indent=1))
+                if options.record is not None:
+                    write_record(options.record, command_of(options), rows)
     return 0
 
 

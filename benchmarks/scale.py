@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.public_graphs import Instance, to_problem, verify_instance
+from benchmarks.instances import Instance, verify_instance
+from benchmarks.public_graphs import to_problem
 from benchmarks.record import write_record
 
 _BATCH, _TOKENS, _WIDTH, _HEADS, _CLASSES = 8, 512, 1024, 16, 1024

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,6 +32,15 @@ def sample_models() -> list[Path]:
 def runnable_models() -> list[Path]:
     """Sample models and, where present, the shared runnable ones."""
     return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
+
+
+def load_benchmark(name: str) -> ModuleType:
+    """A module of ``benchmarks/``, which is not installed; memplan stays the installed one."""
+    sys.path.append(str(ROOT))
+    try:
+        return importlib.import_module(f"benchmarks.{name}")
+    finally:
+        sys.path.remove(str(ROOT))
 
 
 Memplan = Callable[..., subprocess.CompletedProcess[str]]

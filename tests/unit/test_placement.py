@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from conftest import ROOT, SAMPLES
+from conftest import SAMPLES, load_benchmark
 from placements import Rectangle, arrays_of, checked_height, gapless, worn
 
 from memplan.analysis import analyze
@@ -244,15 +242,7 @@ def test_an_analysis_places_what_the_timeline_allocates() -> None:
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     """The script, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location(
-        "placement_benchmark", ROOT / "benchmarks" / "placement.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("placement")
 
 
 def test_the_benchmark_places_verifies_and_writes(benchmark: ModuleType, tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import ROOT, SAMPLES
+from conftest import SAMPLES, load_benchmark
 
 from memplan.errors import UsageError
 from memplan.planning.outcome import Outcome
@@ -21,16 +19,8 @@ from memplan.planning.strategies import parse_strategy
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     """The benchmark, which is not installed with the package."""
-    spec = importlib.util.spec_from_file_location(
-        "training_graphs", ROOT / "benchmarks" / "training_graphs.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["training_graphs"] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
     warm_up()
-    return module
+    return load_benchmark("training_graphs")
 
 
 def test_a_budget_is_a_share_of_the_dynamic_peak(bench: ModuleType) -> None:

@@ -1,0 +1,192 @@
+"""docs/benchmarks.md from the recorded results.
+
+python -m benchmarks.tables > docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+# Cost and bound are equal below this difference in percent points.
+_CLOSED = 5e-4
+_PEERS = (
+    "auto", "greedy", "segments", "dtr{heuristic=h_eq}", "dtr{heuristic=h_local}", "knapsack",
+    "knapsack{cut=0}", "min-cut",
+)  # fmt: skip
+
+Row = dict[str, Any]
+
+
+def load(name: str) -> dict[str, Any]:
+    """One record."""
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; columns after the first are aligned to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def origin(record: dict[str, Any]) -> str:
+    """Where the figures come from."""
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    return f"`{record['command']}`; {record['cpu_count']} CPUs; {versions}."
+
+
+def public(record: dict[str, Any]) -> list[str]:
+    """The public graphs, a row per point that some plan might fit."""
+    rows = []
+    for row in record["results"]:
+        if not row["feasible"] and row["bound_percent"] is None:
+            continue
+        cost, bound = row["extra_cost_percent"], row["bound_percent"]
+        closed = cost is not None and abs(cost - bound) < _CLOSED
+        rows.append([
+            row["instance"], f"{row['ratio']:g}", "no plan" if cost is None else f"{cost:.3f}",
+            f"{bound:.3f}", "optimal" if closed else "-" if cost is None else f"{cost - bound:.3f}",
+            f"{row['planning_seconds'] + row['bound_seconds']:.1f}",
+        ])  # fmt: skip
+    head = ["graph", "budget / peak", "extra time %", "bound %", "gap", "seconds"]
+    return table(head, rows)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """How many points are certified, and how long those took together."""
+    closed = [
+        row for row in record["results"]
+        if row["feasible"] and abs(row["extra_cost_percent"] - row["bound_percent"]) < _CLOSED
+    ]  # fmt: skip
+    seconds = sum(row["planning_seconds"] + row["bound_seconds"] for row in closed)
+    return (
+        f"{len(closed)} plans are certified optimal, in {seconds:.0f} s for all of them together."
+    )
+
+
+def training(records: Sequence[dict[str, Any]]) -> list[str]:
+    """A row per graph and budget, a column per strategy."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for record in records:
+        for row in record["results"]:
+            found.setdefault((row["graph"], row["budget"]), {})[row["strategy"]] = row
+    rows = []
+    for (graph, budget), by_name in found.items():
+        cells = [_cell(by_name.get(name)) for name in _PEERS]
+        rows.append([f"{graph} {budget}", *cells, _bound(by_name.get("auto"))])
+    return table(["graph, budget", *(f"`{name}`" for name in _PEERS), "bound of `auto`"], rows)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    cost = f"{row['extra_cost_percent']:.2f}"
+    if row["fits"]:
+        return cost
+    reached = 100 * row["peak_bytes"] / row["original_peak_bytes"]
+    return f"reaches {reached:.0f}%"
+
+
+def _bound(row: Row | None) -> str:
+    if row is None or row["bound_percent"] is None:
+        return ""
+    if row["bound_percent"] > 0:
+        return f"{row['bound_percent']:.2f}"
+    kind = row["bound_kind"] or ""
+    return f"in order {kind.rsplit(' ', 1)[1]}" if "would be" in kind else "-"
+
+
+def scale(record: dict[str, Any]) -> list[str]:
+    """The generated transformers."""
+    rows = [
+        [
+            f"{row['layers']} layers, {row['nodes']:,} nodes", f"{row['ratio']:g}",
+            f"{row['extra_cost_percent']:.2f}", f"{row['first_seconds']:.2f}",
+            f"{row['planning_seconds']:.1f}", f"{row['resident_set_bytes'] / 1e6:.0f}",
+        ]
+        for row in record["results"]
+    ]  # fmt: skip
+    head = ["graph", "budget / peak", "extra time %", "first plan s", "seconds", "process MB"]
+    return table(head, rows)
+
+
+def placement(record: dict[str, Any]) -> list[str]:
+    """The placement instances."""
+    rows = [
+        [
+            row["instance"], str(row["buffers"]), f"{row['max_live']:,}", f"{row['height']:,}",
+            "yes" if row["solved"] else "no", f"{row['seconds']:.2f}",
+        ]
+        for row in record["results"]
+    ]  # fmt: skip
+    total = sum(row["seconds"] for row in record["results"])
+    rows.append(["total", "", "", "", "", f"{total:.2f}"])
+    return table(["instance", "buffers", "max-live", "height", "within capacity", "seconds"], rows)
+
+
+INTRODUCTION = """\
+# Benchmarks
+
+Written by `python -m benchmarks.tables` from `benchmarks/results/`. Extra time is that of
+recomputation in percent of the step without. Every plan was checked by code that knows nothing of
+the planner. Searches are stopped by the clock, so figures differ a little from run to run.
+
+## Training graphs: our search and published planners
+
+One memory model (the runtime's, exact, with workspace) and one cost model (roofline of an H200:
+estimated, not measured) for all. A budget is a share of the dynamic peak. *reaches N%*: the
+strategy found no plan for the budget, its lowest peak is N% of the original one. The bound speaks
+of plans that keep the file's order; *in order x* stands where moving nodes got `auto` below it.
+The peers are our implementations of the published algorithms (`memplan/planning/peers/`). `auto`
+looks at their plans, too.
+"""
+FIXED = """
+## Public graphs, node order kept
+
+The graphs of the Moccasin paper (ICML 2023): random layered graphs (RL) and the training graphs of
+Checkmate (MLSys 2020). Points below the structural floor are left out.
+"""
+
+
+def document() -> list[str]:
+    """The whole page."""
+    fixed, free = load("public_fixed"), load("public_free")
+    training_records = [load("training_graphs"), load("training_lstm2")]
+    grown, placed = load("scale"), load("placement")
+    return [
+        INTRODUCTION,
+        *training(training_records),
+        "",
+        *(f"{origin(record)}\n" for record in training_records),
+        FIXED,
+        *public(fixed),
+        f"\n{summary(fixed)}\n",
+        origin(fixed),
+        "\n## Public graphs, any node order\n",
+        *public(free),
+        "\nNo bound but 0 is known for a free order.\n",
+        origin(free),
+        "\n## Large graphs\n",
+        "Transformer training graphs as `benchmarks/scale.py` makes them.\n",
+        *scale(grown),
+        f"\n{origin(grown)}",
+        "\n## Placement\n",
+        "The challenging instances of MiniMalloc (ASPLOS 2023).\n",
+        *placement(placed),
+        f"\n{origin(placed)}",
+    ]
+
+
+def main() -> int:
+    """Print the page."""
+    print("\n".join(document()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,6 +15,7 @@ from memplan.planning.pruning import free_clones, prune
 from memplan.planning.repair import cost_of, repair, seconds_of
 
 _DEPTHS = (2, 4, 14, 64)
+_LAST_MOVES = 40
 
 
 @compiled
@@ -130,6 +131,9 @@ def improve(
             cost + 3 * temperature,
             rounds,
         )
+        if excess > 0 and cost_of(problem, candidate) <= cost + 3 * temperature:
+            # What is missing may be a matter of where the recomputations stand.
+            candidate, excess = reorder(problem, candidate, movable, budget, _LAST_MOVES)
         if excess > 0:
             continue
         candidate = prune(problem, candidate, original, protected, budget, noise)

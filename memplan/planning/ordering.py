@@ -194,7 +194,8 @@ def reorder(
 
     Half of the attempts start at positions over budget: what was made before and is read after is
     pushed behind, what frees memory behind is pulled in front. Moves that do not meet are made
-    together, before one evaluation.
+    together, before one evaluation. Recomputations may move wherever they stand, first runs only
+    of ``movable`` nodes.
     """
     profile = evaluate(problem, sequence)
     index = build_index(problem, profile)
@@ -218,6 +219,14 @@ def reorder(
     return profile.sequence, excess
 
 
+@leaf
+def mark_fixed(sequence: Ints, movable: Flags, seen: Flags, fixed: Flags) -> None:
+    """Mark first runs of nodes that may not move (``seen``: all false)."""
+    for p in range(len(sequence)):
+        fixed[p] = not (movable[sequence[p]] or seen[sequence[p]])
+        seen[sequence[p]] = True
+
+
 @inner
 def move_some(
     problem: Arrays,
@@ -231,11 +240,12 @@ def move_some(
     """Make those of ``attempts`` random moves in ``order`` that seem to cost nothing and do not
     meet; how many there were."""
     over = np.flatnonzero(profile.total > budget)
-    touched = np.zeros(len(order), np.bool_)
+    touched, fixed = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
+    mark_fixed(order, movable, np.zeros(len(movable), np.bool_), fixed)
     made = 0 * attempts
     for _ in range(attempts):
         position = pick_position(profile, index, over)
-        if not movable[profile.sequence[position]]:
+        if fixed[position]:
             continue
         target = pick_target(profile, index, position)
         low, high = min(position, target), max(position, target)

@@ -250,7 +250,8 @@ class _Portfolio:
             self.certificate = Certificate(0.0, f"none: the certificate failed ({error})")
             return
         with self.lock:
-            self.certificate = Certificate(found.seconds, found.kind)
+            if found.seconds > 0:
+                self.certificate = Certificate(found.seconds, found.kind)
         if found.sequence is not None:
             self._consider(found.sequence)
 

@@ -32,6 +32,10 @@ _PORTION = 50
 _GIVE_UP = 10
 # Restarts after which an infeasible problem is given up, time limit or not.
 _IDLE_ATTEMPTS = 300
+# Shares of the budget to aim at while nothing fits.
+_AIMS = (1.0, 1.0, 0.99, 0.97, 0.94)
+# How often nodes, or recomputations only, are moved in a round of the refinement.
+_MOVING, _MOVING_AGAIN = 0.5, 0.2
 # Orders are explored for this share of the time; of that, the last part goes to the best few.
 _EXPLORE, _BEST_FEW_FROM, _BEST_FEW = 0.65, 0.6, 3
 # Shares of the time limit for the search from one start, which is also stopped early.
@@ -282,10 +286,12 @@ class _Search:
                 return
             noisy = self.price * np.exp(self.random.uniform(-0.7, 0.7, len(self.price)))
             start = self.problem.start if self.random.random() < 0.3 else current
-            if self.options.order:
-                start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
+            start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
             depth = int(self.random.choice(self.options.depths))
-            sequence, excess = self._repair(start, noisy, depth, 0.3, 1)
+            # Greedy gets stuck in front of its aim; behind the budget that does no harm.
+            aim = int(self.budget * self.random.choice(_AIMS))
+            sequence, _ = self._repair(start, noisy, depth, 0.3, 1, aim)
+            sequence, excess = reorder(self.arrays, sequence, self.movable, self.budget, 100)
             self._offer(sequence, excess)
             current = self.fallback
 
@@ -307,7 +313,8 @@ class _Search:
             left = 1.0 - done / counted if counted else (until - now) / total
             current, self.best, gains = improve(
                 self.arrays, current, self.best, self.original, self.problem.protected,
-                self.movable, self.price, self.budget, chunk, 0.5 if self.options.order else 0.0,
+                self.movable, self.price, self.budget, chunk,
+                _MOVING if self.options.order else _MOVING_AGAIN,
                 0.03 * left, 3, 400,
             )  # fmt: skip
             done += chunk
@@ -333,22 +340,34 @@ class _Search:
             self.progress(self._peak(self.best), extra)
 
     def _repair(
-        self, start: Ints, price: Floats, depth: int, noise: float, mode: int
+        self,
+        start: Ints,
+        price: Floats,
+        depth: int,
+        noise: float,
+        mode: int,
+        aim: int | None = None,
     ) -> tuple[Ints, float]:
-        """Repair in portions, to keep the time limit; stops when a portion gains nothing."""
-        sequence, excess = start, self._excess(start)
-        lowest = self._excess(self.fallback)
-        while excess > 0:
-            before = excess
+        """Repair in portions, to keep the time limit; stops when a portion gains nothing.
+
+        ``aim``: bytes, by default the budget. The excess returned is over the budget.
+        """
+        aim = self.budget if aim is None else aim
+        sequence = start
+        excess = lowest = float(excess_of(evaluate(self.arrays, sequence), aim))
+        over, fallback = self._excess(start), self._excess(self.fallback)
+        while over > 0:
             sequence, excess = repair(
-                self.arrays, sequence, self.movable, price, self.budget, depth, noise, mode,
+                self.arrays, sequence, self.movable, price, aim, depth, noise, mode,
                 _GIVE_UP, np.inf, _PORTION,
             )  # fmt: skip
-            if 0 < excess < lowest:
-                self.fallback, lowest = sequence, excess
-            if excess >= before or self._late():
+            over = self._excess(sequence)
+            if 0 < over < fallback:
+                self.fallback, fallback = sequence, over
+            if excess >= lowest or self._late():
                 break
-        return sequence, excess
+            lowest = excess
+        return sequence, over
 
     def _offer(self, sequence: Ints, excess: float) -> None:
         """Consider a sequence for the best (when it fits) or the least bad."""

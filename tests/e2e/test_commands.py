@@ -52,10 +52,6 @@ VALIDATION_KEYS = {
 RUN_KEYS = {"predicted_peak_bytes", "measured_peak_bytes", "seconds_median"}
 
 
-def _reported(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=False, reason=f"reported: {reason}")
-
-
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     """Stdout of a run that must have worked without a word on stderr."""
     assert done.returncode == 0, done.stderr
@@ -217,7 +213,6 @@ def test_a_terminal_that_knows_only_ascii(memplan: Memplan, model: Path) -> None
             ("--color", "never"),
             {"FORCE_COLOR": "1"},
             False,
-            marks=_reported("bold is left: rich's no_color keeps other styles"),
         ),
     ],
 )
@@ -394,14 +389,9 @@ def _same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     )
 
 
-STRINGS = pytest.param("strings", marks=_reported("Where on strings: KeyError in workspace.py"))
-
-
 @pytest.mark.ort
 @pytest.mark.parametrize("optimize", ["none", "extended"])
-@pytest.mark.parametrize(
-    "name", [STRINGS if n == "strings" else n for n in WORKING if n != "unknown_operator"]
-)
+@pytest.mark.parametrize("name", [name for name in WORKING if name != "unknown_operator"])
 def test_odd_models_are_rewritten_and_run(name: str, optimize: str, tmp_path: Path) -> None:
     proto = WORKING[name]()
     path, out = saved(proto, tmp_path), tmp_path / OUT
@@ -439,7 +429,6 @@ def test_a_model_with_an_unknown_operator_is_rewritten(optimize: str, tmp_path: 
     assert ops.count(("acme.ops", "Swoosh")) == 1
 
 
-@_reported("refusal() knows only a list of operators: an unknown one may draw random numbers")
 def test_an_unknown_operator_is_never_run_twice(tmp_path: Path) -> None:
     path = saved(odd.unknown_operator(), tmp_path)
     options = RewriteOptions(parse_size("100%"), optimize="none", recompute=("a",))
@@ -448,7 +437,6 @@ def test_an_unknown_operator_is_never_run_twice(tmp_path: Path) -> None:
     assert "act" not in result.plan.recomputed
 
 
-@_reported("the checker in postconditions.py wants a shape for every output (exit code 70)")
 def test_an_output_without_a_stated_shape(tmp_path: Path) -> None:
     proto = odd.training()
     proto.graph.output[1].CopyFrom(info("w1_grad", None))

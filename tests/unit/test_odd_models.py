@@ -21,13 +21,8 @@ from memplan.planning.rebuild import extend
 COUNTED_DTYPES = {FLOAT: 4, INT64: 8, TensorProto.BOOL: 1}
 
 
-# memplan/ops/workspace.py knows no element size for strings (reported).
-KEY_ERROR = pytest.mark.xfail(raises=KeyError, strict=False, reason="Where on strings: KeyError 8")
-
-
 def _names(without: Set[str] = frozenset()) -> list[object]:
-    marked = {"strings": pytest.param("strings", marks=KEY_ERROR)}
-    return [marked.get(name, name) for name in WORKING if name not in without]
+    return [name for name in WORKING if name not in without]
 
 
 def _bytes(model: onnx.ModelProto) -> int:

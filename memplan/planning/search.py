@@ -54,7 +54,7 @@ class SearchOptions:
     """``order``: whether nodes may be moved. ``iterations``: stop after so many rounds of the
     large-neighbourhood search (0: only the time limit counts); results then depend on the seed
     alone. ``begin``: a feasible sequence to go on from. ``starts``: sequences to search from beside
-    the given order, feasible or not.
+    the given order, feasible or not. ``refine``: go on after greedy and pruning.
     """
 
     order: bool = True
@@ -63,6 +63,7 @@ class SearchOptions:
     depths: tuple[int, ...] = (2, 4, 14, 64)
     begin: Ints | None = None
     starts: tuple[Ints, ...] = ()
+    refine: bool = True
 
 
 def solve(
@@ -178,9 +179,9 @@ class _Search:
                 self._construct(self.problem.start)
             if self.options.order and not self._stop():
                 self._explore()
-        if self.best is None:
+        if self.best is None and self.options.refine:
             self._struggle()
-        if self.best is not None:
+        if self.best is not None and self.options.refine:
             if self.meet is not None:
                 self._take(self.meet(self.best))
             self._refine()

@@ -61,7 +61,8 @@ class Greedy:
         """See :func:`memplan.planning.search.solve`."""
         from memplan.planning.search import SearchOptions, solve
 
-        return Outcome(solve(problem, 0.0, SearchOptions(order=False), progress))
+        options = SearchOptions(order=False, refine=False)
+        return Outcome(solve(problem, time_limit, options, progress))
 
 
 @dataclass(frozen=True, slots=True)

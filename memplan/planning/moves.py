@@ -279,6 +279,35 @@ def only_moves(
 
 
 @leaf
+def add_evicted(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    evicted: int,
+    after: int,
+    at: int,
+    count: int,
+    stamp: int,
+) -> int:
+    """Add the nodes that make again what is read of ``evicted`` from ``at`` on.
+
+    The number of nodes, or -1 when that is impossible.
+    """
+    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
+        v = index.values[k]
+        # Not read from here on, or made at the reader itself (a view, or in place).
+        if index.last_read[v] < at or index.made_at[v] >= at:
+            continue
+        if index.made_at[v] > after or problem.maker[profile.value_tensor[v]] == NONE:
+            return -1
+        count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
+        if count < 0:
+            return -1
+    return count
+
+
+@leaf
 def score_move(
     problem: Arrays,
     profile: Profile,
@@ -302,21 +331,13 @@ def score_move(
     stamp = scratch.stamp[0]
     # A literal 0 is a type of its own to numba, which would compile every callee once more.
     nothing = 0 * stamp
-    count = nothing
-    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
-        v = index.values[k]
-        # Not read from here on, or made at the reader itself (a view, or in place).
-        if index.last_read[v] < at or index.made_at[v] >= at:
-            continue
-        if index.made_at[v] > after or problem.maker[profile.value_tensor[v]] == NONE:
-            return 0.0, 0
-        count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
-        if count < 0:
-            return 0.0, 0
+    count = add_evicted(problem, profile, index, scratch, evicted, after, at, nothing, stamp)
+    if count < 0:
+        return 0.0, 0
     # What the eviction alone saves bounds the gain of every closure.
     most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted], np.inf)
     best_score, best_count = 0.0, 0
-    done, extensions, priced, cost = nothing, nothing, 0, 1e-300
+    done, extensions, priced, cost = nothing, nothing, nothing, 1e-300
     for _ in range(depth):
         count, extensions = close_over(
             problem, profile, index, scratch, budget, evicted, at, done, count, extensions, stamp,
@@ -325,11 +346,10 @@ def score_move(
         if count < 0:
             break
         done = count
-        while priced < count:
-            node = scratch.queue[priced]
-            if not only_moves(problem, profile, index, movable, node, evicted, at):
-                cost += price[node]
-            priced += 1
+        for k in range(priced, count):
+            if not only_moves(problem, profile, index, movable, scratch.queue[k], evicted, at):
+                cost += price[scratch.queue[k]]
+        priced = count
         if most / cost <= max(best_score, threshold):
             break
         gain = -spread_excess(

@@ -35,7 +35,7 @@ _IDLE_ATTEMPTS = 300
 # Shares of the budget to aim at while nothing fits.
 _AIMS = (1.0, 1.0, 0.99, 0.97, 0.94)
 # How often nodes, or recomputations only, are moved in a round of the refinement.
-_MOVING, _MOVING_AGAIN = 0.5, 0.2
+_MOVING, _MOVING_AGAIN = 0.5, 0.04
 # Orders are explored for this share of the time; of that, the last part goes to the best few.
 _EXPLORE, _BEST_FEW_FROM, _BEST_FEW = 0.65, 0.6, 3
 # Shares of the time limit for the search from one start, which is also stopped early.
@@ -47,6 +47,7 @@ _COUNTED_STARTS = 3
 # The refinement ends when so many rounds, or this share of its time, brought nothing.
 _IDLE_ITERATIONS = 5000
 _IDLE_SHARE = 0.4
+_ROUNDS_PER_CLONE = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ class _Search:
     def _keep_shaking(self) -> None:
         """With the rest of the time: shaken plans, searched and refined."""
         idle = 0
-        while self.options.order and idle < _IDLE_STARTS and not self._stop():
+        while idle < _IDLE_STARTS and not self._stop():
             assert self.best is not None
             before = self.best
             start = shaken_start(self.problem, self.movable, self.random, self.best)
@@ -299,9 +300,12 @@ class _Search:
     def _refine(self, until: float = np.inf, patience: int = _IDLE_ITERATIONS) -> None:
         """Large-neighbourhood search until time or iterations are over, or nothing comes.
 
-        ``until``: on the clock; ``patience``: rounds without gain. Counted iterations go before.
+        ``until``: on the clock; ``patience``: rounds without gain, fewer where there is little to
+        vary. Counted iterations go before.
         """
         assert self.best is not None
+        clones = len(self.best) - len(self.problem.order)
+        patience = min(patience, _ROUNDS_PER_CLONE * (clones + 5))
         counted = self.options.iterations
         current, done, chunk, last_gain = self.best, 0, 4, 0
         begun = gained_at = time.perf_counter()

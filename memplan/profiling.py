@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +10,14 @@ from pathlib import Path
 import onnx
 
 from memplan.analysis import OpenModel, open_model
-from memplan.errors import UsageError
-from memplan.model.prepare import PreparedModel
+from memplan.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
 from memplan.model.write import write_atomically, write_model
-from memplan.ops.cost import device_for, node_costs
+from memplan.ops.cost import device_for
 from memplan.runtime.inputs import load_inputs, synthesize
 from memplan.runtime.measure import RunRequest, saved_inputs
 from memplan.runtime.times import RunTimes, device_name, medians, steady, time_nodes
 
 SCHEMA = "memplan.profile/1"
-COSTS_SCHEMA = "memplan.costs/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +30,6 @@ class ProfileOptions:
     inputs: Path | None = None
     seed: int = 0
     threads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class OpTime:
-    """All measured nodes of one operator, in seconds per step."""
-
-    op: str
-    nodes: int
-    measured_seconds: float
-    estimated_seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """Measured over estimated; infinite where the estimate is 0 (views)."""
-        if self.estimated_seconds:
-            return self.measured_seconds / self.estimated_seconds
-        return math.inf if self.measured_seconds else 1.0
-
-    def as_json(self) -> dict[str, object]:
-        """All fields; ``ratio`` is null where nothing was estimated."""
-        return {
-            "op": self.op,
-            "nodes": self.nodes,
-            "measured_seconds": self.measured_seconds,
-            "estimated_seconds": self.estimated_seconds,
-            "ratio": self.ratio if math.isfinite(self.ratio) else None,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +65,18 @@ class Profile:
     @property
     def estimated_seconds(self) -> float:
         """What the roofline gives for the same nodes."""
-        return sum(row.estimated_seconds for row in self.by_op)
+        return total(self.by_op).estimated_seconds
 
     @property
     def summary(self) -> str:
         """The answer in one line."""
-        total = OpTime("", 0, self.measured_seconds, self.estimated_seconds)
         return (
             f"measured {1000 * self.measured_seconds:,.1f} ms in {len(self.seconds)} of "
-            f"{self.nodes} nodes, {total.ratio:.2f} × the estimate"
+            f"{self.nodes} nodes, {total(self.by_op).ratio:.2f} × the estimate"
         )
 
     def costs(self) -> dict[str, object]:
-        """The JSON object of a costs file (see :func:`read_costs`)."""
+        """The JSON object of a costs file (see :func:`memplan.costs.read_costs`)."""
         return {
             "schema": COSTS_SCHEMA,
             "fingerprint": self.fingerprint,
@@ -125,7 +93,7 @@ class Profile:
         Raises:
             UsageError: it exists and ``force`` is not given, or it cannot be written.
         """
-        write_atomically(path, costs_text(self).encode(), force=force)
+        write_atomically(path, costs_text(self.costs()).encode(), force=force)
 
     def as_json(self) -> dict[str, object]:
         """The report as a JSON object."""
@@ -148,17 +116,6 @@ class Profile:
             "by_op": [row.as_json() for row in self.by_op],
             "assumptions": list(self.assumptions),
         }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """A costs file: seconds by node name, and what they were measured on where it says so."""
-
-    path: Path
-    seconds: Mapping[str, float]
-    fingerprint: str | None = None
-    provider: str | None = None
-    dims: Mapping[str, object] | None = None
 
 
 def profile(
@@ -213,7 +170,7 @@ def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
         step_seconds=statistics.median(run.step for run in kept),
         other_nodes=len(others),
         other_seconds=sum(found[name] for name in others),
-        by_op=_by_op(model, options.provider, seconds),
+        by_op=by_operator(graph, device_for(options.provider), options.provider, seconds),
         assumptions=tuple(_notes(options, runs, kept, len(graph.nodes) - len(seconds))),
     )
 
@@ -243,25 +200,6 @@ def _forget_names(node: onnx.NodeProto) -> None:
                 _forget_names(inner)
 
 
-def _by_op(model: OpenModel, provider: str, seconds: Mapping[str, float]) -> tuple[OpTime, ...]:
-    """Measured and estimated seconds of the measured nodes, by operator."""
-    estimates = node_costs(model.graph, device_for(provider), provider)
-    rows: dict[str, OpTime] = {}
-    for node in model.graph.nodes:
-        if node.name in seconds:
-            row = rows.get(node.op, OpTime(node.op, 0, 0.0, 0.0))
-            rows[node.op] = OpTime(
-                node.op,
-                row.nodes + 1,
-                row.measured_seconds + seconds[node.name],
-                row.estimated_seconds + estimates[node.id],
-            )
-    # A ratio of tiny times misleads no plan: the worst estimate is off by the most seconds.
-    return tuple(
-        sorted(rows.values(), key=lambda row: -abs(row.measured_seconds - row.estimated_seconds))
-    )
-
-
 def _notes(
     options: ProfileOptions, runs: Sequence[RunTimes], kept: Sequence[RunTimes], missing: int
 ) -> list[str]:
@@ -283,60 +221,3 @@ def _notes(
             "microseconds of launching"
         )
     return notes
-
-
-def costs_text(result: Profile) -> str:
-    """A costs file's text."""
-    return json.dumps(result.costs(), indent=1) + "\n"
-
-
-def read_costs(path: Path) -> Costs:
-    """A costs file: ``{"seconds": {node name: seconds}}``, from :func:`profile` or by hand.
-
-    Raises:
-        UsageError: unreadable, or of another shape.
-    """
-    try:
-        data = json.loads(path.read_text())
-        seconds = {str(name): float(value) for name, value in data["seconds"].items()}
-        for name, value in seconds.items():
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} takes {value} seconds")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{path} is no costs file: {error}", 'expected {"seconds": {"node name": 1.2e-3}}'
-        ) from None
-    fingerprint, provider, dims = (data.get(k) for k in ("fingerprint", "provider", "dims"))
-    return Costs(
-        path,
-        seconds,
-        fingerprint if isinstance(fingerprint, str) else None,
-        provider if isinstance(provider, str) else None,
-        dims if isinstance(dims, dict) else None,
-    )
-
-
-def check_costs(costs: Costs, model: PreparedModel) -> None:
-    """Refuse costs that were measured on another model; those without a fingerprint pass.
-
-    Raises:
-        UsageError: the fingerprint differs (the structure, or dimensions).
-    """
-    if costs.fingerprint is None or costs.fingerprint == model.fingerprint:
-        return
-    hint = f"measure this one: memplan profile {model.path} -o costs.json"
-    if costs.dims is not None and dict(costs.dims) != dict(model.dims):
-        raise UsageError(
-            f"{costs.path} was measured with {_dims(costs.dims)}, but the model has "
-            f"{_dims(model.dims)}",
-            hint,
-        )
-    raise UsageError(
-        f"{costs.path} was measured on another model (fingerprint {costs.fingerprint[:12]}, "
-        f"{model.path} has {model.fingerprint[:12]})",
-        hint,
-    )
-
-
-def _dims(dims: Mapping[str, object]) -> str:
-    return ", ".join(f"--dim {name}={size}" for name, size in dims.items()) or "no --dim"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from memplan.runtime.measure import RunRequest, saved_inputs
 from memplan.runtime.times import RunTimes, device_name, medians, steady, time_nodes
 
 SCHEMA = "memplan.profile/1"
+_INNER = "memplan.inner."
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
     kept = steady(runs)
     found = medians(kept)
     seconds = {name: found[number] for number, name in names.items() if number in found}
-    others = found.keys() - names.keys()
+    others = {name for name in found if name not in names and not name.startswith(_INNER)}
     return Profile(
         path=prepared.path,
         fingerprint=prepared.fingerprint,
@@ -179,7 +180,8 @@ def _write_numbered(proto: onnx.ModelProto, path: Path) -> dict[str, str]:
     """Write the model with numbers for node names; node names by number.
 
     The profiler writes names into its JSON as they are, quotes and all, and tells a node inside a
-    control-flow body from one outside by its name alone: those have none here.
+    control-flow body from one outside by its name alone. Its time is in that of the node around
+    it.
     """
     model = onnx.ModelProto()
     model.CopyFrom(proto)
@@ -187,17 +189,19 @@ def _write_numbered(proto: onnx.ModelProto, path: Path) -> dict[str, str]:
     for index, node in enumerate(model.graph.node):
         names[f"n{index}"] = node.name
         node.name = f"n{index}"
-        _forget_names(node)
+    for index, node in enumerate(_inner_nodes(model.graph)):
+        node.name = f"{_INNER}{index}"
     write_model(model, path)
     return names
 
 
-def _forget_names(node: onnx.NodeProto) -> None:
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                inner.name = ""
-                _forget_names(inner)
+def _inner_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Nodes in control-flow bodies, at any depth."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from body.node
+                yield from _inner_nodes(body)
 
 
 def _notes(
@@ -207,7 +211,7 @@ def _notes(
     if len(kept) < len(runs):
         notes.append(
             f"{len(runs) - len(kept)} of {len(runs)} runs are left out: further from the median "
-            "than 3 times the median distance"
+            "than 3 times the median distance, and than 5%"
         )
     if len(runs) < options.runs:
         notes.append(f"the profiler recorded {len(runs)} of {options.runs} runs completely")

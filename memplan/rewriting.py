@@ -325,9 +325,12 @@ def _cost_notes(costs: NodeCosts, model: OpenModel, options: RewriteOptions) -> 
         return []
     whole, measured = len(model.graph.nodes), costs.measured_nodes(model.graph)
     origin = f"on {options.provider}" if options.profile else f"in {costs.source}"
+    if measured == whole:
+        return [f"seconds of all {whole} nodes measured ({origin})"]
+    scale = ", on the scale of the measured ones" if costs.scale else ""
     return [
         f"seconds of {measured} of {whole} nodes measured ({origin}), of {whole - measured} "
-        "estimated" + (", on the scale of the measured ones" if costs.scale else "")
+        f"estimated{scale}"
     ]
 
 

@@ -324,7 +324,9 @@ def _cost_notes(costs: NodeCosts, model: OpenModel, options: RewriteOptions) -> 
     if costs.source == "estimate":
         return []
     whole, measured = len(model.graph.nodes), costs.measured_nodes(model.graph)
-    origin = f"on {options.provider}" if options.profile else f"in {costs.source}"
+    origin = f"in {costs.source}"
+    if options.profile:
+        origin = f"on {options.provider}, {1000 * sum(costs.seconds.values()):,.1f} ms a step"
     if measured == whole:
         return [f"seconds of all {whole} nodes measured ({origin})"]
     scale = ", on the scale of the measured ones" if costs.scale else ""

@@ -1,4 +1,4 @@
-"""Results as text for people. The only module that uses rich."""
+"""Results as text for people. Only this module and ``text_profile`` use rich."""
 
 from __future__ import annotations
 

@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from memplan.analysis import Analysis, analyze
     from memplan.errors import MemplanError
     from memplan.loading import load, session_options
+    from memplan.profiling import Profile, profile
     from memplan.rewriting import Rewrite, rewrite
     from memplan.validation import Validation, validate
 
 _HOME = {
     "Analysis": "memplan.analysis",
     "MemplanError": "memplan.errors",
+    "Profile": "memplan.profiling",
     "Rewrite": "memplan.rewriting",
     "Validation": "memplan.validation",
     "analyze": "memplan.analysis",
     "load": "memplan.loading",
+    "profile": "memplan.profiling",
     "rewrite": "memplan.rewriting",
     "session_options": "memplan.loading",
     "validate": "memplan.validation",
@@ -30,10 +33,12 @@ _HOME = {
 __all__ = [
     "Analysis",
     "MemplanError",
+    "Profile",
     "Rewrite",
     "Validation",
     "analyze",
     "load",
+    "profile",
     "rewrite",
     "session_options",
     "validate",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 
 import onnx
 
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model, opened
+from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.errors import InfeasibleError, MemplanError, RuntimeUnavailableError, UsageError
 from memplan.graph.types import Graph
 from memplan.model.external import external_tensors, repoint_external_data
@@ -21,11 +20,12 @@ from memplan.model.prepare import prepare as prepare_model
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import check_output, write_model
-from memplan.ops.cost import DEVICES, Device, device_for, node_costs
+from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.planning.outcome import Progress
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import parse_strategy
+from memplan.profiling import ProfileOptions, profile_open
 from memplan.rewriter.apply import apply_plan
 from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
@@ -37,7 +37,11 @@ SCHEMA = "memplan.rewrite/1"
 
 @dataclass(frozen=True, slots=True)
 class RewriteOptions:
-    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before."""
+    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
+
+    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
+    planned, fusions included, which runs it with its whole peak.
+    """
 
     budget: SizeSpec
     reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
@@ -49,6 +53,7 @@ class RewriteOptions:
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     costs: Path | None = None
+    profile: bool = False
     device: str | None = None
     loss: str | None = None
 
@@ -73,6 +78,12 @@ class Rewrite:
     timeline: Timeline
     model: onnx.ModelProto
     assumptions: tuple[str, ...]
+    costs: NodeCosts
+
+    @property
+    def measured_nodes(self) -> int:
+        """How many nodes of the planned graph have measured seconds."""
+        return self.costs.measured_nodes(self.optimized.graph)
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -98,6 +109,11 @@ class Rewrite:
             "recomputed_nodes": plan.clones,
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
+            "costs": {
+                "source": self.costs.source,
+                "measured_nodes": self.measured_nodes,
+                "estimated_nodes": len(self.optimized.graph.nodes) - self.measured_nodes,
+            },
             "planning_seconds": plan.planning_seconds,
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
@@ -132,9 +148,11 @@ def rewrite(
 
     Raises:
         InfeasibleError: no plan keeps the budget.
-        ModelError, UsageError: bad model, option or output path.
+        ModelError, UsageError: bad model, option, costs or output path.
+        RuntimeUnavailableError: ``profile`` was asked for, and a run failed.
     """
     options = RewriteOptions(parse_size(budget)) if isinstance(budget, str) else budget
+    _check_costs_options(options)
     session = _session(options)
     strategy = parse_strategy(options.strategy)
     target = output if output is not None else default_output(path)
@@ -143,12 +161,14 @@ def rewrite(
     source = open_model(path, dims, options.loss)
     original = analyze_open(source, session)
     budget_bytes = _budget(options, original)
+    given = _given_costs(source, options)
     attempts = _variants(source, options)
     failure: InfeasibleError | None = None
     for level, model, notes in attempts:
         analysis = original if model is source else analyze_open(model, session)
+        costs = given or _profiled_costs(model, analysis, budget_bytes, options)
         try:
-            request = _request(model, session, options, budget_bytes)
+            request = _request(model, session, options, budget_bytes, costs)
             plan = make_plan(prepare(request), strategy, options.time_limit, progress)
         except InfeasibleError as error:
             failure = failure or error
@@ -170,7 +190,8 @@ def rewrite(
             plan=plan,
             timeline=timeline,
             model=result,
-            assumptions=(*analysis.assumptions, *notes),
+            assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
+            costs=costs,
         )
     assert failure is not None
     raise failure
@@ -250,24 +271,69 @@ def _check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 
 
 def _request(
-    model: OpenModel, session: SessionKind, options: RewriteOptions, budget: int
+    model: OpenModel, session: SessionKind, options: RewriteOptions, budget: int, costs: NodeCosts
 ) -> PlanRequest:
-    device = _device(options)
     return PlanRequest(
         graph=model.graph,
         session=session,
         budget_bytes=budget,
-        estimate=partial(_estimate, device, options.provider),
+        estimate=costs.estimate,
         values=small_constants(model.prepared.bound.graph),
-        costs=read_costs(options.costs) if options.costs is not None else {},
+        costs=costs.seconds,
         keep=matching_tensors(model.graph, options.keep, "--keep"),
         force=matching_tensors(model.graph, options.recompute, "--recompute"),
         forward=model.phases.forward,
     )
 
 
-def _estimate(device: Device, provider: str, graph: Graph) -> list[float]:
-    return node_costs(graph, device, provider)
+def _check_costs_options(options: RewriteOptions) -> None:
+    if options.profile and options.costs is not None:
+        raise UsageError(
+            "seconds per node are either measured (--profile) or given (--costs)", "choose one"
+        )
+
+
+def _given_costs(source: OpenModel, options: RewriteOptions) -> NodeCosts | None:
+    """Estimates, or the seconds of a costs file; None if they are to be measured."""
+    device = _device(options)
+    if options.profile:
+        return None
+    if options.costs is None:
+        return NodeCosts("estimate", device, options.provider)
+    costs = read_costs(options.costs)
+    check_costs(costs, source.prepared, options.provider)
+    name = str(options.costs)
+    if costs.fingerprint is None:  # written by hand: taken for what it says, and nothing more
+        return NodeCosts(name, device, options.provider, costs.seconds)
+    return measured_costs(name, source.graph, device, options.provider, costs.seconds)
+
+
+def _profiled_costs(
+    model: OpenModel, analysis: Analysis, budget: int, options: RewriteOptions
+) -> NodeCosts:
+    """Measure the graph that is planned: the names of fused nodes are in no costs file."""
+    device = _device(options)
+    if budget < analysis.floor_with_workspace_bytes:  # the planner refuses it, whatever the costs
+        return NodeCosts("estimate", device, options.provider)
+    found = profile_open(model, ProfileOptions(options.provider))
+    return measured_costs("profile", model.graph, device, options.provider, found.seconds)
+
+
+def _cost_notes(costs: NodeCosts, model: OpenModel, options: RewriteOptions) -> list[str]:
+    """How many nodes were measured, where any could have been."""
+    if costs.source == "estimate":
+        return []
+    whole, measured = len(model.graph.nodes), costs.measured_nodes(model.graph)
+    origin = f"in {costs.source}"
+    if options.profile:
+        origin = f"on {options.provider}, {1000 * sum(costs.seconds.values()):,.1f} ms a step"
+    if measured == whole:
+        return [f"seconds of all {whole} nodes measured ({origin})"]
+    scale = ", on the scale of the measured ones" if costs.scale else ""
+    return [
+        f"seconds of {measured} of {whole} nodes measured ({origin}), of {whole - measured} "
+        f"estimated{scale}"
+    ]
 
 
 def _device(options: RewriteOptions) -> Device:
@@ -278,25 +344,6 @@ def _device(options: RewriteOptions) -> Device:
             f"there is no device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
         )
     return DEVICES[options.device]
-
-
-def read_costs(path: Path) -> dict[str, float]:
-    """Seconds per node name from a costs file (``{"seconds": {name: seconds}}``).
-
-    Raises:
-        UsageError: unreadable, or of another shape.
-    """
-    try:
-        data = json.loads(path.read_text())
-        costs = {str(name): float(value) for name, value in data["seconds"].items()}
-        for name, value in costs.items():
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} takes {value} seconds")
-        return costs
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{path} is no costs file: {error}", 'expected {"seconds": {"node name": 1.2e-3}}'
-        ) from None
 
 
 def matching_tensors(graph: Graph, patterns: tuple[str, ...], option: str) -> frozenset[int]:

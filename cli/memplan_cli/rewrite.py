@@ -37,6 +37,8 @@ from memplan_cli.progress import planning_progress
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
+@click.option("--profile", is_flag=True,
+              help="Measure the seconds per node first (runs the model as it is).")  # fmt: skip
 @click.option("--device", default=None, metavar="NAME", help="Device profile for cost estimates.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0,
               show_default=True, metavar="S", help="Seconds for planning.")  # fmt: skip
@@ -59,6 +61,7 @@ def command(
     recompute: tuple[str, ...],
     reserve: str | None,
     costs: Path | None,
+    profile: bool,
     device: str | None,
     time_limit: float,
     dry_run: bool,
@@ -87,6 +90,7 @@ def command(
         keep=keep,
         recompute=recompute,
         costs=costs,
+        profile=profile,
         device=device,
         loss=loss,
     )

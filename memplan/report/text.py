@@ -1,4 +1,4 @@
-"""Results as text for people. The only module that uses rich."""
+"""Results as text for people. Only this module and ``text_profile`` use rich."""
 
 from __future__ import annotations
 
@@ -227,7 +227,8 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     if plan.clones:
         first = (
             f"fits: peak {format_bytes(after)} within the budget, {plan.clones} nodes recomputed, "
-            f"{100 * plan.extra_cost_fraction:.2f}% more time (estimated)"
+            f"{100 * plan.extra_cost_fraction:.2f}% more time "
+            + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
     elif plan.baseline_peak_with_workspace_bytes <= result.budget_bytes:
         first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from memplan.runtime.options import PROVIDER_NAMES, session_options
+from memplan.runtime.times import run_times
 
 Feeds = dict[str, npt.NDArray[np.generic]]
 
@@ -31,7 +32,7 @@ def main(request_path: str, result_path: str) -> int:
     """Carry out the request and write the result; failures are results too."""
     request = json.loads(Path(request_path).read_text())
     try:
-        result = _optimize(request) if request["task"] == "optimize" else _measure(request)
+        result = _TASKS[request["task"]](request)
     except Exception as error:  # reported to the parent, which words it for the user
         result = {"error": str(error), "error_type": type(error).__name__}
     Path(result_path).write_text(json.dumps(result))
@@ -82,6 +83,29 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     profile = profiled_run(request, feeds, options, save)
     timing = _timed_runs(request, feeds)
     return {"runtime": ort.__version__, **profile, **timing}
+
+
+def _time(request: dict[str, Any]) -> dict[str, Any]:
+    """Seconds per node, run by run."""
+    with np.load(request["inputs"]) as archive:
+        feeds: Feeds = dict(archive.items())
+    options = session_options(request["session"], request["dims"])
+    options.enable_profiling = True
+    # The model is a copy with other node names; its weights may lie beside the original.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", request["weights"]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "run")
+        session = _session(request, options, Path(request["model"]).read_bytes())
+        names = [value.name for value in session.get_outputs()]
+        for _ in range(request["warm_up"] + request["runs"]):
+            session.run(names, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    runs = run_times(events)[request["warm_up"] :]
+    if not runs:
+        raise RuntimeError("the profiler recorded no complete run")
+    return {"runs": [{"step": run.step, "nodes": run.nodes} for run in runs]}
 
 
 def profiled_run(
@@ -189,6 +213,8 @@ def _status(field: str) -> int:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
+
+_TASKS = {"optimize": _optimize, "measure": _measure, "time": _time}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -105,8 +105,15 @@ def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Me
     )
 
 
-def run_child(request: Mapping[str, Any], what: str) -> dict[str, Any]:
+def run_child(
+    request: Mapping[str, Any], what: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Hand ``request`` to :mod:`memplan.runtime.child` and return its result.
+
+    Args:
+        request: the task, and what it needs.
+        what: what is being done, for error messages.
+        environment: variables that the child gets besides those of this process.
 
     Raises:
         RuntimeUnavailableError: with the runtime's own reason in one line.
@@ -118,7 +125,7 @@ def run_child(request: Mapping[str, Any], what: str) -> dict[str, Any]:
             [sys.executable, "-m", "memplan.runtime.child", str(request_path), str(result_path)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})},
         )
         if not result_path.exists():
             raise RuntimeUnavailableError(f"{what} failed: {_death(process)}")

@@ -64,7 +64,7 @@ def test_a_public_function_stays_the_same_on_second_use(name: str) -> None:
 
 def test_functions_and_their_answers_are_public_together() -> None:
     """What a public function returns can be named by its caller."""
-    for function in ("analyze", "rewrite", "validate"):
+    for function in ("analyze", "profile", "rewrite", "validate"):
         annotation = getattr(memplan, function).__annotations__["return"]
         assert annotation in memplan.__all__
 

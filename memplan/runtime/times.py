@@ -1,0 +1,139 @@
+"""Seconds per node: several runs under the profiler, and one figure per node from them."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memplan.runtime.measure import RunRequest, run_child
+
+WARM_UP_RUNS = 2
+"""Runs that are thrown away: the first allocates, and touches every page for the first time."""
+_FAR = 3.0
+_QUIET = 0.05
+# The profiler cuts durations to whole microseconds: half of one is lost on average.
+_CUT = 0.5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """One run, in seconds: the whole step, and every node that ran, by name."""
+
+    step: float
+    nodes: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """Sum over the nodes."""
+        return sum(self.nodes.values())
+
+
+def time_nodes(model: Path, request: RunRequest, inputs: Path, weights: Path) -> list[RunTimes]:
+    """Run ``model`` under the profiler in a child process, ``request.runs`` times after warm-up.
+
+    Args:
+        model: an ONNX file; nodes are told by name.
+        request: how to run it.
+        inputs: an ``.npz`` archive with one array per graph input.
+        weights: the folder that external data is relative to.
+
+    Raises:
+        RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
+    """
+    result = run_child(
+        {
+            "task": "time",
+            "model": str(model),
+            "session": request.session,
+            "provider": request.provider,
+            "dims": dict(request.dims),
+            "runs": request.runs,
+            "warm_up": WARM_UP_RUNS,
+            "seed": request.seed,
+            "threads": request.threads,
+            "inputs": str(inputs),
+            "weights": str(weights.resolve()),
+        },
+        f"profiling {model.name}",
+        # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
+        {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {},
+    )
+    return [RunTimes(run["step"], run["nodes"]) for run in result["runs"]]
+
+
+def run_times(events: Sequence[Mapping[str, Any]]) -> list[RunTimes]:
+    """The profiler's events, run by run. A node that ran several times counts with their sum."""
+    steps = sorted(
+        (event["ts"], event["dur"]) for event in events if event.get("name") == "model_run"
+    )
+    runs: list[dict[str, float]] = [{} for _ in steps]
+    nodes = (
+        event
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+    )
+    current = 0
+    for event in sorted(nodes, key=lambda event: event["ts"]):
+        while current < len(steps) and event["ts"] > sum(steps[current]):
+            current += 1
+        if current == len(steps):
+            break  # of a run that did not end
+        name = event["name"].removesuffix("_kernel_time")
+        runs[current][name] = runs[current].get(name, 0.0) + event["dur"] * 1e-6 + _CUT
+    return [RunTimes(dur * 1e-6, run) for (_, dur), run in zip(steps, runs, strict=True)]
+
+
+def steady(runs: Sequence[RunTimes]) -> list[RunTimes]:
+    """The runs that were not disturbed.
+
+    A run is dropped as a whole when the sum of its nodes is further from the median of all runs
+    than 3 times the median distance (MAD), and by more than 5%: whatever slows a machine down, it
+    slows many nodes at once, and on a quiet machine the MAD alone would drop good runs.
+    """
+    if not runs:
+        return []
+    middle = statistics.median(run.total for run in runs)
+    spread = statistics.median(abs(run.total - middle) for run in runs)
+    limit = max(_FAR * spread, _QUIET * middle)
+    return [run for run in runs if abs(run.total - middle) <= limit]
+
+
+def medians(runs: Sequence[RunTimes]) -> dict[str, float]:
+    """Median seconds of every node over the runs in which it ran."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, seconds in run.nodes.items():
+            found.setdefault(name, []).append(seconds)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def device_name(provider: str) -> str:
+    """The processor or graphics card as its maker calls it; empty when nobody says."""
+    return _gpu() if provider == "cuda" else _cpu()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _gpu() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return next(iter(done.stdout.splitlines()), "").strip() if done.returncode == 0 else ""

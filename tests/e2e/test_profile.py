@@ -1,0 +1,260 @@
+"""``memplan profile``, and its costs in ``rewrite``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import odd_models as odd
+import pytest
+from conftest import SAMPLES, Memplan
+from odd_models import WORKING, saved
+from running import runner
+
+import memplan as library
+from memplan.errors import EXIT_MODEL, EXIT_USAGE
+from memplan.profiling import ProfileOptions
+from memplan.rewriting import RewriteOptions, rewrite
+from memplan.units import parse_size
+
+pytestmark = pytest.mark.e2e
+
+MODEL, COSTS = "model.onnx", "costs.json"
+COSTS_KEYS = {"schema", "fingerprint", "provider", "device", "runs", "dims", "seconds"}
+REPORT_KEYS = {
+    "schema", "model", "provider", "device", "dims", "runs", "kept_runs", "measured_nodes",
+    "measured_seconds", "estimated_seconds", "step_seconds", "by_op", "output",
+}  # fmt: skip
+FAST = ("--runs", "2")
+PLAIN = ("rewrite", MODEL, "--budget", "95%", "--dry-run", "--optimize", "none")
+
+
+@pytest.fixture
+def inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    """The program in this process, in ``tmp_path``."""
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small training step in the current folder."""
+    return saved(odd.training(), tmp_path)
+
+
+def names_of(path: Path, dims: dict[str, int] | None = None) -> set[str]:
+    """Names of all nodes, as every other command shows them."""
+    return {node.name for node in library.analyze(path, dims).graph.nodes}
+
+
+def costs_of(path: Path) -> dict[str, float]:
+    """The seconds in a costs file."""
+    found = json.loads(path.read_text())
+    assert found["schema"] == "memplan.costs/1"
+    return dict(found["seconds"])
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.ort
+def test_every_node_of_a_sample_model_is_measured(memplan: Memplan, tmp_path: Path) -> None:
+    shutil.copy(SAMPLES / "gpt_dynamic.onnx", tmp_path / MODEL)
+    done = memplan("profile", MODEL, "--dim", "N=2", *FAST, "-o", COSTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("measured ")
+    assert lines[0].endswith(" × the estimate")
+    for heading in ("operator", "nodes", "measured ms", "estimated ms", "ratio"):
+        assert any(heading in line for line in lines)
+    assert any(line.strip().startswith("total ") for line in lines)
+    assert lines[-1] == f"wrote {COSTS}"
+    found = json.loads((tmp_path / COSTS).read_text())
+    assert found.keys() >= COSTS_KEYS
+    assert found["fingerprint"] == library.analyze(tmp_path / MODEL, {"N": 2}).fingerprint
+    assert (found["provider"], found["runs"], found["dims"]) == ("cpu", 2, {"N": 2})
+    assert found["seconds"].keys() == names_of(tmp_path / MODEL, {"N": 2})
+    assert all(0 < seconds < 10 for seconds in found["seconds"].values())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [COSTS, MODEL]
+
+
+@pytest.mark.ort
+def test_the_report_as_json(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    done = inside("profile", MODEL, *FAST, "-o", COSTS, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() >= REPORT_KEYS
+    assert found["schema"] == "memplan.profile/1"
+    assert found["measured_nodes"] == found["model"]["nodes"] == 13
+    assert found["output"] == COSTS
+    rows = found["by_op"]
+    assert sum(row["nodes"] for row in rows) == 13
+    assert sum(row["measured_seconds"] for row in rows) == pytest.approx(found["measured_seconds"])
+    gaps = [abs(row["measured_seconds"] - row["estimated_seconds"]) for row in rows]
+    assert gaps == sorted(gaps, reverse=True)
+    assert sum(costs_of(tmp_path / COSTS).values()) == pytest.approx(found["measured_seconds"])
+
+
+@pytest.mark.ort
+def test_costs_go_to_stdout(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    done = inside("profile", MODEL, *FAST, "-o", "-")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["seconds"].keys() == names_of(model)
+    assert list(tmp_path.iterdir()) == [model]
+    done = inside("profile", MODEL, *FAST, "-o", "-", "--format", "json")
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+
+
+@pytest.mark.ort
+def test_inputs_from_a_file(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((odd.BATCH, odd.WIDTH), np.float32))
+    done = inside("profile", MODEL, *FAST, "--inputs", "in.npz", "-o", COSTS, "-q")
+    assert (done.returncode, done.stdout) == (0, f"{COSTS}\n")
+    np.savez(tmp_path / "bad.npz", x=np.ones(3, np.float32))
+    done = inside("profile", MODEL, *FAST, "--inputs", "bad.npz", "-o", "other.json")
+    assert done.returncode == EXIT_USAGE
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("name", ["no_names", "doubled_names", "conditional", "loop", "scan",
+                                  "local_function", "constant_nodes"])  # fmt: skip
+def test_odd_models_keep_the_names_of_the_other_commands(name: str, tmp_path: Path) -> None:
+    proto = WORKING[name]()
+    path = saved(proto, tmp_path)
+    found = library.profile(path, ProfileOptions(runs=1))
+    assert found.seconds.keys() == names_of(path)
+    assert found.other_nodes == 0
+    assert path.read_bytes() == proto.SerializeToString()
+
+
+@pytest.mark.ort
+def test_names_that_are_no_json(tmp_path: Path) -> None:
+    proto = odd.training()
+    for index, node in enumerate(proto.graph.node):
+        node.name = f'"{index}\\"\n_kernel_time'
+    path = saved(proto, tmp_path)
+    assert library.profile(path, ProfileOptions(runs=1)).seconds.keys() == names_of(path)
+
+
+@pytest.mark.ort
+def test_external_weights_are_found(tmp_path: Path) -> None:
+    path = odd.external(tmp_path / "deep", MODEL)
+    found = library.profile(path, ProfileOptions(runs=1))
+    assert found.seconds.keys() == names_of(path)
+
+
+@pytest.mark.ort
+def test_a_profile_is_saved_like_any_output(model: Path, tmp_path: Path) -> None:
+    found = library.profile(model, ProfileOptions(runs=1))
+    found.save(tmp_path / COSTS)
+    assert costs_of(tmp_path / COSTS) == dict(found.seconds)
+    with pytest.raises(library.MemplanError, match="exists"):
+        found.save(tmp_path / COSTS)
+    found.save(tmp_path / COSTS, force=True)
+
+
+def test_an_output_must_be_named(inside: Memplan, model: Path) -> None:
+    done = inside("profile", MODEL)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: Missing option '-o'")
+    assert hint.startswith("hint: ")
+
+
+def test_an_existing_file_is_kept(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    (tmp_path / COSTS).write_text("mine")
+    done = inside("profile", MODEL, "-o", COSTS)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert done.stderr.splitlines()[0] == f"error: {COSTS} exists"
+    assert (tmp_path / COSTS).read_text() == "mine"
+
+
+@pytest.mark.ort
+def test_force_replaces_it(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    (tmp_path / COSTS).write_text("mine")
+    assert inside("profile", MODEL, *FAST, "-o", COSTS, "--force").returncode == 0
+    assert costs_of(tmp_path / COSTS)
+    assert inside("profile", MODEL, "-o", MODEL, "--force").returncode == EXIT_USAGE
+
+
+def test_a_bad_model_is_refused(inside: Memplan, tmp_path: Path) -> None:
+    (tmp_path / MODEL).write_bytes(b"no model")
+    done = inside("profile", MODEL, "-o", COSTS)
+    assert (done.returncode, done.stdout) == (EXIT_MODEL, "")
+    assert len(done.stderr.splitlines()) <= 2
+    assert not (tmp_path / COSTS).exists()
+
+
+# --- its costs in rewrite ------------------------------------------------------------------------
+
+
+@pytest.mark.ort
+def test_rewrite_counts_with_the_costs(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    assert inside("profile", MODEL, *FAST, "-o", COSTS, "-q").returncode == 0
+    done = inside(*PLAIN, "--costs", COSTS, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["costs"] == {"source": COSTS, "measured_nodes": 13, "estimated_nodes": 0}
+    assert f"seconds of all 13 nodes measured (in {COSTS})" in found["assumptions"]
+
+
+@pytest.mark.ort
+def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
+    path = tmp_path / MODEL
+    shutil.copy(SAMPLES / "mlp_adamw.onnx", path)
+    library.profile(path, ProfileOptions(runs=1)).save(tmp_path / COSTS)
+    options = RewriteOptions(
+        parse_size("100%"), costs=tmp_path / COSTS, strategy="none", optimize="extended"
+    )
+    result = rewrite(path, options, dry_run=True)
+    whole = len(result.optimized.graph.nodes)
+    assert 0 < result.measured_nodes < whole
+    (note,) = [note for note in result.assumptions if "nodes measured" in note]
+    assert f"seconds of {result.measured_nodes} of {whole} nodes measured" in note
+    assert f"of {whole - result.measured_nodes} estimated" in note
+
+
+@pytest.mark.ort
+def test_rewrite_profiles_what_it_plans(inside: Memplan, tmp_path: Path) -> None:
+    shutil.copy(SAMPLES / "mlp_adamw.onnx", tmp_path / MODEL)
+    done = inside("rewrite", MODEL, "--budget", "100%", "--strategy", "none", "--dry-run",
+                  "--profile", "--format", "json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["optimize"] == "extended"
+    assert found["costs"]["source"] == "profile"
+    assert found["costs"]["measured_nodes"] > 0
+    assert found["costs"]["estimated_nodes"] == 0
+
+
+@pytest.mark.ort
+def test_costs_of_another_model_are_refused(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    assert inside("profile", MODEL, *FAST, "-o", COSTS, "-q").returncode == 0
+    assert inside(*PLAIN, "--costs", COSTS).returncode == 0
+    saved(odd.training(opset=19), tmp_path)
+    done = inside(*PLAIN, "--costs", COSTS)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {COSTS} was measured on another model")
+    assert hint.startswith("hint: measure this one: memplan profile ")
+
+
+def test_measured_or_given_but_not_both(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    (tmp_path / COSTS).write_text('{"seconds": {}}')
+    done = inside(*PLAIN, "--costs", COSTS, "--profile")
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert "choose one" in done.stderr
+
+
+def test_costs_by_hand_are_taken_as_they_are(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    name = sorted(names_of(model))[0]
+    (tmp_path / COSTS).write_text(json.dumps({"seconds": {name: 1.5}}))
+    found = json.loads(inside(*PLAIN, "--costs", COSTS, "--format", "json").stdout)
+    assert found["costs"] == {"source": COSTS, "measured_nodes": 1, "estimated_nodes": 12}
+    assert (
+        f"seconds of 1 of 13 nodes measured (in {COSTS}), of 12 estimated" in (found["assumptions"])
+    )

@@ -21,6 +21,7 @@ COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
+    "strategies": "List the ways to plan, their sources and their options.",
     "validate": "Run two models, and prove the peaks and the equality of results.",
 }
 

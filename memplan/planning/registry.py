@@ -42,7 +42,8 @@ class Offer:
             found = self.load()
         except Exception as error:  # whatever the import of a foreign module raises
             raise self._unusable(f"{type(error).__name__}: {error}") from error
-        reason = why_no_strategy(found, self.name)
+        # Ours may go by another name, too (auto).
+        reason = "" if self.owner == OWN else why_no_strategy(found, self.name)
         if reason:
             raise self._unusable(reason)
         assert isinstance(found, type)

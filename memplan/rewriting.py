@@ -14,6 +14,8 @@ import onnx
 
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model, opened
 from memplan.errors import InfeasibleError, MemplanError, RuntimeUnavailableError, UsageError
+from memplan.graph.marks import carry_marks
+from memplan.graph.phases import differentiated
 from memplan.graph.types import Graph
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
@@ -23,6 +25,7 @@ from memplan.model.sorting import restore_order
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for, node_costs
 from memplan.planning.outcome import Progress
+from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import parse_strategy
@@ -143,15 +146,20 @@ def rewrite(
     source = open_model(path, dims, options.loss)
     original = analyze_open(source, session)
     budget_bytes = _budget(options, original)
-    attempts = _variants(source, options)
+    attempts = _variants(source, options, isinstance(strategy, Collection))
     failure: InfeasibleError | None = None
     for level, model, notes in attempts:
         analysis = original if model is source else analyze_open(model, session)
+        prepared = prepare(_request(model, session, options, budget_bytes))
         try:
-            request = _request(model, session, options, budget_bytes)
-            plan = make_plan(prepare(request), strategy, options.time_limit, progress)
+            plan = make_plan(prepared, strategy, options.time_limit, progress)
         except InfeasibleError as error:
             failure = failure or error
+            continue
+        except UsageError:
+            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
+            if model is source:
+                raise
             continue
         result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
         _record(result, level, options)
@@ -207,9 +215,12 @@ def _budget(options: RewriteOptions, original: Analysis) -> int:
 
 
 def _variants(
-    source: OpenModel, options: RewriteOptions
+    source: OpenModel, options: RewriteOptions, marks: bool
 ) -> list[tuple[str, OpenModel, tuple[str, ...]]]:
-    """What to plan, best first: the model as the runtime optimizes it, then as it is."""
+    """What to plan, best first: the model as the runtime optimizes it, then as it is.
+
+    ``marks``: the author's marks decide, so no fusion may take away a marked tensor.
+    """
     plain = ("none", source, ())
     if options.optimize == "none":
         return [plain]
@@ -217,15 +228,19 @@ def _variants(
         note = "not optimized offline: that would load and inline the external weights"
         return [("none", source, (note,))]
     try:
-        model = _optimized(source, options)
+        model, lost = _optimized(source, options)
     except (RuntimeUnavailableError, MemplanError) as error:
         note = f"not optimized offline: {error.message}"
+        return [("none", source, (note,))]
+    if marks and lost:
+        note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
         return [("none", source, (note,))]
     fallback = ("none", source, ("planned without fusions: with them no plan was found",))
     return [(options.optimize, model, ()), fallback]
 
 
-def _optimized(source: OpenModel, options: RewriteOptions) -> OpenModel:
+def _optimized(source: OpenModel, options: RewriteOptions) -> tuple[OpenModel, list[str]]:
+    """The model as the runtime optimizes it, and the marked tensors that are then gone."""
     from memplan.runtime.optimize import optimize_offline
 
     prepared = source.prepared
@@ -234,8 +249,10 @@ def _optimized(source: OpenModel, options: RewriteOptions) -> OpenModel:
         optimize_offline(prepared.path, target, options.optimize, options.provider)
         saved = read_model(target)
     _check_interface(prepared.proto, saved)
-    model = prepare_model(restore_order(saved, prepared.proto), prepared.path, prepared.dims)
-    return opened(model, options.loss)
+    ordered = restore_order(saved, prepared.proto)
+    lost = carry_marks(prepared.proto.graph, ordered.graph)
+    model = prepare_model(ordered, prepared.path, prepared.dims)
+    return opened(model, options.loss), lost
 
 
 def _check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
@@ -263,6 +280,7 @@ def _request(
         keep=matching_tensors(model.graph, options.keep, "--keep"),
         force=matching_tensors(model.graph, options.recompute, "--recompute"),
         forward=model.phases.forward,
+        differentiated=differentiated(model.graph, model.phases),
     )
 
 

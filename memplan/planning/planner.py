@@ -33,7 +33,8 @@ class PlanRequest:
     ``costs`` are seconds per node name (missing ones are estimated by ``estimate``); ``values``
     are the contents of small constants; ``keep`` are tensor ids that stay as they are, ``force``
     those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
-    which only some strategies need to know.
+    ``differentiated`` those of them that gradients flow through (None: all), which only some
+    strategies need to know.
     """
 
     graph: Graph
@@ -45,6 +46,7 @@ class PlanRequest:
     keep: frozenset[int] = frozenset()
     force: frozenset[int] = frozenset()
     forward: frozenset[int] | None = None
+    differentiated: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def prepare(request: PlanRequest) -> Prepared:
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
-    encoded = encode(extended, request.session, costs, request.keep, request.forward)
+    encoded = encode(
+        extended, request.session, costs, request.keep, request.forward, request.differentiated
+    )
     return Prepared(
         request,
         extended,

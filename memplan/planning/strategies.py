@@ -15,6 +15,8 @@ from typing import Any, ClassVar, cast
 
 from memplan.errors import UsageError
 from memplan.planning.outcome import Outcome, Progress, Strategy
+from memplan.planning.peers.bottlenecks import Memory
+from memplan.planning.peers.checkpoints import Collection, Named, Speed
 from memplan.planning.peers.dtr import Dtr
 from memplan.planning.peers.knapsack import Knapsack
 from memplan.planning.peers.mincut import MinCut
@@ -89,8 +91,11 @@ class Keep:
 
 
 BUILT_IN: dict[str, type[Any]] = {
-    strategy.name: strategy for strategy in (Search, Greedy, Keep, Segments, Dtr, Knapsack, MinCut)
-}
+    strategy.name: strategy
+    for strategy in (
+        Search, Greedy, Keep, Segments, Dtr, Knapsack, MinCut, Speed, Memory, Named, Collection,
+    )
+}  # fmt: skip
 DEFAULT = Search.name
 ALIAS = "auto"
 """Stands for the best strategy there is; nobody else may take the name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,7 +24,7 @@ from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for, node_costs
-from memplan.planning.outcome import Progress
+from memplan.planning.outcome import Progress, Strategy
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
@@ -36,6 +36,9 @@ from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, parse_size
 
 SCHEMA = "memplan.rewrite/1"
+
+Attempt = tuple[str, OpenModel, tuple[str, ...]]
+"""What may be planned: the level of optimization, the model and what to know about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,41 +150,60 @@ def rewrite(
     original = analyze_open(source, session)
     budget_bytes = _budget(options, original)
     attempts = _variants(source, options, isinstance(strategy, Collection))
+    level, model, notes, plan = _first_plan(
+        attempts, partial(_plan, session, options, budget_bytes, strategy, progress)
+    )
+    analysis = original if model is source else analyze_open(model, session)
+    result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
+    _record(result, level, options)
+    timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
+    if not dry_run:
+        repoint_external_data(result, path, target)
+        write_model(result, target, force=force)
+    return Rewrite(
+        path=path,
+        output=None if dry_run else target,
+        options=options,
+        budget_bytes=budget_bytes,
+        original=original,
+        optimized=analysis,
+        optimize_level=level,
+        plan=plan,
+        timeline=timeline,
+        model=result,
+        assumptions=(*analysis.assumptions, *notes),
+    )
+
+
+def _first_plan(
+    attempts: list[Attempt], plan: Callable[[OpenModel], Plan]
+) -> tuple[str, OpenModel, tuple[str, ...], Plan]:
+    """The first attempt for which there is a plan, and the plan.
+
+    Raises:
+        InfeasibleError: there is none; the first reason.
+        UsageError: the strategy cannot work on the last attempt, the file's own nodes.
+    """
     failure: InfeasibleError | None = None
     for level, model, notes in attempts:
-        analysis = original if model is source else analyze_open(model, session)
-        prepared = prepare(_request(model, session, options, budget_bytes))
         try:
-            plan = make_plan(prepared, strategy, options.time_limit, progress)
+            return level, model, notes, plan(model)
         except InfeasibleError as error:
             failure = failure or error
-            continue
         except UsageError:
             # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
-            if model is source:
+            if model is attempts[-1][1]:
                 raise
-            continue
-        result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-        _record(result, level, options)
-        timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
-        if not dry_run:
-            repoint_external_data(result, path, target)
-            write_model(result, target, force=force)
-        return Rewrite(
-            path=path,
-            output=None if dry_run else target,
-            options=options,
-            budget_bytes=budget_bytes,
-            original=original,
-            optimized=analysis,
-            optimize_level=level,
-            plan=plan,
-            timeline=timeline,
-            model=result,
-            assumptions=(*analysis.assumptions, *notes),
-        )
     assert failure is not None
     raise failure
+
+
+def _plan(
+    session: SessionKind, options: RewriteOptions, budget_bytes: int, strategy: Strategy,
+    progress: Progress | None, model: OpenModel,
+) -> Plan:  # fmt: skip
+    request = _request(model, session, options, budget_bytes)
+    return make_plan(prepare(request), strategy, options.time_limit, progress)
 
 
 def _check_target(path: Path, target: Path, force: bool) -> None:
@@ -214,14 +236,12 @@ def _budget(options: RewriteOptions, original: Analysis) -> int:
     return budget
 
 
-def _variants(
-    source: OpenModel, options: RewriteOptions, marks: bool
-) -> list[tuple[str, OpenModel, tuple[str, ...]]]:
+def _variants(source: OpenModel, options: RewriteOptions, marks: bool) -> list[Attempt]:
     """What to plan, best first: the model as the runtime optimizes it, then as it is.
 
     ``marks``: the author's marks decide, so no fusion may take away a marked tensor.
     """
-    plain = ("none", source, ())
+    plain: Attempt = ("none", source, ())
     if options.optimize == "none":
         return [plain]
     if any(True for _ in external_tensors(source.prepared.proto)):
@@ -235,7 +255,7 @@ def _variants(
     if marks and lost:
         note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
         return [("none", source, (note,))]
-    fallback = ("none", source, ("planned without fusions: with them no plan was found",))
+    fallback: Attempt = ("none", source, ("planned without fusions: with them no plan was found",))
     return [(options.optimize, model, ()), fallback]
 
 

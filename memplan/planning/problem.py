@@ -65,9 +65,9 @@ class Problem:
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
     cheaper ways to make a tensor again. ``start`` is where a search begins: ``order``, with the
-    recomputations that were asked for; those of ``protected`` nodes must stay. ``forward`` and
-    ``intensive`` and ``labels`` matter to some peers only (:mod:`memplan.planning.peers`); None: not
-    known.
+    recomputations that were asked for; those of ``protected`` nodes must stay. ``forward``,
+    ``intensive`` and ``labels`` matter to some peers only (:mod:`memplan.planning.peers`); None:
+    not known.
     """
 
     arrays: Arrays

@@ -82,6 +82,7 @@ def load(path: Path, device: str) -> Loaded:
     """
     from memplan.analysis import open_model
     from memplan.errors import UsageError
+    from memplan.graph.phases import differentiated
     from memplan.model.fold import small_constants
     from memplan.ops.cost import DEVICES, node_costs
     from memplan.planning.planner import PlanRequest, prepare
@@ -101,6 +102,7 @@ def load(path: Path, device: str) -> Loaded:
         estimate=lambda graph: node_costs(graph, DEVICES[device], "cpu"),
         values=small_constants(model.prepared.bound.graph),
         forward=model.phases.forward,
+        differentiated=differentiated(model.graph, model.phases),
     )
     timeline = simulate(model.graph, session)
     peak = timeline.peak_with_workspace_bytes - timeline.resident_bytes

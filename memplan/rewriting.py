@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import onnx
 
-from memplan.analysis import Analysis, OpenModel, analyze_open, open_model, opened
+from memplan.analysis import Analysis, OpenModel, analyze_open, open_model
 from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
-from memplan.errors import InfeasibleError, MemplanError, RuntimeUnavailableError, UsageError
+from memplan.errors import InfeasibleError, UsageError
+from memplan.graph.phases import differentiated
 from memplan.graph.types import Graph
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
-from memplan.model.prepare import prepare as prepare_model
 from memplan.model.read import read_model
-from memplan.model.sorting import restore_order
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.planning.outcome import Progress
+from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import parse_strategy
@@ -31,8 +30,11 @@ from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, parse_size
+from memplan.variants import Attempt, variants
 
 SCHEMA = "memplan.rewrite/1"
+
+Planned = tuple[Analysis, NodeCosts, Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,37 +164,60 @@ def rewrite(
     original = analyze_open(source, session)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
-    attempts = _variants(source, options)
-    failure: InfeasibleError | None = None
-    for level, model, notes in attempts:
+
+    def plan_one(model: OpenModel) -> Planned:
         analysis = original if model is source else analyze_open(model, session)
         costs = given or _profiled_costs(model, analysis, budget_bytes, options)
+        request = _request(model, session, options, budget_bytes, costs)
+        plan = make_plan(prepare(request), strategy, options.time_limit, progress)
+        return analysis, costs, plan
+
+    attempts = variants(
+        source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
+    )
+    (level, model, notes), (analysis, costs, plan) = _first_plan(attempts, plan_one)
+    result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
+    _record(result, level, options)
+    timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
+    if not dry_run:
+        repoint_external_data(result, path, target)
+        write_model(result, target, force=force)
+    return Rewrite(
+        path=path,
+        output=None if dry_run else target,
+        options=options,
+        budget_bytes=budget_bytes,
+        original=original,
+        optimized=analysis,
+        optimize_level=level,
+        plan=plan,
+        timeline=timeline,
+        model=result,
+        assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
+        costs=costs,
+    )
+
+
+def _first_plan(
+    attempts: list[Attempt], plan: Callable[[OpenModel], Planned]
+) -> tuple[Attempt, Planned]:
+    """The first attempt for which there is a plan, and what was planned.
+
+    Raises:
+        InfeasibleError: there is none; the first reason.
+        UsageError: the strategy cannot work on the last attempt, the file's own nodes.
+    """
+    failure: InfeasibleError | None = None
+    for attempt in attempts:
+        model = attempt[1]
         try:
-            request = _request(model, session, options, budget_bytes, costs)
-            plan = make_plan(prepare(request), strategy, options.time_limit, progress)
+            return attempt, plan(model)
         except InfeasibleError as error:
             failure = failure or error
-            continue
-        result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-        _record(result, level, options)
-        timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
-        if not dry_run:
-            repoint_external_data(result, path, target)
-            write_model(result, target, force=force)
-        return Rewrite(
-            path=path,
-            output=None if dry_run else target,
-            options=options,
-            budget_bytes=budget_bytes,
-            original=original,
-            optimized=analysis,
-            optimize_level=level,
-            plan=plan,
-            timeline=timeline,
-            model=result,
-            assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
-            costs=costs,
-        )
+        except UsageError:
+            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
+            if model is attempts[-1][1]:
+                raise
     assert failure is not None
     raise failure
 
@@ -227,49 +252,6 @@ def _budget(options: RewriteOptions, original: Analysis) -> int:
     return budget
 
 
-def _variants(
-    source: OpenModel, options: RewriteOptions
-) -> list[tuple[str, OpenModel, tuple[str, ...]]]:
-    """What to plan, best first: the model as the runtime optimizes it, then as it is."""
-    plain = ("none", source, ())
-    if options.optimize == "none":
-        return [plain]
-    if any(True for _ in external_tensors(source.prepared.proto)):
-        note = "not optimized offline: that would load and inline the external weights"
-        return [("none", source, (note,))]
-    try:
-        model = _optimized(source, options)
-    except (RuntimeUnavailableError, MemplanError) as error:
-        note = f"not optimized offline: {error.message}"
-        return [("none", source, (note,))]
-    fallback = ("none", source, ("planned without fusions: with them no plan was found",))
-    return [(options.optimize, model, ()), fallback]
-
-
-def _optimized(source: OpenModel, options: RewriteOptions) -> OpenModel:
-    from memplan.runtime.optimize import optimize_offline
-
-    prepared = source.prepared
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        target = Path(folder) / "optimized.onnx"
-        optimize_offline(prepared.path, target, options.optimize, options.provider)
-        saved = read_model(target)
-    _check_interface(prepared.proto, saved)
-    model = prepare_model(restore_order(saved, prepared.proto), prepared.path, prepared.dims)
-    return opened(model, options.loss)
-
-
-def _check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """The optimizer must leave names and types of inputs and outputs alone."""
-    for field_name in ("input", "output"):
-        names = [value.name for value in getattr(before.graph, field_name)]
-        if names != [value.name for value in getattr(after.graph, field_name)]:
-            raise MemplanError(f"the optimizer changed the graph {field_name}s")
-        # It may add inferred shapes; the interface stays as the user wrote it.
-        del getattr(after.graph, field_name)[:]
-        getattr(after.graph, field_name).extend(getattr(before.graph, field_name))
-
-
 def _request(
     model: OpenModel, session: SessionKind, options: RewriteOptions, budget: int, costs: NodeCosts
 ) -> PlanRequest:
@@ -283,6 +265,7 @@ def _request(
         keep=matching_tensors(model.graph, options.keep, "--keep"),
         force=matching_tensors(model.graph, options.recompute, "--recompute"),
         forward=model.phases.forward,
+        differentiated=differentiated(model.graph, model.phases),
     )
 
 

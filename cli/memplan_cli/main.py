@@ -22,6 +22,7 @@ COMMANDS = {
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "profile": "Measure the seconds of every node, for plans that count with them.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
+    "strategies": "List the ways to plan, their sources and their options.",
     "validate": "Run two models, and prove the peaks and the equality of results.",
 }
 

@@ -82,14 +82,14 @@ def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
 
 def emit(text: str | bytes, output: Path | None, force: bool) -> None:
     """Write a result to a file, or to stdout when none is given or it is ``-``."""
-    from memplan.model.write import write_atomically
-
     # File names may hold bytes that are no text; they are shown, not a reason to fail.
     data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
     if output is None or str(output) == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     else:
+        from memplan.model.write import write_atomically
+
         write_atomically(output, data, force=force)
 
 

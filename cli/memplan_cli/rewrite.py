@@ -22,8 +22,9 @@ from memplan_cli.progress import planning_progress
 
 @click.command("rewrite")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--budget", required=True, metavar="SIZE",
-              help="4GB, 3.7GiB, bytes, or 60% of the peak before.")  # fmt: skip
+@click.option("--budget", metavar="SIZE",
+              help="4GB, 3.7GiB, bytes, or 60% of the peak before. Required, except for strategies "
+                   "that ignore it: 100% then.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path),
               help="Default: MODEL.memplan.onnx.")  # fmt: skip
 @model_options
@@ -49,7 +50,7 @@ from memplan_cli.progress import planning_progress
 @configuration_option
 def command(
     model: Path,
-    budget: str,
+    budget: str | None,
     output: Path | None,
     dims: tuple[str, ...],
     loss: str | None,
@@ -76,9 +77,15 @@ def command(
     Decides what to keep and what to recompute, verifies the result by simulation and writes a new
     file. MODEL is not touched.
     """
+    from memplan.planning.strategies import parse_strategy
     from memplan.rewriting import RewriteOptions, rewrite
     from memplan.units import SizeSpec, parse_size
 
+    if budget is None:
+        if not getattr(parse_strategy(strategy), "ignores_budget", False):
+            raise click.MissingParameter(param_type="option", param_hint="'--budget'")
+        # Such a plan is not to be worse than the graph as it is.
+        budget = "100%"
     options = RewriteOptions(
         budget=parse_size(budget),
         reserve=parse_size(reserve) if reserve else SizeSpec("0", 0, None),

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import onnx
 
+from memplan.graph.marks import marked_names
 from memplan.graph.types import ABSENT, Body, Graph, Node, Tensor, TensorKind
 
 # Bytes per element by onnx.TensorProto.DataType; 4-bit types are packed two to a byte.
@@ -157,6 +158,11 @@ class _Builder:
             opset=opset,
             bodies=bodies,
             metadata=tuple(metadata),
+            checkpoints=frozenset(
+                tensor
+                for tensor in (self.ids[name] for name in marked_names(graph))
+                if self.kinds[tensor] is TensorKind.COMPUTED
+            ),
         )
 
     def _node(self, index: int, proto: onnx.NodeProto) -> Node:

@@ -299,6 +299,29 @@ def _scales_one(graph: Graph, node: Node) -> bool:
     return len(full) <= 1
 
 
+def differentiated(graph: Graph, phases: Phases) -> frozenset[int]:
+    """The forward nodes on a way from a parameter to the loss: those that gradients flow through.
+
+    Without a loss, or without parameters, that end of the way is not asked for.
+    """
+    forward = phases.forward
+    below: set[int] = set()
+    tensors = set(phases.parameters)
+    for node in graph.nodes:
+        if node.id in forward and (not phases.parameters or any(t in tensors for t in node.reads)):
+            below.add(node.id)
+            tensors.update(node.writes)
+    if phases.loss is None:
+        return frozenset(below)
+    above: set[int] = set()
+    tensors = {phases.loss}
+    for node in reversed(graph.nodes):
+        if node.id in below and any(t in tensors for t in node.writes):
+            above.add(node.id)
+            tensors.update(node.reads)
+    return frozenset(above)
+
+
 def count_phases(phases: Phases) -> Mapping[Phase, int]:
     """Nodes per phase."""
     return {phase: sum(p is phase for p in phases.of) for phase in Phase}

@@ -91,6 +91,7 @@ class Graph:
     ONNX Runtime turns ``Constant`` nodes into initializers when it loads a model; so they are
     tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
     with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
+    ``checkpoints`` are the tensors that the author marked (:mod:`memplan.graph.marks`).
     """
 
     name: str
@@ -102,6 +103,7 @@ class Graph:
     bodies: Mapping[int, tuple[Body, ...]]
     metadata: tuple[Mapping[str, str], ...]
     parent_op: str = ""
+    checkpoints: frozenset[int] = frozenset()
 
     def tensor_named(self, name: str) -> Tensor | None:
         """The tensor of that name, or None."""

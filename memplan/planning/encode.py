@@ -11,7 +11,8 @@ import numpy as np
 from memplan.graph.types import ABSENT, Graph, Node
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import MemorySemantics, refusal, semantics
-from memplan.planning.problem import NONE, Arrays, Flags, Ints, Problem
+from memplan.planning.labels import flags, labels_of
+from memplan.planning.problem import NONE, Arrays, Flags, Ints, Labels, Problem
 from memplan.planning.rebuild import Extended
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
@@ -28,7 +29,7 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 class Encoded:
     """A problem, which nodes may move, and why some are never run again (node name → reason).
 
-    ``forward`` and ``intensive`` as in :class:`Problem`.
+    ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`.
     """
 
     arrays: Arrays
@@ -37,6 +38,7 @@ class Encoded:
     refusals: dict[str, str] = field(default_factory=dict)
     forward: Flags | None = None
     intensive: Flags | None = None
+    labels: Labels | None = None
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
@@ -54,7 +56,7 @@ class Encoded:
                 protected[node] = True
         return Problem(
             self.arrays, order, budget, start, protected, self.movable, self.forward,
-            self.intensive,
+            self.intensive, self.labels,
         )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ def encode(
     costs: Sequence[float],
     keep: frozenset[int] = frozenset(),
     forward: frozenset[int] | None = None,
+    differentiated: frozenset[int] | None = None,
 ) -> Encoded:
     """Encode a graph with its rebuild rules for a tuned session.
 
@@ -85,6 +88,7 @@ def encode(
         costs: seconds by node id.
         keep: tensors that must not be recomputed (``--keep``).
         forward: nodes that the loss depends on, None if that is not known.
+        differentiated: those of them that gradients flow through, None for all.
     """
     if session.reuse or not session.priority_order:
         raise ValueError("plans are made for tuned sessions")
@@ -108,9 +112,11 @@ def encode(
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
-    flags = None if forward is None else np.isin(np.arange(len(graph.nodes)), list(forward))
+    known = None if forward is None else flags(len(graph.nodes), forward)
+    way = differentiated if differentiated is not None else forward
+    labels = None if way is None else labels_of(graph, way)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
-    return Encoded(arrays, tuple(order), _movable(graph), names, flags, intensive)
+    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels)
 
 
 def _movable(graph: Graph) -> Flags:

@@ -22,10 +22,16 @@ class Outcome:
 
 
 class Strategy(Protocol):
-    """What a strategy is: a name, a summary, options as fields, and a decision."""
+    """What a strategy is: options as fields, and a decision.
+
+    ``summary`` is a line, ``source`` the paper or the system it comes from. Two more class
+    variables are read where they are there: ``words``, the values that an option may have, by
+    option; and ``ignores_budget``, True where it makes the same plan for every budget.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    source: ClassVar[str]
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None

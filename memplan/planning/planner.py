@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from memplan.errors import InfeasibleError
 from memplan.graph.types import Graph
+from memplan.planning.checked import checked
 from memplan.planning.encode import Encoded, encode
 from memplan.planning.outcome import Outcome, Progress, Strategy
 from memplan.planning.plan import Plan
@@ -32,7 +33,8 @@ class PlanRequest:
     ``costs`` are seconds per node name (missing ones are estimated by ``estimate``); ``values``
     are the contents of small constants; ``keep`` are tensor ids that stay as they are, ``force``
     those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
-    which only some strategies need to know.
+    ``differentiated`` those of them that gradients flow through (None: all), which only some
+    strategies need to know.
     """
 
     graph: Graph
@@ -44,6 +46,7 @@ class PlanRequest:
     keep: frozenset[int] = frozenset()
     force: frozenset[int] = frozenset()
     forward: frozenset[int] | None = None
+    differentiated: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,9 @@ def prepare(request: PlanRequest) -> Prepared:
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
-    encoded = encode(extended, request.session, costs, request.keep, request.forward)
+    encoded = encode(
+        extended, request.session, costs, request.keep, request.forward, request.differentiated
+    )
     return Prepared(
         request,
         extended,
@@ -86,6 +91,8 @@ def make_plan(
 
     Raises:
         InfeasibleError: the budget is below the floor, or no sequence was found.
+        UsageError: the strategy cannot work on this graph.
+        MemplanError: the strategy fails, or answers with what is no sequence of the problem.
     """
     # numba is slow to import: only when there is something to plan.
     from memplan.planning.search import warm_up
@@ -97,9 +104,11 @@ def make_plan(
     problem = prepared.encoded.problem(room, request.force)
     warm_up()
     start = time.perf_counter()
-    outcome = strategy.solve(problem, time_limit, progress)
+    outcome = checked(strategy, problem, time_limit, progress)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
+        if getattr(strategy, "ignores_budget", False):
+            raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision)
     return as_plan(prepared, problem, outcome, strategy.name, seconds)
 
@@ -166,4 +175,14 @@ def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
         f"{reached:,} B ({format_bytes(reached)})",
         f"a budget of at least {reached:,} B works; the certified floor is {need:,} B: "
         f"{prepared.floor.loaded.describe(prepared.request.graph)}",
+    )
+
+
+def _over(prepared: Prepared, decision: Decision, strategy: str) -> InfeasibleError:
+    reached = prepared.resident_bytes + decision.peak
+    return InfeasibleError(
+        f"strategy '{strategy}' reaches a peak of {reached:,} B ({format_bytes(reached)}), above "
+        f"the budget of {prepared.request.budget_bytes:,} B",
+        f"it makes the same plan for every budget: give {reached:,} B or more, or take another "
+        "strategy (--strategy auto)",
     )

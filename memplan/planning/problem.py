@@ -48,14 +48,26 @@ class Arrays(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """What the strategies need to know that choose tensors by name, by mark or by kind."""
+
+    names: tuple[str, ...]  # (T)
+    marked: Flags  # (T) the author wants it kept
+    elements: Ints  # (T)
+    unfit: Flags  # (T) no checkpoint by its kind: made by a loss, a norm's statistics, a cast, ...
+    differentiated: Flags  # (N) forward nodes that gradients flow through
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """What a solver is given.
 
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
     cheaper ways to make a tensor again. ``start`` is where a search begins: ``order``, with the
-    recomputations that were asked for; those of ``protected`` nodes must stay. ``forward`` and
-    ``intensive`` matter to some peers only (:mod:`memplan.planning.peers`); None: not known.
+    recomputations that were asked for; those of ``protected`` nodes must stay. ``forward``,
+    ``intensive`` and ``labels`` matter to some peers only (:mod:`memplan.planning.peers`); None:
+    not known.
     """
 
     arrays: Arrays
@@ -66,6 +78,7 @@ class Problem:
     movable: Flags  # (N) may stand elsewhere than in ``order``
     forward: Flags | None = None  # (N) what the loss depends on
     intensive: Flags | None = None  # (N) matrix products and convolutions
+    labels: Labels | None = None
 
     @property
     def base_cost(self) -> float:

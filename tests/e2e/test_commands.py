@@ -89,7 +89,7 @@ def model(tmp_path: Path) -> Path:
 def test_help_lists_every_command(flag: str, memplan: Memplan) -> None:
     text = succeeded(memplan(flag))
     assert text.startswith("Usage: memplan ")
-    for command in ("analyze", "check", "profile", "rewrite", "validate"):
+    for command in ("analyze", "check", "profile", "rewrite", "strategies", "validate"):
         assert f"\n  {command} " in text
 
 
@@ -97,7 +97,9 @@ def test_version(memplan: Memplan) -> None:
     assert succeeded(memplan("--version")) == f"memplan {version('memplan')}\n"
 
 
-@pytest.mark.parametrize("command", ["analyze", "check", "profile", "rewrite", "validate"])
+@pytest.mark.parametrize(
+    "command", ["analyze", "check", "profile", "rewrite", "strategies", "validate"]
+)
 def test_help_of_a_command(command: str, inside: Memplan) -> None:
     text = succeeded(inside(command, "--help"))
     assert text.startswith(f"Usage: memplan {command} ")

@@ -36,6 +36,7 @@ class Dtr:
 
     name: ClassVar[str] = "dtr"
     summary: ClassVar[str] = "evict by staleness, size and cost when memory runs out (DTR, 2021)"
+    source: ClassVar[str] = "Kirisame et al.: Dynamic Tensor Rematerialization (ICLR 2021)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"heuristic": ("h_eq", "h_local")}
     heuristic: str = "h_eq"
 

@@ -9,7 +9,7 @@ between forward and backward only, never the peak.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +36,8 @@ class Knapsack:
 
     name: ClassVar[str] = "knapsack"
     summary: ClassVar[str] = "keep the stashes that save most time within a share (PyTorch)"
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {"cut": ("0", "1")}
+    source: ClassVar[str] = "PyTorch 2.x: activation_memory_budget of its partitioner"
     budget: int = 0
     cut: int = 1
 

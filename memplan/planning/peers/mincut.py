@@ -7,7 +7,7 @@ What stands there for fusion by its compiler is left out: nothing is fused here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +32,8 @@ class MinCut:
 
     name: ClassVar[str] = "min-cut"
     summary: ClassVar[str] = "keep the fewest bytes from which backward can go on (PyTorch)"
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {"ban": ("0", "1")}
+    source: ClassVar[str] = "PyTorch 2.x: min_cut_rematerialization_partition"
     ban: int = 1
 
     def solve(

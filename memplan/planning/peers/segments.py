@@ -28,6 +28,7 @@ class Segments:
 
     name: ClassVar[str] = "segments"
     summary: ClassVar[str] = "keep what crosses segment boundaries of the forward (Chen 2016)"
+    source: ClassVar[str] = "Chen, Xu, Zhang, Guestrin: arXiv 1604.06174 (2016), sections 3 and 4"
     count: int = 0
 
     def solve(

@@ -1,0 +1,78 @@
+"""What ``rewrite`` may plan: the model as ONNX Runtime optimizes it offline, and as it is."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx
+
+from memplan.analysis import OpenModel, opened
+from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.graph.marks import carry_marks
+from memplan.model.external import external_tensors
+from memplan.model.prepare import prepare as prepare_model
+from memplan.model.read import read_model
+from memplan.model.sorting import restore_order
+
+Attempt = tuple[str, OpenModel, tuple[str, ...]]
+"""What may be planned: the level of optimization, the model and what to know about it."""
+
+
+def variants(
+    source: OpenModel, optimize: str, provider: str, loss: str | None, marks: bool
+) -> list[Attempt]:
+    """What to plan, best first: the model as the runtime optimizes it, then as it is.
+
+    Args:
+        source: the model as it is.
+        optimize: the runtime's level of optimization, or ``none``.
+        provider: what it is optimized for.
+        loss: the name of the loss, if the user gave one.
+        marks: the author's marks decide, so no fusion may take away a marked tensor.
+    """
+    plain: Attempt = ("none", source, ())
+    if optimize == "none":
+        return [plain]
+    if any(True for _ in external_tensors(source.prepared.proto)):
+        note = "not optimized offline: that would load and inline the external weights"
+        return [("none", source, (note,))]
+    try:
+        model, lost = _optimized(source, optimize, provider, loss)
+    except (RuntimeUnavailableError, MemplanError) as error:
+        note = f"not optimized offline: {error.message}"
+        return [("none", source, (note,))]
+    if marks and lost:
+        note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
+        return [("none", source, (note,))]
+    fallback: Attempt = ("none", source, ("planned without fusions: with them no plan was found",))
+    return [(optimize, model, ()), fallback]
+
+
+def _optimized(
+    source: OpenModel, optimize: str, provider: str, loss: str | None
+) -> tuple[OpenModel, list[str]]:
+    """The model as the runtime optimizes it, and the marked tensors that are then gone."""
+    from memplan.runtime.optimize import optimize_offline
+
+    prepared = source.prepared
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        target = Path(folder) / "optimized.onnx"
+        optimize_offline(prepared.path, target, optimize, provider)
+        saved = read_model(target)
+    _check_interface(prepared.proto, saved)
+    ordered = restore_order(saved, prepared.proto)
+    lost = carry_marks(prepared.proto.graph, ordered.graph)
+    model = prepare_model(ordered, prepared.path, prepared.dims)
+    return opened(model, loss), lost
+
+
+def _check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """The optimizer must leave names and types of inputs and outputs alone."""
+    for field_name in ("input", "output"):
+        names = [value.name for value in getattr(before.graph, field_name)]
+        if names != [value.name for value in getattr(after.graph, field_name)]:
+            raise MemplanError(f"the optimizer changed the graph {field_name}s")
+        # It may add inferred shapes; the interface stays as the user wrote it.
+        del getattr(after.graph, field_name)[:]
+        getattr(after.graph, field_name).extend(getattr(before.graph, field_name))

@@ -114,6 +114,9 @@ class _Portfolio:
                     self._explore(pool)
                 else:
                     self._keep_order(pool)
+                # In the file's order nothing is left but to close the gap.
+                if self.bound is not None and not self.options.order:
+                    self._wait([self.bound])
                 self.halt.set()
                 if self.bound is not None:
                     self.bound.result()

@@ -150,13 +150,7 @@ def verify(data: Mapping[str, Any], ratio: float, order: str, sequence: Sequence
     _check_complete(ids, sequence)
     if order == "fixed" and list(dict.fromkeys(sequence)) != original:
         raise VerificationError("first computations are not in the input order")
-    budget = budget_of(ratio, _peak(reads, sizes, original))
-    peak = _peak(reads, sizes, sequence)
-    if peak > budget:
-        raise VerificationError(f"peak {peak} is over the budget {budget}")
-    base = sum(durations[node] for node in ids)
-    extra = sum(durations[node] for node in sequence) - base
-    return Verified(budget, peak, 100 * extra / base)
+    return _verified(reads, sizes, durations, original, ratio, sequence)
 
 
 def verify_instance(instance: Instance, ratio: float, sequence: Sequence[int]) -> Verified:
@@ -167,14 +161,25 @@ def verify_instance(instance: Instance, ratio: float, sequence: Sequence[int]) -
     """
     ids = range(len(instance.ids))
     reads: dict[Any, set[Any]] = {k: set(found) for k, found in enumerate(instance.predecessors)}
-    sizes: dict[Any, int] = dict(enumerate(instance.sizes))
+    sizes, durations = dict(enumerate(instance.sizes)), dict(enumerate(instance.durations))
     _check_complete(ids, sequence)
-    budget = budget_of(ratio, _peak(reads, sizes, ids))
+    return _verified(reads, sizes, durations, ids, ratio, sequence)
+
+
+def _verified(
+    reads: Mapping[Any, set[Any]],
+    sizes: Mapping[Any, int],
+    durations: Mapping[Any, int],
+    original: Sequence[Any],
+    ratio: float,
+    sequence: Sequence[Any],
+) -> Verified:
+    budget = budget_of(ratio, _peak(reads, sizes, original))
     peak = _peak(reads, sizes, sequence)
     if peak > budget:
         raise VerificationError(f"peak {peak} is over the budget {budget}")
-    base = sum(instance.durations)
-    extra = sum(instance.durations[node] for node in sequence) - base
+    base = sum(durations[node] for node in original)
+    extra = sum(durations[node] for node in sequence) - base
     return Verified(budget, peak, 100 * extra / base)
 
 

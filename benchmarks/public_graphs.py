@@ -100,9 +100,7 @@ def solve_instance(problem: Problem, order: str, seconds: float) -> tuple[Decisi
     0 for a free order).
     """
     from memplan.planning.portfolio import PortfolioOptions, solve_portfolio
-    from memplan.planning.search import warm_up
 
-    warm_up()
     fixed = order == "fixed"
     decision, bound = solve_portfolio(
         problem, seconds, PortfolioOptions(order=not fixed, certify=fixed)
@@ -139,10 +137,11 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
     Raises:
         VerificationError: the plan does not hold; nothing is to be reported.
     """
+    from memplan.planning.search import warm_up
+
     instance = load_instance(path)
     problem = to_problem(instance, ratio, order == "fixed")
-    # Loading (or, once, compiling) the planner is not planning.
-    solve_instance(problem, order, 0.0)
+    warm_up()  # loading (or, once, compiling) the planner is not planning
     if structurally_infeasible(problem):
         return Result(instance.name, ratio, order, False, None, None, 0.0, 0.0, [])
     start = time.perf_counter()

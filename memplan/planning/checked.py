@@ -12,7 +12,7 @@ import numpy as np
 
 from memplan.errors import MemplanError
 from memplan.planning.outcome import Outcome, Progress, Strategy
-from memplan.planning.problem import Decision, Ints, Problem
+from memplan.planning.problem import Ints, Problem
 
 
 def checked(
@@ -38,7 +38,10 @@ def checked(
     reason = why_no_sequence(problem, sequence)
     if reason:
         raise _fault(strategy, f"answers with a sequence that {reason}")
-    return replace(outcome, decision=_judged(problem, sequence.astype(np.int64)))
+    # numba is slow to import: only when there is something to plan.
+    from memplan.planning.evaluate import decide
+
+    return replace(outcome, decision=decide(problem, sequence.astype(np.int64)))
 
 
 def why_no_sequence(problem: Problem, sequence: Ints) -> str:
@@ -64,14 +67,6 @@ def why_no_sequence(problem: Problem, sequence: Ints) -> str:
     if evaluate(problem.arrays, ordered).total.max(initial=0) >= IMPOSSIBLE:
         return "reads tensors before they are made"
     return ""
-
-
-def _judged(problem: Problem, sequence: Ints) -> Decision:
-    from memplan.planning.evaluate import evaluate
-
-    peak = int(evaluate(problem.arrays, sequence).total.max(initial=0))
-    extra = float(problem.arrays.cost[sequence].sum()) - problem.base_cost
-    return Decision(sequence, peak, max(0.0, extra), peak <= problem.budget)
 
 
 def _is_ours(strategy: Strategy) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.planning.compiled import compiled, leaf
-from memplan.planning.problem import NONE, Arrays, Flags, Ints
+from memplan.planning.problem import NONE, Arrays, Decision, Flags, Ints, Problem
 
 IMPOSSIBLE = 1 << 60
 """Bytes charged at a position that reads a tensor which nothing has made."""
@@ -256,3 +256,10 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
         value_reads, storages.lost, storages.birth[:count], death, storages.size[:count], held,
         dynamic, total,
     )  # fmt: skip
+
+
+def decide(problem: Problem, sequence: Ints) -> Decision:
+    """The decision for a sequence: its exact peak, its cost, and whether it keeps the budget."""
+    peak = int(evaluate(problem.arrays, sequence).total.max(initial=0))
+    extra = float(problem.arrays.cost[sequence].sum()) - problem.base_cost
+    return Decision(sequence, peak, max(0.0, extra), peak <= problem.budget)

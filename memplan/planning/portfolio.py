@@ -12,10 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from memplan.planning.evaluate import evaluate
+from memplan.planning.evaluate import decide
+from memplan.planning.outcome import Progress
 from memplan.planning.peers import peer_decisions
 from memplan.planning.problem import Decision, Ints, Problem
-from memplan.planning.search import Progress, SearchOptions, solve
+from memplan.planning.search import SearchOptions, solve
 
 # Share of the time for a search in the file's order (what the certificate speaks of) when nodes may
 # move, and for the first stage when they may not: the second goes on from the better result.
@@ -154,9 +155,7 @@ class _Portfolio:
 
         for decision in peer_decisions(self.problem, left):
             found.append(decision)
-            with self.lock:
-                if self.best is None or better(decision, self.best):
-                    self.best = decision
+            self._keep(decision)
         found.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
         starts = tuple(decision.sequence for decision in found[:_FOLLOWED])
         if self._left() > 0:
@@ -195,9 +194,8 @@ class _Portfolio:
         decision = solve(
             self.problem, seconds, options, self._tell(), self._enough, self._meet(options)
         )
+        self._keep(decision)
         with self.lock:
-            if self.best is None or better(decision, self.best):
-                self.best = decision
             if not options.order and (self.fixed_best is None or better(decision, self.fixed_best)):
                 self.fixed_best = decision
 
@@ -260,14 +258,14 @@ class _Portfolio:
 
     def _consider(self, sequence: Ints) -> None:
         """A plan that the certificate came upon, evaluated like any other."""
-        peak = int(evaluate(self.problem.arrays, sequence).total.max(initial=0))
-        extra = float(self.problem.arrays.cost[sequence].sum()) - self.problem.base_cost
-        decision = Decision(sequence, peak, extra, peak <= self.problem.budget)
+        # It knows nothing of recomputations that were asked for.
+        if not self.problem.protected.any():
+            self._keep(decide(self.problem, sequence))
+
+    def _keep(self, decision: Decision) -> None:
+        """Remember a decision if it is the best so far."""
         with self.lock:
-            # It knows nothing of recomputations that were asked for.
-            if not self.problem.protected.any() and (
-                self.best is None or better(decision, self.best)
-            ):
+            if self.best is None or better(decision, self.best):
                 self.best = decision
 
     def _final_certificate(self) -> Certificate:

@@ -26,7 +26,7 @@ def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: F
         profile = evaluate(problem, without(profile.sequence, dead))
 
 
-@inner
+@compiled
 def free_clones(sequence: Ints, original: Flags, protected: Flags) -> Ints:
     """Positions of recomputations that may be taken out."""
     positions = clone_positions(sequence, original)

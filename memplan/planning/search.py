@@ -15,16 +15,14 @@ import numpy as np
 
 from memplan.planning.beam import resequence
 from memplan.planning.compiled import is_cold
-from memplan.planning.evaluate import evaluate
+from memplan.planning.evaluate import decide, evaluate
 from memplan.planning.neighbourhood import improve, seed_random
 from memplan.planning.ordering import reorder, settle
+from memplan.planning.outcome import Progress
 from memplan.planning.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
 from memplan.planning.pruning import prune
 from memplan.planning.repair import cost_of, excess_of, repair
 from memplan.planning.starts import ordered_start, shaken_start
-
-Progress = Callable[[int, float], None]
-"""Called with the present peak (dynamic bytes and workspace) and the extra cost as a fraction."""
 
 # Moves per call of the compiled repair, between looks at the clock.
 _PORTION = 50
@@ -86,9 +84,7 @@ def solve(
         meet: given the best sequence before the last refinement, returns the one to refine (of
             several searches: the best of all).
     """
-    search = _Search(problem, time_limit, options or SearchOptions(), progress, enough)
-    search.meet = meet
-    return search.run()
+    return _Search(problem, time_limit, options or SearchOptions(), progress, enough, meet).run()
 
 
 def warm_up() -> None:
@@ -150,16 +146,16 @@ class _Search:
         options: SearchOptions,
         progress: Progress | None,
         enough: Callable[[float], bool] | None,
+        meet: Callable[[Ints], Ints] | None,
     ) -> None:
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
-        self.options, self.progress, self.enough = options, progress, enough
+        self.options, self.progress, self.enough, self.meet = options, progress, enough, meet
         self.random = np.random.default_rng(options.seed)
         self.original: Flags = np.zeros(len(self.arrays.cost), np.bool_)
         self.original[problem.order] = True
         self.movable: Flags = problem.movable & options.order
         # A free node still has a price, so that of two free moves the smaller one wins.
         self.price: Floats = self.arrays.cost + max(problem.base_cost, 1e-12) * 1e-9
-        self.meet: Callable[[Ints], Ints] | None = None
         self.told = np.inf  # the best extra cost that was reported
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
@@ -359,7 +355,7 @@ class _Search:
         """
         aim = self.budget if aim is None else aim
         sequence = start
-        excess = lowest = float(excess_of(evaluate(self.arrays, sequence), aim))
+        lowest = float(excess_of(evaluate(self.arrays, sequence), aim))
         over, fallback = self._excess(start), self._excess(self.fallback)
         while over > 0:
             sequence, excess = repair(
@@ -415,7 +411,4 @@ class _Search:
         return extra <= 0 or (self.enough is not None and self.enough(extra))
 
     def _decision(self, sequence: Ints) -> Decision:
-        sequence = settle(self.arrays, sequence)
-        peak = self._peak(sequence)
-        extra = max(0.0, self._cost(sequence) - self.problem.base_cost)
-        return Decision(sequence, peak, extra, peak <= self.budget)
+        return decide(self.problem, settle(self.arrays, sequence))

@@ -13,6 +13,7 @@ from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import drop_orphans
 from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import Flags, Ints, Problem
+from memplan.planning.pruning import free_clones
 from memplan.planning.repair import excess_of
 
 # Longer sequences get no order made anew; the beam would be too narrow to be any good.
@@ -50,14 +51,13 @@ def ordered_start(
 
 def shaken_start(problem: Problem, movable: Flags, random: np.random.Generator, best: Ints) -> Ints:
     """``best`` without many of its recomputations, its order eased again."""
-    again = np.ones(len(best), np.bool_)
-    again[np.unique(best, return_index=True)[1]] = False
-    again |= ~np.isin(best, problem.order)
+    original = np.isin(np.arange(len(problem.movable)), problem.order)
+    again = np.zeros(len(best), np.bool_)
+    again[free_clones(best, original, problem.protected)] = True
     low = int(random.integers(len(best)))
     high = low + int(random.integers(len(best) // 4, len(best) + 1))
     inside = (np.arange(len(best)) >= low) & (np.arange(len(best)) < high)
     drop = again & inside & (random.random(len(best)) < random.choice(_SHAKES))
-    drop &= ~problem.protected[best]
     return ease(problem, drop_orphans(problem.arrays, best[~drop]), movable)
 
 

@@ -21,7 +21,7 @@ from memplan.planning.peers.dtr import Dtr
 from memplan.planning.peers.knapsack import Knapsack
 from memplan.planning.peers.mincut import MinCut
 from memplan.planning.peers.segments import Segments
-from memplan.planning.problem import Decision, Problem
+from memplan.planning.problem import Problem
 from memplan.planning.registry import NAME, Offer, all_offers, only
 
 
@@ -84,11 +84,9 @@ class Keep:
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
         """The start sequence, feasible if it happens to fit."""
-        from memplan.planning.evaluate import evaluate
+        from memplan.planning.evaluate import decide
 
-        extra = float(problem.arrays.cost[problem.start].sum()) - problem.base_cost
-        peak = int(evaluate(problem.arrays, problem.start).total.max(initial=0))
-        return Outcome(Decision(problem.start, peak, extra, peak <= problem.budget))
+        return Outcome(decide(problem, problem.start))
 
 
 BUILT_IN: dict[str, type[Any]] = {

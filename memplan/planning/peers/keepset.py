@@ -84,13 +84,10 @@ def _closure(links: Links, there: bytearray, missing: list[int]) -> set[int]:
 def judge(problem: Problem, sequence: Ints) -> Decision:
     """The decision for a sequence, by our evaluator: its true peak, whatever the peer believed."""
     # numba is slow to import: only when there is something to plan.
-    from memplan.planning.evaluate import evaluate
+    from memplan.planning.evaluate import decide
     from memplan.planning.ordering import settle
 
-    settled = settle(problem.arrays, without_unread(problem, sequence))
-    peak = int(evaluate(problem.arrays, settled).total.max(initial=0))
-    extra = float(problem.arrays.cost[settled].sum()) - problem.base_cost
-    return Decision(settled, peak, max(0.0, extra), peak <= problem.budget)
+    return decide(problem, settle(problem.arrays, without_unread(problem, sequence)))
 
 
 def without_unread(problem: Problem, sequence: Ints) -> Ints:

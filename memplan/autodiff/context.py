@@ -1,0 +1,127 @@
+"""What a gradient rule gets to see of its node, and builds with."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import onnx
+from onnx import helper
+
+from memplan.autodiff.emitter import Emitter
+from memplan.autodiff.operations import Operations
+from memplan.autodiff.types import TensorType
+from memplan.autodiff.value import Array, Number, Operand, Value
+
+T = TypeVar("T")
+
+
+class Context(Operations):
+    """One forward node, seen by its rule.
+
+    ``inputs`` and ``outputs`` are the node's tensors, None where an optional one is left out;
+    ``grads`` the gradients of the outputs, None where none flows in; ``wanted[k]`` whether input
+    ``k`` needs a gradient. Dimensions may be symbolic (:mod:`memplan.autodiff.types`).
+    """
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        node: onnx.NodeProto,
+        grads: tuple[Value | None, ...] = (),
+        wanted: tuple[bool, ...] = (),
+    ) -> None:
+        self.emitter = emitter
+        self.opset = emitter.opset
+        self.node = node
+        self.inputs = tuple(emitter.value(name) if name else None for name in node.input)
+        self.outputs = tuple(emitter.value(name) if name else None for name in node.output)
+        self.grads = grads
+        self.wanted = wanted
+
+    # -- the node ------------------------------------------------------------------------------
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """The inputs that are present."""
+        return tuple(value for value in self.inputs if value is not None)
+
+    def input(self, index: int) -> Value | None:
+        """Input ``index``, or None if it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    @property
+    def y(self) -> Value:
+        """The first output."""
+        value = self.outputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def dy(self) -> Value:
+        """The gradient of the first output, for rules in which no other brings one in."""
+        value = self.grads[0]
+        assert value is not None
+        return value
+
+    def wants(self, index: int) -> bool:
+        """Whether input ``index`` needs a gradient."""
+        return index < len(self.wanted) and self.wanted[index]
+
+    def attribute(self, name: str, default: T) -> T:
+        """An attribute's value, of the type of ``default``; ``default`` where it is not set."""
+        for item in self.node.attribute:
+            if item.name == name:
+                value: Any = helper.get_attribute_value(item)
+                if isinstance(value, bytes):
+                    value = value.decode()
+                return list(value) if isinstance(default, list) else value  # type: ignore[return-value]
+        return default
+
+    def has_attribute(self, name: str) -> bool:
+        """Whether the node states an attribute."""
+        return any(item.name == name for item in self.node.attribute)
+
+    def constant(self, value: Value | None) -> Array | None:
+        """What a small constant holds; None for what is absent, large, trained or computed."""
+        return None if value is None else self.emitter.constant(value)
+
+    def output(self, index: int) -> Value:
+        """Output ``index`` of the forward node, which is made to give it if it does not yet.
+
+        Only for outputs whose presence changes nothing else (masks, indices, statistics).
+        """
+        node = self.node
+        while len(node.output) <= index:
+            node.output.append("")
+        if not node.output[index]:
+            name = self.emitter.fresh(f"{node.name}/{index}")
+            node.output[index] = name
+            self.emitter.types[name] = self.emitter.infer(node)[index]
+            self.emitter.places[name] = node.name
+            self.emitter.further_outputs.add(name)
+        return self.emitter.value(node.output[index])
+
+    # -- building ------------------------------------------------------------------------------
+
+    def op(
+        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
+    ) -> Value:
+        """A node with one output; see :meth:`memplan.autodiff.emitter.Emitter.op`."""
+        return self.emitter.op(op, *inputs, result=result, **attributes)
+
+    def ops(self, op: str, *inputs: Operand, outputs: int, **attributes: Any) -> tuple[Value, ...]:
+        """A node with several outputs; see :meth:`memplan.autodiff.emitter.Emitter.ops`."""
+        return self.emitter.ops(op, *inputs, outputs=outputs, **attributes)
+
+    def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
+        """A constant; see :meth:`memplan.autodiff.emitter.Emitter.const`."""
+        return self.emitter.const(content, dtype)
+
+    def in_forward(self) -> AbstractContextManager[None]:
+        """Nodes made inside stand right behind the forward node, as part of the forward."""
+        return self.emitter.placed_behind(self.node.name)
+
+    def beside(self, value: Value) -> AbstractContextManager[None]:
+        """Nodes made inside stand right behind the node that makes ``value``."""
+        return self.emitter.beside(value)

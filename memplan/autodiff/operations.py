@@ -1,0 +1,203 @@
+"""What rules build with: operators whose form differs by opset, shapes that may be symbolic."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import onnx
+
+from memplan.autodiff.types import Dim, Shape, TensorType
+from memplan.autodiff.value import Array, Number, Operand, Value
+
+INT64 = onnx.TensorProto.INT64
+# From this opset on, the axes of an operator are its second input (before: an attribute).
+_AXES_INPUT = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
+_AXES_INPUT_OTHERS = 18
+
+
+class Operations(ABC):
+    """Mixed into the contexts of rules and into the builder."""
+
+    opset: int
+
+    @abstractmethod
+    def op(
+        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
+    ) -> Value:
+        """See :meth:`memplan.autodiff.emitter.Emitter.op`."""
+
+    @abstractmethod
+    def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
+        """See :meth:`memplan.autodiff.emitter.Emitter.const`."""
+
+    @abstractmethod
+    def beside(self, value: Value) -> AbstractContextManager[None]:
+        """Nodes made inside stand right behind the node that makes ``value``."""
+
+    # -- shapes --------------------------------------------------------------------------------
+
+    def shape_of(self, value: Value) -> Value:
+        """The shape as an int64 vector: a constant if it is static, else a ``Shape`` node.
+
+        That node stands right behind the tensor's producer, so that it keeps nothing alive.
+        """
+        sizes = value.type.sizes
+        if sizes is not None:
+            return self.const(list(sizes))
+        with self.beside(value):
+            return self.op("Shape", value)
+
+    def dims(self, value: Value, axes: Sequence[int]) -> Value:
+        """The sizes of some axes as an int64 vector."""
+        picked = [value.shape[axis] for axis in axes]
+        sizes = [dim for dim in picked if isinstance(dim, int)]
+        if len(sizes) == len(picked):
+            return self.const(sizes)
+        shape = self.shape_of(value)
+        with self.beside(value):
+            return self.op("Gather", shape, self.const(list(axes)), axis=0)
+
+    def count(self, value: Value, axes: Sequence[int], dtype: int) -> Value:
+        """How many elements lie along ``axes``, as a scalar of ``dtype``."""
+        dims = [value.shape[axis] for axis in axes]
+        sizes = [dim for dim in dims if isinstance(dim, int)]
+        if len(sizes) == len(dims):
+            return self.const(math.prod(sizes), dtype)
+        vector = self.dims(value, axes)
+        with self.beside(value):
+            return self.cast(self.reduce("ReduceProd", vector, [0], keepdims=False), dtype)
+
+    def reshape(self, value: Value, shape: Sequence[Dim], like: Value | None = None) -> Value:
+        """``value`` in another shape, of which one dimension may be symbolic.
+
+        ``like`` is a tensor of that shape; it is needed where more dimensions are symbolic.
+        """
+        target = tuple(shape)
+        if value.type.shape == target:
+            return value
+        names = [dim for dim in target if isinstance(dim, str)]
+        if len(names) <= 1 and 0 not in target:
+            numbers = [dim if isinstance(dim, int) else -1 for dim in target]
+            wanted = self.const(numbers)
+        else:
+            if like is None:
+                raise ValueError(f"{value.name}: two symbolic dimensions in {target}")
+            wanted = self.shape_of(like)
+        return self.op("Reshape", value, wanted, result=TensorType(value.dtype, target))
+
+    def reshape_like(self, value: Value, like: Value) -> Value:
+        """``value`` in the shape of ``like``."""
+        return self.reshape(value, like.shape, like)
+
+    def expand_like(self, value: Value, like: Value) -> Value:
+        """``value`` broadcast to the shape of ``like``."""
+        if value.type.shape == like.shape:
+            return value
+        result = TensorType(value.dtype, like.shape)
+        return self.op("Expand", value, self.shape_of(like), result=result)
+
+    def full_like(self, like: Value, content: Number = 0) -> Value:
+        """A tensor of the type of ``like`` that holds one number everywhere."""
+        return self.expand_like(self.const(content, like.dtype), like)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Drop dimensions of size 1."""
+        return self._axes("Squeeze", value, axes) if axes else value
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Insert dimensions of size 1 (positions in the result)."""
+        return self._axes("Unsqueeze", value, axes) if axes else value
+
+    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
+        """Axis ``k`` of the result is axis ``perm[k]`` of ``value``."""
+        if list(perm) == list(range(len(perm))):
+            return value
+        return self.op("Transpose", value, perm=list(perm))
+
+    def swap_last(self, value: Value) -> Value:
+        """The last two axes exchanged: a matrix product's other orientation."""
+        order = list(range(value.rank))
+        order[-2:] = [order[-1], order[-2]]
+        return self.transpose(value, order)
+
+    def slice(
+        self,
+        value: Value,
+        starts: Value | list[int],
+        ends: Value | list[int],
+        axes: list[int],
+        steps: list[int] | None = None,
+        result: TensorType | None = None,
+    ) -> Value:
+        """``value[start:end:step]`` along some axes."""
+        bounds = [self.const(b) if isinstance(b, list) else b for b in (starts, ends)]
+        step = self.const(steps) if steps is not None else None
+        inputs = [value, *bounds, self.const(axes), *([step] if step is not None else [])]
+        return self.op("Slice", *inputs, result=result)
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    def cast(self, value: Value, dtype: int) -> Value:
+        """``value`` in another element type."""
+        return value if value.dtype == dtype else self.op("Cast", value, to=dtype)
+
+    def reduce(self, op: str, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
+        """A ``Reduce*`` over some axes (none: ``value`` itself), whatever the opset wants."""
+        return self._axes(op, value, axes, keepdims=int(keepdims)) if axes else value
+
+    def sum(self, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
+        """``ReduceSum`` over some axes."""
+        return self.reduce("ReduceSum", value, axes, keepdims=keepdims)
+
+    def _axes(self, op: str, value: Value, axes: Sequence[int], **attributes: Any) -> Value:
+        if self.opset >= _AXES_INPUT.get(op, _AXES_INPUT_OTHERS):
+            return self.op(op, value, self.const(list(axes)), **attributes)
+        return self.op(op, value, axes=list(axes), **attributes)
+
+    # -- broadcasting --------------------------------------------------------------------------
+
+    def sum_to(self, grad: Value, whole: Value, target: Value) -> Value:
+        """The gradient of ``target``, which was broadcast to the shape of ``whole``.
+
+        Sums over the axes along which ``target`` was repeated. ``grad`` may itself be smaller than
+        ``whole`` and stand for what it broadcasts to; so may the result.
+        """
+        full, own = whole.shape, _padded(target.shape, whole.rank)
+        have = _padded(grad.shape, whole.rank)
+        if any(o != f and o != 1 for o, f in zip(own, full, strict=True)):
+            return self._sum_to_at_run_time(grad, whole, target)
+        axes = [k for k, (o, f) in enumerate(zip(own, full, strict=True)) if o != f]
+        missing = [k for k in axes if have[k] == 1]
+        if missing:  # what was never repeated is multiplied instead of summed
+            grad = grad * self.count(whole, missing, grad.dtype)
+        lead = whole.rank - target.rank
+        offset = whole.rank - grad.rank
+        summed = [k - offset for k in axes if k >= offset and have[k] != 1]
+        surplus = [k - offset for k in range(offset, lead)]
+        if summed and set(summed) == set(surplus):
+            return self.sum(grad, summed, keepdims=False)
+        return self.squeeze(self.sum(grad, summed), surplus)
+
+    def _sum_to_at_run_time(self, grad: Value, whole: Value, target: Value) -> Value:
+        """The same where only the run decides which axes were repeated."""
+        grad = self.expand_like(grad, whole)
+        shape = self.shape_of(target)
+        with self.beside(target):
+            lead = whole.rank - target.rank
+            if lead:
+                shape = self.op("Concat", self.const([1] * lead), shape, axis=0)
+            ones = self.op("Equal", shape, self.const(np.asarray([1])))
+            axes = self.squeeze(self.op("NonZero", ones), [0])
+        kept = tuple(1 if o == 1 else o for o in _padded(target.shape, whole.rank))
+        result = TensorType(grad.dtype, kept)
+        total = self.op("ReduceSum", grad, axes, keepdims=1, noop_with_empty_axes=1, result=result)
+        return self.squeeze(total, list(range(lead)))
+
+
+def _padded(shape: Shape, rank: int) -> Shape:
+    return (1,) * (rank - len(shape)) + shape

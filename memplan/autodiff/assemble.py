@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from memplan.autodiff.emitter import PHASE_KEY, Emitter, Scope
+from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.types import UNKNOWN, TensorType, write_type
 from memplan.autodiff.value import Value
 from memplan.graph.build import captured_names
+from memplan.graph.phases import KEY as PHASE_KEY
 from memplan.graph.types import Phase
 
 

@@ -9,13 +9,14 @@ import onnx
 
 from memplan.autodiff.activity import require_rules
 from memplan.autodiff.assemble import assemble
-from memplan.autodiff.emitter import PHASE_KEY, Emitter, Scope
+from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.expansions import Expanded, expand_all
 from memplan.autodiff.forward import flat_copy
 from memplan.autodiff.reverse import ReversePass
 from memplan.autodiff.types import TensorType
 from memplan.autodiff.value import Array, Value
 from memplan.errors import ModelError, UsageError
+from memplan.graph.phases import KEY as PHASE_KEY
 from memplan.graph.types import Phase
 
 Seed = str | Array | None

@@ -16,6 +16,7 @@ from memplan.autodiff.operations import Operations
 from memplan.autodiff.types import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
 from memplan.autodiff.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
+from memplan.graph.phases import KEY as PHASE_KEY
 
 _SMALL = 64
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -27,7 +28,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 }
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
-PHASE_KEY = "memplan.phase"
 FORWARD_KEY = "memplan.forward"
 
 

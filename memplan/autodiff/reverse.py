@@ -10,12 +10,13 @@ import onnx
 
 from memplan.autodiff.activity import Activity
 from memplan.autodiff.context import Context
-from memplan.autodiff.emitter import PHASE_KEY, Emitter, Scope, scope_of
+from memplan.autodiff.emitter import Emitter, Scope, scope_of
 from memplan.autodiff.registry import Entry, Gradient, entry_for
 from memplan.autodiff.types import TensorType
 from memplan.autodiff.value import Value
 from memplan.errors import MemplanError
 from memplan.graph.build import captured_names
+from memplan.graph.phases import KEY as PHASE_KEY
 from memplan.graph.types import Phase
 
 OnReady = Callable[[str, Value], None]

@@ -1,0 +1,63 @@
+"""``memplan grad``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from memplan.errors import UsageError
+from memplan_cli.options import configuration_option, emit, keep_inputs, output_options
+
+
+@click.command("grad")
+@click.argument("forward", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path),
+              help="The training graph, or - for stdout.")  # fmt: skip
+@click.option("--loss", required=True, metavar="NAME", help="A scalar tensor of the graph.")
+@click.option("--wrt", multiple=True, metavar="GLOB",
+              help="Differentiate by these; default: initializers that look trained.")  # fmt: skip
+@click.option("--forward-only", is_flag=True, help="Write no backward part.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
+              show_default=True, help="Of the report on stdout.")  # fmt: skip
+@output_options
+@configuration_option
+def command(
+    forward: Path,
+    output: Path,
+    loss: str,
+    wrt: tuple[str, ...],
+    forward_only: bool,
+    form: str,
+    quiet: bool,
+    verbose: int,
+    color: str,
+    force: bool,
+) -> int:
+    """Turn a FORWARD graph into a training graph in standard operators.
+
+    Its outputs are those of FORWARD, the loss, and a gradient 'NAME_grad' for each parameter.
+    Nothing is saved for the backward part that no gradient needs.
+    """
+    from memplan.differentiation import GradOptions, grad
+
+    to_stdout = str(output) == "-"
+    if to_stdout and form == "json":
+        raise UsageError(
+            "the model and the JSON cannot both go to stdout", "give a file name to -o"
+        )
+    keep_inputs(output, forward)
+    options = GradOptions(loss=loss, wrt=wrt, forward_only=forward_only)
+    result = grad(forward, options, None if to_stdout else output, force=force)
+    if to_stdout:
+        emit(result.model.SerializeToString(), None, force)
+    elif form == "json":
+        emit(json.dumps(result.as_json(), indent=2) + "\n", None, force)
+    elif quiet:
+        click.echo(str(output))
+    else:
+        from memplan.report.text_grad import print_training_graph
+
+        print_training_graph(result, color=color, details=verbose > 0)
+    return 0

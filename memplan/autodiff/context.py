@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from memplan.autodiff.emitter import Emitter
 from memplan.autodiff.operations import Operations
 from memplan.autodiff.types import TensorType
 from memplan.autodiff.value import Array, Number, Operand, Value
+from memplan.errors import ModelError
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ class Context(Operations):
         node: onnx.NodeProto,
         grads: tuple[Value | None, ...] = (),
         wanted: tuple[bool, ...] = (),
+        sums: MutableMapping[str, Value] | None = None,
     ) -> None:
         self.emitter = emitter
         self.opset = emitter.opset
@@ -38,6 +41,7 @@ class Context(Operations):
         self.outputs = tuple(emitter.value(name) if name else None for name in node.output)
         self.grads = grads
         self.wanted = wanted
+        self._sums = sums if sums is not None else {}
 
     # -- the node ------------------------------------------------------------------------------
 
@@ -64,6 +68,23 @@ class Context(Operations):
         assert value is not None
         return value
 
+    def whole(self, index: int = 0) -> Value:
+        """The gradient of an output, in the output's shape."""
+        grad, output = self.grads[index], self.outputs[index]
+        assert grad is not None
+        assert output is not None
+        return self.full(grad, output)
+
+    def base(self, index: int) -> Value:
+        """What a scatter adds the gradient of input ``index`` to.
+
+        That is the sum of the gradients so far, which the rule takes over, or zeros.
+        """
+        target = self.inputs[index]
+        assert target is not None
+        grad = self._sums.pop(target.name, None)
+        return self.full_like(target) if grad is None else self.full(grad, target)
+
     def wants(self, index: int) -> bool:
         """Whether input ``index`` needs a gradient."""
         return index < len(self.wanted) and self.wanted[index]
@@ -84,7 +105,32 @@ class Context(Operations):
 
     def constant(self, value: Value | None) -> Array | None:
         """What a small constant holds; None for what is absent, large, trained or computed."""
-        return None if value is None else self.emitter.constant(value)
+        return self.emitter.constant(value)
+
+    def integers(self, slot: int, name: str) -> list[int] | None:
+        """Integers that newer opsets give as input ``slot`` and older ones as an attribute.
+
+        None if neither is there.
+
+        Raises:
+            ModelError: they are computed at run time.
+        """
+        value = self.input(slot)
+        if value is None:
+            return self.attribute(name, list[int]()) if self.has_attribute(name) else None
+        known = self.constant(value)
+        if known is None:
+            raise ModelError(
+                f"the {name} of {self.node.op_type} '{self.node.name}' are computed at run time, "
+                "and its gradient depends on them",
+                "make them constant, for example by onnxruntime's or onnxsim's constant folding",
+            )
+        return [int(item) for item in known.reshape(-1)]
+
+    def axis(self, default: int, rank: int) -> int:
+        """The attribute ``axis``, counted from the front."""
+        axis = self.attribute("axis", default)
+        return axis + rank if axis < 0 else axis
 
     def output(self, index: int) -> Value:
         """Output ``index`` of the forward node, which is made to give it if it does not yet.
@@ -101,6 +147,10 @@ class Context(Operations):
             self.emitter.places[name] = node.name
             self.emitter.further_outputs.add(name)
         return self.emitter.value(node.output[index])
+
+    def maker(self, value: Value) -> onnx.NodeProto | None:
+        """The new node that makes ``value``; None for a forward tensor or a constant."""
+        return self.emitter.makers.get(value.name)
 
     # -- building ------------------------------------------------------------------------------
 

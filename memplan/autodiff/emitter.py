@@ -46,7 +46,8 @@ class Emitter(Operations):
     the forward node of that name (``""``: at the very front). ``types`` and ``constants`` (by
     tensor name) grow with every new tensor. ``taken`` are names in use; ``places`` gives the node
     behind which a computed tensor is there (None: a tensor of the backward part);
-    ``further_outputs`` are outputs of forward nodes that rules asked for.
+    ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the new
+    node that makes a tensor.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Emitter(Operations):
         self._ir_version = ir_version
         self.places: dict[str, str | None] = {}
         self.further_outputs: set[str] = set()
+        self.makers: dict[str, onnx.NodeProto] = {}
         self._scope = Scope("grad")
         self._place: str | None = None
         self._interned: dict[tuple[object, ...], Value] = {}
@@ -119,9 +121,9 @@ class Emitter(Operations):
         """The tensor of that name."""
         return Value(name, self.types.get(name, UNKNOWN), self)
 
-    def constant(self, value: Value) -> Array | None:
+    def constant(self, value: Value | None) -> Array | None:
         """What a small constant holds; None for anything that is known at run time only."""
-        return self.constants.get(value.name)
+        return None if value is None else self.constants.get(value.name)
 
     def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
         """A constant tensor; equal ones are one initializer.
@@ -211,6 +213,7 @@ class Emitter(Operations):
             shape = None if found.shape is None else self.unnamed(found.shape)
             self.types[name] = TensorType(found.dtype, shape)
             self.places[name] = self._place
+            self.makers[name] = node
         target = self.nodes if self._place is None else self.behind.setdefault(self._place, [])
         target.append(node)
 
@@ -310,4 +313,25 @@ def infer_types(
         opset_imports=[helper.make_opsetid("", opset)],
         ir_version=ir_version,
     )
+    stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
+    if not (found and stated) and is_function(schema):
+        found = _types_by_function(node, protos, opset, ir_version)
     return tuple(read_type(found[name]) if name in found else UNKNOWN for name in node.output)
+
+
+def is_function(schema: Any) -> bool:
+    """Whether ONNX defines an operator by others (onnx's type stub lacks these two)."""
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _types_by_function(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
+) -> dict[str, onnx.TypeProto]:
+    """Shape inference of a model of one node, which looks into function bodies."""
+    inputs = [onnx.ValueInfoProto(name=name, type=proto) for name, proto in types.items()]
+    graph = helper.make_graph([node], "node", inputs, [])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
+    )
+    stated = onnx.shape_inference.infer_shapes(model).graph.value_info
+    return {value.name: value.type for value in stated}

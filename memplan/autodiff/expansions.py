@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 import onnx.inliner
@@ -12,7 +11,7 @@ from onnx import helper
 
 from memplan.autodiff.activity import Activity, find_activity
 from memplan.autodiff.context import Context
-from memplan.autodiff.emitter import Emitter, Scope, schema_of
+from memplan.autodiff.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.forward import Annotator, constants_of, default_opset
 from memplan.autodiff.registry import entry_for
 from memplan.errors import MemplanError, ModelError
@@ -105,8 +104,8 @@ def _is_function(node: onnx.NodeProto, opset: int) -> bool:
     """Whether ONNX defines the node's operator by others, and no rule of ours knows it."""
     if node.domain not in ("", "ai.onnx") or entry_for(node) is not None:
         return False
-    schema: Any = schema_of("", node.op_type, opset)  # onnx's type stub lacks these two
-    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+    schema = schema_of("", node.op_type, opset)
+    return schema is not None and is_function(schema)
 
 
 def _inlined(model: onnx.ModelProto, ops: list[str]) -> onnx.ModelProto:

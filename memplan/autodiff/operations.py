@@ -18,6 +18,8 @@ INT64 = onnx.TensorProto.INT64
 # From this opset on, the axes of an operator are its second input (before: an attribute).
 _AXES_INPUT = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
 _AXES_INPUT_OTHERS = 18
+_BEFORE_ALL = -(2**31)
+"""The end of a slice that goes backwards to the first element."""
 
 
 class Operations(ABC):
@@ -34,6 +36,10 @@ class Operations(ABC):
     @abstractmethod
     def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
         """See :meth:`memplan.autodiff.emitter.Emitter.const`."""
+
+    @abstractmethod
+    def constant(self, value: Value | None) -> Array | None:
+        """What a small constant holds; None for anything else."""
 
     @abstractmethod
     def beside(self, value: Value) -> AbstractContextManager[None]:
@@ -101,6 +107,10 @@ class Operations(ABC):
         result = TensorType(value.dtype, like.shape)
         return self.op("Expand", value, self.shape_of(like), result=result)
 
+    def full(self, grad: Value, like: Value) -> Value:
+        """A gradient that may be smaller than its tensor ``like``, in the tensor's shape."""
+        return grad if like.type.shape is None else self.expand_like(grad, like)
+
     def full_like(self, like: Value, content: Number = 0) -> Value:
         """A tensor of the type of ``like`` that holds one number everywhere."""
         return self.expand_like(self.const(content, like.dtype), like)
@@ -139,6 +149,24 @@ class Operations(ABC):
         step = self.const(steps) if steps is not None else None
         inputs = [value, *bounds, self.const(axes), *([step] if step is not None else [])]
         return self.op("Slice", *inputs, result=result)
+
+    def vector(self, parts: Sequence[Value]) -> Value:
+        """Several int64 vectors as one; a constant if all of them are."""
+        known = [self.constant(part) for part in parts]
+        if all(array is not None for array in known):
+            return self.const([int(n) for array in known if array is not None for n in array])
+        return self.op("Concat", *parts, axis=0)
+
+    def element(self, vector: Value, index: int) -> Value:
+        """One entry of an integer vector, as an int64 vector of length 1."""
+        known = self.constant(vector)
+        if known is not None:
+            return self.const([int(known.reshape(-1)[index])])
+        return self.cast(self.slice(vector, [index], [index + 1], [0]), INT64)
+
+    def reverse(self, value: Value, axis: int) -> Value:
+        """``value`` in reverse order along an axis."""
+        return self.slice(value, [-1], [_BEFORE_ALL], [axis], [-1], result=value.type)
 
     # -- numbers -------------------------------------------------------------------------------
 

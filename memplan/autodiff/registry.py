@@ -19,10 +19,13 @@ A rule is a function of a :class:`Context` that returns one gradient per input o
   the input, a mask, indices, saved statistics). Nodes that nobody reads are dropped in the end.
 - **Gradients in**: ``ctx.grads[k]`` belongs to output ``k``, None where none flows in; ``ctx.dy``
   is the first and must be there (the usual case of one differentiable output). They have the shape
-  of the output, except in ``elementwise`` rules: there they may be smaller and stand for what they
-  broadcast to (the gradient of a mean is one number), which costs nothing to multiply with.
+  of the output, except in ``elementwise`` and ``broadcast`` rules: there they may be smaller and
+  stand for what they broadcast to (the gradient of a mean is one number), which costs nothing to
+  multiply with. ``ctx.whole(k)`` is the gradient in full size.
 - **Gradients out** must have the shape of the input. In ``elementwise`` rules they may have any
-  shape that broadcasts to that of the output: the builder sums over broadcast axes.
+  shape that broadcasts to that of the output: the builder sums over broadcast axes. In
+  ``broadcast`` rules they may be smaller than the input and stand for what they broadcast to.
+- **Scatters** add into ``ctx.base(k)``: what has been summed for input ``k`` so far, or zeros.
 - **Further outputs** (a mask, indices, statistics): ``ctx.output(k)`` adds output ``k`` to the
   forward node if it has none. ``with ctx.in_forward():`` places nodes right behind the forward
   node.
@@ -71,6 +74,7 @@ class Entry:
     expansion: Expansion | None = None
     zero: bool = False
     elementwise: bool = False
+    broadcast: bool = False
     inputs: frozenset[int] | None = None
     outputs: frozenset[int] | None = None
 
@@ -82,6 +86,7 @@ def gradient(
     *ops: str,
     domain: str = "",
     elementwise: bool = False,
+    broadcast: bool = False,
     inputs: Sequence[int] | None = None,
     outputs: Sequence[int] | None = None,
 ) -> Callable[[Rule], Rule]:
@@ -91,6 +96,7 @@ def gradient(
         entry = Entry(
             rule=rule,
             elementwise=elementwise,
+            broadcast=broadcast,
             inputs=None if inputs is None else frozenset(inputs),
             outputs=None if outputs is None else frozenset(outputs),
         )

@@ -118,18 +118,12 @@ class ReversePass:
         grad = self.sums[name]
         stem = self.nodes[producer].name if producer is not None else name
         with self.emitter.scope(Scope(f"{stem}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            grad = self.whole(grad, self.emitter.value(name))
+            grad = self.emitter.full(grad, self.emitter.value(name))
         if producer is not None:
             self.sums[name] = grad
         else:
             del self.sums[name]
         on_ready(name, grad)
-
-    def whole(self, grad: Value, like: Value) -> Value:
-        """``grad`` in the shape of the tensor it belongs to."""
-        if grad.type.shape == like.type.shape or like.type.shape is None:
-            return grad
-        return self.emitter.expand_like(grad, like)
 
     def _contribute(self, name: str, grad: Value) -> None:
         before = self.sums.get(name)
@@ -144,13 +138,13 @@ class ReversePass:
         if all(grad is None for grad in incoming):
             return
         with self.emitter.scope(scope_of(node, Phase.BACKWARD, "grad")):
-            if not entry.elementwise:
-                incoming = [
-                    grad and self.whole(grad, self.emitter.value(name))
-                    for grad, name in zip(incoming, node.output, strict=True)
-                ]
-            wanted = self.activity.wanted(node, entry)
-            ctx = Context(self.emitter, node, tuple(incoming), wanted)
+            ctx = Context(
+                self.emitter, node, tuple(incoming), self.activity.wanted(node, entry), self.sums
+            )
+            if not (entry.elementwise or entry.broadcast):
+                ctx.grads = tuple(
+                    None if grad is None else ctx.whole(k) for k, grad in enumerate(incoming)
+                )
             gradients = entry.rule(ctx)
             if not isinstance(gradients, Mapping):
                 named = zip(node.input, gradients, strict=False)
@@ -183,7 +177,7 @@ class ReversePass:
         """
         if entry.elementwise:
             grad = ctx.sum_to(grad, ctx.y, target)
-        elif not _agree(grad.type, target.type):
+        elif not _agree(grad.type, target.type, entry.broadcast):
             raise MemplanError(
                 f"the gradient of {ctx.node.name} ({ctx.node.op_type}) for '{target.name}' has "
                 f"type {grad.type}, not {target.type}",
@@ -192,14 +186,14 @@ class ReversePass:
         return grad
 
 
-def _agree(one: TensorType, other: TensorType) -> bool:
-    if one.shape is None or other.shape is None:
+def _agree(grad: TensorType, target: TensorType, smaller: bool) -> bool:
+    """Whether a gradient has its tensor's type, as far as that is known."""
+    if grad.shape is None or target.shape is None:
         return True
-    return (
-        one.dtype == other.dtype
-        and len(one.shape) == len(other.shape)
-        and all(
-            a == b or not (isinstance(a, int) and isinstance(b, int))
-            for a, b in zip(one.shape, other.shape, strict=True)
-        )
+    lead = len(target.shape) - len(grad.shape)
+    if grad.dtype != target.dtype or lead < 0 or (lead > 0 and not smaller):
+        return False
+    return all(
+        a == b or (smaller and a == 1) or isinstance(a, str) or isinstance(b, str)
+        for a, b in zip(grad.shape, target.shape[lead:], strict=True)
     )

@@ -111,7 +111,7 @@ def with_symbols(
             )
         elif value in result.graph.output:
             value.type.tensor_type.ClearField("shape")
-    return result
+    return onnx.shape_inference.infer_shapes(result)
 
 
 def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:

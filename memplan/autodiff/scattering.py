@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from memplan.autodiff.context import Context
+from memplan.autodiff.operations import INT64
 from memplan.autodiff.value import Value
 from memplan.errors import ModelError
 
@@ -17,7 +18,8 @@ _ADDING = 16
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterND understands them."""
     if ctx.opset >= _ADDING:
-        return ctx.op("ScatterND", base, indices, updates, reduction="add")
+        places = ctx.cast(indices, INT64)
+        return ctx.op("ScatterND", base, places, updates, reduction="add")
     depth = _size(ctx, indices.shape[-1])
     sizes = [_size(ctx, dim) for dim in base.shape[:depth]]
     strides = [math.prod(sizes[k + 1 :]) for k in range(depth)]

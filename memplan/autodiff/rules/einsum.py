@@ -6,7 +6,7 @@ import string
 
 from memplan.autodiff.context import Context
 from memplan.autodiff.registry import Gradient, Gradients, gradient
-from memplan.autodiff.types import TensorType
+from memplan.autodiff.types import Dim, TensorType
 from memplan.autodiff.value import Value
 from memplan.errors import ModelError
 
@@ -14,7 +14,7 @@ from memplan.errors import ModelError
 @gradient("Einsum")
 def einsum(ctx: Context) -> Gradients:
     """dXᵢ sums dY times the other operands over all letters that Xᵢ does not have."""
-    terms, result = _terms(ctx)
+    terms, answer = _terms(ctx)
     for term in terms:
         if len(set(term)) < len(term):
             raise ModelError(
@@ -22,21 +22,27 @@ def einsum(ctx: Context) -> Gradients:
                 f"operand: {ctx.attribute('equation', '')}",
                 "take the diagonal by other operators",
             )
-    return [_operand(ctx, terms, result, slot) for slot in range(len(terms))]
+    return [_operand(ctx, terms, answer, slot) for slot in range(len(terms))]
 
 
-def _operand(ctx: Context, terms: list[str], result: str, slot: int) -> Gradient:
+def _operand(ctx: Context, terms: list[str], answer: str, slot: int) -> Gradient:
     target, own = ctx.tensors[slot], terms[slot]
+    sizes: dict[str, Dim] = {}
+    for term, value in zip(terms, ctx.tensors, strict=True):
+        for letter, dim in zip(term, value.shape, strict=True):
+            sizes[letter] = dim if sizes.get(letter, 1) == 1 else sizes[letter]
 
     def build() -> Value:
         others = [k for k in range(len(terms)) if k != slot]
-        sources = [result, *(terms[k] for k in others)]
+        sources = [answer, *(terms[k] for k in others)]
         there = [letter for letter in own if any(letter in term for term in sources)]
         equation = f"{','.join(sources)}->{''.join(there)}"
         grad = ctx.dy
-        if others or there != list(result):
+        if others or there != list(answer):
             values = [ctx.tensors[k] for k in others]
-            grad = ctx.op("Einsum", ctx.dy, *values, equation=equation)
+            shape = tuple(sizes[letter] for letter in there)
+            result = TensorType(ctx.dy.dtype, shape)
+            grad = ctx.op("Einsum", ctx.dy, *values, equation=equation, result=result)
         # A letter that only this operand has was summed over: the same to all.
         missing = [k for k, letter in enumerate(own) if letter not in there]
         grad = ctx.unsqueeze(grad, missing)

@@ -124,9 +124,14 @@ class Operations(ABC):
         return self._axes("Unsqueeze", value, axes) if axes else value
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
-        """Axis ``k`` of the result is axis ``perm[k]`` of ``value``."""
+        """Axis ``k`` of the result is axis ``perm[k]`` of ``value``; a view where nothing moves."""
         if list(perm) == list(range(len(perm))):
             return value
+        shape = tuple(value.shape[axis] for axis in perm)
+        names = [dim for dim in shape if isinstance(dim, str)]
+        moving = [axis for axis in perm if value.shape[axis] != 1]
+        if moving == sorted(moving) and len(names) <= 1 and 0 not in shape:
+            return self.reshape(value, shape)
         return self.op("Transpose", value, perm=list(perm))
 
     def swap_last(self, value: Value) -> Value:

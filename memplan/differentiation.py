@@ -8,11 +8,14 @@ from pathlib import Path
 
 import onnx
 
-from memplan.autodiff.builder import Request, Seed, build_gradients
+from memplan.autodiff.builder import Request, Seed, build_gradients, gradient_outputs
 from memplan.autodiff.expansions import emitter_for
 from memplan.autodiff.forward import flat_copy
+from memplan.autodiff.losses import KINDS as LOSSES
+from memplan.autodiff.losses import add_loss
+from memplan.autodiff.optimizers import parse_optimizer
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
-from memplan.autodiff.types import UNKNOWN
+from memplan.autodiff.types import UNKNOWN, TensorType
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.graph.phases import KEY as PHASE_KEY
 from memplan.graph.types import Phase
@@ -28,10 +31,18 @@ SCHEMA = "memplan.grad/1"
 
 @dataclass(frozen=True, slots=True)
 class GradOptions:
-    """How to differentiate. ``wrt`` are globs of tensor names; none: what looks trained."""
+    """How to differentiate.
+
+    ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
+    along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
+    ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
+    """
 
     loss: str
+    logits: str | None = None
+    class_axis: int | None = None
     wrt: tuple[str, ...] = ()
+    optimizer: str = "none"
     forward_only: bool = False
 
 
@@ -48,6 +59,7 @@ class TrainingGraph:
     model: onnx.ModelProto
     new_inputs: tuple[str, ...]
     new_outputs: tuple[str, ...]
+    class_axis: int | None
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -62,7 +74,9 @@ class TrainingGraph:
         return {
             "schema": SCHEMA,
             "loss": self.loss,
+            "class_axis": self.class_axis,
             "wrt": list(self.wrt),
+            "optimizer": self.options.optimizer,
             "not_trained": [n for n in self.candidates.all if n not in self.wrt],
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
@@ -117,16 +131,20 @@ def grad(
         check_output(output, force)
         if output.exists() and output.samefile(path):
             raise UsageError(f"{output} is the input model", "choose another output")
+    optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
     flat = flat_copy(model)
-    emitter = emitter_for(flat, ())
-    _check_loss(options.loss, flat.graph, emitter.value(options.loss).type.elements)
-    candidates = find_candidates(flat.graph, dict(emitter.types), [options.loss])
-    wrt = choose(candidates, options.wrt)
-    result = flat
-    if not options.forward_only:
-        result = build_gradients(flat, Request((options.loss,), wrt))
-    _require_output(result.graph, options.loss, emitter.types.get(options.loss, UNKNOWN).dtype)
+    loss, class_axis = _loss(flat, options)
+    types = dict(emitter_for(flat, ()).types)
+    _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
+    candidates = find_candidates(flat.graph, types, [loss])
+    wrt: tuple[str, ...] = ()
+    if options.forward_only:
+        result = flat
+    else:
+        wrt = choose(candidates, options.wrt)
+        result = build_gradients(flat, Request((loss,), wrt), optimizer or gradient_outputs)
+    _require_output(result.graph, loss, types[loss].dtype)
     result = _finished(result)
     if output is not None:
         repoint_external_data(result, path, output)
@@ -136,35 +154,64 @@ def grad(
         path=path,
         output=output,
         options=options,
-        loss=options.loss,
+        loss=loss,
         wrt=wrt,
         candidates=candidates,
         model=result,
         new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
         new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
+        class_axis=class_axis,
     )
+
+
+def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:
+    """The loss's name, built first if a kind is named, and the axis of its classes.
+
+    Raises:
+        ModelError, UsageError: see :func:`memplan.autodiff.losses.add_loss`.
+    """
+    if options.logits is None:
+        if options.class_axis is not None:
+            raise UsageError("--class-axis is for a loss that is built", "give --logits, too")
+        if options.loss in LOSSES and not _computed(flat.graph, options.loss):
+            raise UsageError(
+                f"--loss {options.loss} is built behind logits or predictions",
+                "name them: --logits NAME",
+            )
+        return options.loss, None
+    if options.loss not in LOSSES:
+        raise UsageError(
+            f"--loss {options.loss}: --logits is for losses that are built",
+            "those are " + ", ".join(LOSSES),
+        )
+    built = add_loss(flat, options.loss, options.logits, options.class_axis)
+    return built.loss, built.class_axis
+
+
+def _computed(graph: onnx.GraphProto, name: str) -> bool:
+    return any(name in node.output for node in graph.node)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _check_loss(loss: str, graph: onnx.GraphProto, elements: int | None) -> None:
-    """Check that the loss is a tensor of the graph with one element.
+def _check_loss(loss: str, graph: onnx.GraphProto, found: TensorType) -> None:
+    """Check that the loss is a float tensor that the graph computes, with one element.
 
     Raises:
         ModelError: it is not.
     """
-    made = {name for node in graph.node for name in node.output if name}
-    if loss not in made:
+    if not _computed(graph, loss):
         outputs = ", ".join(value.name for value in graph.output[:8])
         raise ModelError(
             f"--loss {loss}: no node of the graph computes it", f"graph outputs: {outputs}"
         )
-    if elements != 1:
+    if found.elements != 1 or not found.is_float:
         raise ModelError(
-            f"the loss '{loss}' is no scalar",
-            "reduce it first, for example by ReduceMean; memplan.gradients takes any tensor",
+            f"the loss '{loss}' is no float scalar",
+            "reduce it first, for example by ReduceMean; or let --loss cross-entropy or mse build "
+            "one behind --logits; memplan.gradients takes tensors of any shape",
         )
 
 

@@ -15,9 +15,23 @@ from memplan_cli.options import configuration_option, emit, keep_inputs, output_
 @click.argument("forward", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path),
               help="The training graph, or - for stdout.")  # fmt: skip
-@click.option("--loss", required=True, metavar="NAME", help="A scalar tensor of the graph.")
+@click.option(
+    "--loss",
+    required=True,
+    metavar="NAME",
+    help="A scalar tensor of the graph; or cross-entropy or mse, built behind --logits.",
+)
+@click.option("--logits", metavar="NAME", help="The tensor that a built loss reads.")
+@click.option(
+    "--class-axis",
+    type=int,
+    metavar="N",
+    help="Axis of classes for cross-entropy; default: 1, but 2 of three dimensions.",
+)
 @click.option("--wrt", multiple=True, metavar="GLOB",
               help="Differentiate by these; default: initializers that look trained.")  # fmt: skip
+@click.option("--optimizer", default="none", show_default=True, metavar="NAME{opt=..}",
+              help="none (gradients are outputs), sgd, momentum, adam or adamw.")  # fmt: skip
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
               show_default=True, help="Of the report on stdout.")  # fmt: skip
@@ -27,7 +41,10 @@ def command(
     forward: Path,
     output: Path,
     loss: str,
+    logits: str | None,
+    class_axis: int | None,
     wrt: tuple[str, ...],
+    optimizer: str,
     forward_only: bool,
     form: str,
     quiet: bool,
@@ -37,8 +54,9 @@ def command(
 ) -> int:
     """Turn a FORWARD graph into a training graph in standard operators.
 
-    Its outputs are those of FORWARD, the loss, and a gradient 'NAME_grad' for each parameter.
-    Nothing is saved for the backward part that no gradient needs.
+    Its outputs are those of FORWARD, the loss, and for each parameter a gradient 'NAME_grad' or,
+    with an optimizer, the new value 'NAME_new'. Nothing is saved for the backward part that no
+    gradient needs.
     """
     from memplan.differentiation import GradOptions, grad
 
@@ -48,7 +66,14 @@ def command(
             "the model and the JSON cannot both go to stdout", "give a file name to -o"
         )
     keep_inputs(output, forward)
-    options = GradOptions(loss=loss, wrt=wrt, forward_only=forward_only)
+    options = GradOptions(
+        loss=loss,
+        logits=logits,
+        class_axis=class_axis,
+        wrt=wrt,
+        optimizer=optimizer,
+        forward_only=forward_only,
+    )
     result = grad(forward, options, None if to_stdout else output, force=force)
     if to_stdout:
         emit(result.model.SerializeToString(), None, force)

@@ -17,7 +17,6 @@ from memplan.graph.types import Phase
 def assemble(
     forward: onnx.ModelProto,
     emitter: Emitter,
-    inputs: Mapping[str, TensorType],
     outputs: Mapping[str, Value],
     trained: Collection[str],
 ) -> onnx.ModelProto:
@@ -26,7 +25,6 @@ def assemble(
     Args:
         forward: the graph that was differentiated (its nodes may have got further outputs).
         emitter: what was built.
-        inputs: new graph inputs.
         outputs: new graph outputs by their names.
         trained: initializers among these become graph inputs with a default value, as their values
             change from step to step.
@@ -49,12 +47,31 @@ def assemble(
     for tensor in forward.graph.initializer:
         if tensor.name in trained and tensor.name not in given:
             _declare(graph.input, tensor.name, emitter.types[tensor.name])
-    for name, found in inputs.items():
+    for name, found in emitter.inputs.items():
         _declare(graph.input, name, found)
     for name, final in renamed.items():
         _declare(graph.output, final, emitter.types[name])
     _state_types(graph, emitter)
     return result
+
+
+def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value]) -> list[str]:
+    """Add what was built to ``model`` itself, with its inputs, constants and some graph outputs.
+
+    The names that the outputs got.
+    """
+    renamed = _named_outputs(emitter, outputs)
+    graph = model.graph
+    for node in emitter.nodes:
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    graph.node.extend(emitter.nodes)
+    graph.initializer.extend(emitter.initializers.values())
+    for name, found in emitter.inputs.items():
+        _declare(graph.input, name, found)
+    for name, final in renamed.items():
+        _declare(graph.output, final, emitter.types[name])
+    _state_types(graph, emitter)
+    return list(renamed.values())
 
 
 def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:

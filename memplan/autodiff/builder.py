@@ -13,7 +13,6 @@ from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.expansions import Expanded, expand_all
 from memplan.autodiff.forward import flat_copy
 from memplan.autodiff.reverse import ReversePass
-from memplan.autodiff.types import TensorType
 from memplan.autodiff.value import Array, Value
 from memplan.errors import ModelError, UsageError
 from memplan.graph.phases import KEY as PHASE_KEY
@@ -62,9 +61,8 @@ def build_gradients(
     emitter, nodes = expanded.emitter, list(expanded.model.graph.node)
     _check(request, expanded)
     require_rules(nodes, expanded.activity)
-    inputs: dict[str, TensorType] = {}
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
-        seeds = _seeds(emitter, request, inputs)
+        seeds = _seeds(emitter, request)
     outputs: dict[str, Value] = {}
     done: set[str] = set()
 
@@ -76,7 +74,7 @@ def build_gradients(
     reverse = ReversePass(emitter, nodes, expanded.activity, request.xs, fixed)
     reverse.run(seeds, ready)
     _require_gradients(request, done)
-    return assemble(expanded.model, emitter, inputs, outputs, request.xs)
+    return assemble(expanded.model, emitter, outputs, request.xs)
 
 
 def _check(request: Request, expanded: Expanded) -> None:
@@ -114,8 +112,8 @@ def _some(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _seeds(emitter: Emitter, request: Request, inputs: dict[str, TensorType]) -> dict[str, Value]:
-    """The gradient that each y starts with; new graph inputs are noted in ``inputs``."""
+def _seeds(emitter: Emitter, request: Request) -> dict[str, Value]:
+    """The gradient that each y starts with."""
     grads = request.grad_ys or (None,) * len(request.ys)
     if len(grads) != len(request.ys):
         raise UsageError(f"{len(request.ys)} ys, but {len(grads)} grad_ys")
@@ -125,10 +123,8 @@ def _seeds(emitter: Emitter, request: Request, inputs: dict[str, TensorType]) ->
         if grad is None:
             found[name] = emitter.const(1, y.dtype)
         elif isinstance(grad, str):
-            if grad not in emitter.types:
-                inputs[grad] = emitter.types[grad] = y.type
-                emitter.taken.add(grad)
-            found[name] = emitter.value(grad)
+            known = grad in emitter.types
+            found[name] = emitter.value(grad) if known else emitter.input(grad, y.type)
         else:
             found[name] = emitter.const(grad, y.dtype)
         _check_seed(y, found[name])

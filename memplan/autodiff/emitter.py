@@ -44,7 +44,8 @@ class Emitter(Operations):
 
     ``nodes`` are those of the backward part, in order; ``behind[name]`` are to stand right behind
     the forward node of that name (``""``: at the very front). ``types`` and ``constants`` (by
-    tensor name) grow with every new tensor. ``taken`` are names in use; ``places`` gives the node
+    tensor name) grow with every new tensor, ``inputs`` are new graph inputs. ``taken`` are names in
+    use; ``places`` gives the node
     behind which a computed tensor is there (None: a tensor of the backward part);
     ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the new
     node that makes a tensor.
@@ -65,6 +66,7 @@ class Emitter(Operations):
         self.nodes: list[onnx.NodeProto] = []
         self.behind: dict[str, list[onnx.NodeProto]] = {}
         self.initializers: dict[str, onnx.TensorProto] = {}
+        self.inputs: dict[str, TensorType] = {}
         self._dims = 0
         self._ir_version = ir_version
         self.places: dict[str, str | None] = {}
@@ -120,6 +122,18 @@ class Emitter(Operations):
     def value(self, name: str) -> Value:
         """The tensor of that name."""
         return Value(name, self.types.get(name, UNKNOWN), self)
+
+    def once(self, key: object, build: Callable[[], Value]) -> Value:
+        """What ``build`` made when it was first asked for under ``key``."""
+        if (key,) not in self._repeated:
+            self._repeated[key,] = build()
+        return self._repeated[key,]
+
+    def input(self, name: str, found: TensorType) -> Value:
+        """A new graph input."""
+        name = self.fresh(name)
+        self.inputs[name] = self.types[name] = found
+        return self.value(name)
 
     def constant(self, value: Value | None) -> Array | None:
         """What a small constant holds; None for anything that is known at run time only."""

@@ -113,11 +113,11 @@ def choose(candidates: Candidates, patterns: Sequence[str]) -> tuple[str, ...]:
                 )
         return tuple(n for n in candidates.all if any(fnmatchcase(n, p) for p in patterns))
     if not candidates.trained:
-        offer = candidates.inputs or candidates.data
+        offer = candidates.inputs + candidates.constants or candidates.data
         raise ModelError(
             "no initializer that looks trained leads to the loss",
-            f"name what to differentiate by, for example --wrt '{offer[0]}'; float inputs that "
-            f"could be parameters: {_offered(offer)}"
+            f"name what to differentiate by, for example --wrt '{offer[0]}'; what could be "
+            f"parameters: {_offered(offer)}"
             if offer
             else "check --loss",
         )

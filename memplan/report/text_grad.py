@@ -33,6 +33,10 @@ def render_training_graph(result: TrainingGraph, details: bool) -> Group:
         lines.append(f"by {_count(wrt, 'tensor')}: {_listed(wrt, details)}")
     if left:
         lines.append(f"not by {_count(left, 'tensor')}: {_listed(left, details)} (see --wrt)")
+    if result.class_axis is not None:
+        lines.append(f"classes lie along axis {result.class_axis} (see --class-axis)")
+    if result.new_inputs:
+        lines.append(f"new inputs: {_listed(result.new_inputs, details)}")
     if result.new_outputs:
         lines.append(f"new outputs: {_listed(result.new_outputs, details)}")
     if result.output is not None:

@@ -58,8 +58,8 @@ def measured_peak(model: OpenModel) -> int:
 def test_nothing_is_kept_that_no_gradient_needs(case: str) -> None:
     """PyTorch's test of guarded saved inputs: peak as without the backward part.
 
-    A product's gradient in full size and its result are as large as what the forward part holds, and
-    the loss (4 bytes) is an output that stays.
+    A product's gradient in full size and its result are as large as what the forward part holds,
+    and the loss (4 bytes) is an output that stays.
     """
     forward = guarded(case)
     plain = model_of(forward)

@@ -74,6 +74,9 @@ class Operations(ABC):
         sizes = [dim for dim in dims if isinstance(dim, int)]
         if len(sizes) == len(dims):
             return self.const(math.prod(sizes), dtype)
+        if len(dims) == value.rank:
+            with self.beside(value):
+                return self.cast(self.op("Size", value), dtype)
         vector = self.dims(value, axes)
         with self.beside(value):
             return self.cast(self.reduce("ReduceProd", vector, [0], keepdims=False), dtype)

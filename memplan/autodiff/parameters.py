@@ -45,12 +45,14 @@ class Candidates:
 
     ``trained`` are initializers that are parameters by place or name, ``constants`` the others;
     ``inputs`` are graph inputs that could be parameters by place or name, ``data`` the others.
+    ``unreached`` are floats that the loss does not depend on.
     """
 
     trained: tuple[str, ...]
     constants: tuple[str, ...]
     inputs: tuple[str, ...]
     data: tuple[str, ...]
+    unreached: tuple[str, ...]
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -79,6 +81,7 @@ def find_candidates(
         constants=tuple(n for n in initializers if n in active and n not in trained),
         inputs=tuple(n for n in inputs if n in active and n in given),
         data=tuple(n for n in inputs if n in active and n not in given),
+        unreached=tuple(n for n in (*initializers, *inputs) if n in floats and n not in active),
     )
 
 
@@ -101,16 +104,18 @@ def choose(candidates: Candidates, patterns: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         UsageError: a pattern matches nothing.
-        ModelError: without patterns, nothing looks trained; the message offers inputs that do.
+        ModelError: a pattern matches nothing that leads to the loss; without any, nothing looks
+            trained, and the message offers what could be.
     """
     if patterns:
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in candidates.all):
-                raise UsageError(
-                    f"--wrt {pattern}: no float input or initializer of that name leads to the "
-                    "loss",
-                    "those that do: " + _offered(candidates.all),
-                )
+            if any(fnmatchcase(name, pattern) for name in candidates.all):
+                continue
+            hint = "float inputs and initializers that do: " + _offered(candidates.all)
+            for name in candidates.unreached:
+                if fnmatchcase(name, pattern):
+                    raise ModelError(f"--wrt {pattern}: '{name}' does not lead to the loss", hint)
+            raise UsageError(f"--wrt {pattern}: no float input or initializer of that name", hint)
         return tuple(n for n in candidates.all if any(fnmatchcase(n, p) for p in patterns))
     if not candidates.trained:
         offer = candidates.inputs + candidates.constants or candidates.data

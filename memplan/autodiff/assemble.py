@@ -82,8 +82,7 @@ def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, 
     found: dict[str, str] = {}
     for name, value in outputs.items():
         final = emitter.fresh(name)
-        made_here = emitter.places.get(value.name, "") is None
-        if value.name in found or not made_here:
+        if value.name in found or not emitter.in_backward_part(value):
             with emitter.scope(Scope(final, {PHASE_KEY: Phase.BACKWARD})):
                 value = emitter.op("Identity", value)
         found[value.name] = final

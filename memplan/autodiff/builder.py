@@ -119,12 +119,12 @@ def _seeds(emitter: Emitter, request: Request) -> dict[str, Value]:
         raise UsageError(f"{len(request.ys)} ys, but {len(grads)} grad_ys")
     found = {}
     for name, grad in zip(request.ys, grads, strict=True):
-        y = emitter.value(name)
+        y = emitter.tensor(name)
         if grad is None:
             found[name] = emitter.const(1, y.dtype)
         elif isinstance(grad, str):
             known = grad in emitter.types
-            found[name] = emitter.value(grad) if known else emitter.input(grad, y.type)
+            found[name] = emitter.tensor(grad) if known else emitter.input(grad, y.type)
         else:
             found[name] = emitter.const(grad, y.dtype)
         _check_seed(y, found[name])

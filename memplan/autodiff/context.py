@@ -37,8 +37,8 @@ class Context(Operations):
         self.emitter = emitter
         self.opset = emitter.opset
         self.node = node
-        self.inputs = tuple(emitter.value(name) if name else None for name in node.input)
-        self.outputs = tuple(emitter.value(name) if name else None for name in node.output)
+        self.inputs = tuple(emitter.tensor(name) if name else None for name in node.input)
+        self.outputs = tuple(emitter.tensor(name) if name else None for name in node.output)
         self.grads = grads
         self.wanted = wanted
         self._sums = sums if sums is not None else {}
@@ -146,11 +146,19 @@ class Context(Operations):
             self.emitter.types[name] = self.emitter.infer(node)[index]
             self.emitter.places[name] = node.name
             self.emitter.further_outputs.add(name)
-        return self.emitter.value(node.output[index])
+        return self.emitter.tensor(node.output[index])
 
     def maker(self, value: Value) -> onnx.NodeProto | None:
-        """The new node that makes ``value``; None for a forward tensor or a constant."""
+        """The node that makes ``value``, forward or new; None for an input or a constant."""
         return self.emitter.makers.get(value.name)
+
+    def in_backward_part(self, value: Value) -> bool:
+        """Whether ``value`` is made by the backward part."""
+        return self.emitter.in_backward_part(value)
+
+    def tensor(self, name: str) -> Value:
+        """The tensor of that name."""
+        return self.emitter.tensor(name)
 
     # -- building ------------------------------------------------------------------------------
 

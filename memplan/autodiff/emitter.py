@@ -47,8 +47,8 @@ class Emitter(Operations):
     tensor name) grow with every new tensor, ``inputs`` are new graph inputs. ``taken`` are names in
     use; ``places`` gives the node
     behind which a computed tensor is there (None: a tensor of the backward part);
-    ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the new
-    node that makes a tensor.
+    ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the
+    node that makes a tensor, forward or new.
     """
 
     def __init__(
@@ -119,10 +119,6 @@ class Emitter(Operations):
 
     # -- values --------------------------------------------------------------------------------
 
-    def value(self, name: str) -> Value:
-        """The tensor of that name."""
-        return Value(name, self.types.get(name, UNKNOWN), self)
-
     def once(self, key: object, build: Callable[[], Value]) -> Value:
         """What ``build`` made when it was first asked for under ``key``."""
         if (key,) not in self._repeated:
@@ -133,11 +129,23 @@ class Emitter(Operations):
         """A new graph input."""
         name = self.fresh(name)
         self.inputs[name] = self.types[name] = found
-        return self.value(name)
+        return self.tensor(name)
 
     def constant(self, value: Value | None) -> Array | None:
         """What a small constant holds; None for anything that is known at run time only."""
         return None if value is None else self.constants.get(value.name)
+
+    def maker(self, value: Value) -> onnx.NodeProto | None:
+        """The node that makes ``value``, forward or new; None for an input or a constant."""
+        return self.makers.get(value.name)
+
+    def in_backward_part(self, value: Value) -> bool:
+        """Whether ``value`` is made by the backward part."""
+        return self.places.get(value.name, "") is None
+
+    def tensor(self, name: str) -> Value:
+        """The tensor of that name."""
+        return Value(name, self.types.get(name, UNKNOWN), self)
 
     def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
         """A constant tensor; equal ones are one initializer.
@@ -158,7 +166,7 @@ class Emitter(Operations):
             self.initializers[name] = numpy_helper.from_array(array, name)
             self.types[name] = TensorType(kind, array.shape)
             self.constants[name] = array
-            self._interned[key] = self.value(name)
+            self._interned[key] = self.tensor(name)
         return self._interned[key]
 
     def unnamed(self, shape: Shape) -> Shape:
@@ -213,7 +221,7 @@ class Emitter(Operations):
         if self._scope.metadata and self.in_backward:
             helper.set_metadata_props(node, dict(self._scope.metadata))
         self.add(node, results)
-        return tuple(self.value(out) for out in outs)
+        return tuple(self.tensor(out) for out in outs)
 
     def add(self, node: onnx.NodeProto, results: tuple[TensorType, ...] | None = None) -> None:
         """Append a finished node and note the types of its outputs.

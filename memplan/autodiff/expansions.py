@@ -59,6 +59,7 @@ def emitter_for(model: onnx.ModelProto, xs: Collection[str]) -> Emitter:
     emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version)
     for node in graph.node:
         emitter.places.update(dict.fromkeys(node.output, node.name))
+        emitter.makers.update(dict.fromkeys(node.output, node))
     return emitter
 
 

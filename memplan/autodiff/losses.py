@@ -41,7 +41,7 @@ def add_loss(
         UsageError: the axis does not exist.
     """
     emitter = emitter_for(model, ())
-    value = emitter.value(logits)
+    value = emitter.tensor(logits)
     if not value.type.is_float:
         raise ModelError(
             f"--logits {logits}: the graph has no float tensor of that name",

@@ -42,6 +42,18 @@ class Operations(ABC):
         """What a small constant holds; None for anything else."""
 
     @abstractmethod
+    def maker(self, value: Value) -> onnx.NodeProto | None:
+        """The node that makes ``value``, forward or new; None for an input or a constant."""
+
+    @abstractmethod
+    def in_backward_part(self, value: Value) -> bool:
+        """Whether ``value`` is made by the backward part."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> Value:
+        """The tensor of that name."""
+
+    @abstractmethod
     def beside(self, value: Value) -> AbstractContextManager[None]:
         """Nodes made inside stand right behind the node that makes ``value``."""
 
@@ -135,7 +147,39 @@ class Operations(ABC):
         moving = [axis for axis in perm if value.shape[axis] != 1]
         if moving == sorted(moving) and len(names) <= 1 and 0 not in shape:
             return self.reshape(value, shape)
+        made = self.maker(value)
+        if made is not None and made.op_type == "Transpose" and made.attribute:
+            source = self.tensor(made.input[0])
+            if all(made.attribute[0].ints[axis] == k for k, axis in enumerate(perm)):
+                return source
+        new = self.in_backward_part(value)
+        if made is not None and made.op_type == "Gemm" and len(made.input) == 2 and new:
+            return self._transposed_product(made)
         return self.op("Transpose", value, perm=list(perm))
+
+    def _transposed_product(self, made: onnx.NodeProto) -> Value:
+        """(A·B)ᵀ as Bᵀ·Aᵀ; the product itself is dropped if nobody else reads it."""
+        given = {item.name: item for item in made.attribute}
+        flips = {name: 1 - (given[name].i if name in given else 0) for name in ("transA", "transB")}
+        left, right = (self.tensor(name) for name in made.input)
+        alpha = given["alpha"].f if "alpha" in given else 1.0
+        return self.gemm(right, left, flips["transB"], flips["transA"], alpha)
+
+    def gemm(
+        self, left: Value, right: Value, trans_a: int = 0, trans_b: int = 0, alpha: float = 1.0
+    ) -> Value:
+        """``Gemm`` without a third term; a transposed operand is read before its transposition."""
+        left, trans_a = self._untransposed(left, trans_a)
+        right, trans_b = self._untransposed(right, trans_b)
+        return self.op(
+            "Gemm", left, right, alpha=alpha, transA=trans_a or None, transB=trans_b or None
+        )
+
+    def _untransposed(self, value: Value, flag: int) -> tuple[Value, int]:
+        made = self.maker(value)
+        if made is not None and made.op_type == "Transpose":
+            return self.tensor(made.input[0]), 1 - flag
+        return value, flag
 
     def swap_last(self, value: Value) -> Value:
         """The last two axes exchanged: a matrix product's other orientation."""

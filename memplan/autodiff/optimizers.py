@@ -39,7 +39,7 @@ class Optimizer:
         """The new graph outputs: parameter and state."""
         scope = Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE})
         with emitter.scope(scope):
-            return self.update(emitter, emitter.value(name), grad)
+            return self.update(emitter, emitter.tensor(name), grad)
 
     def update(self, emitter: Emitter, weight: Value, grad: Value) -> Mapping[str, Value]:
         """Build the update of one parameter."""

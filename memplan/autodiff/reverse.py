@@ -118,7 +118,7 @@ class ReversePass:
         grad = self.sums[name]
         stem = self.nodes[producer].name if producer is not None else name
         with self.emitter.scope(Scope(f"{stem}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            grad = self.emitter.full(grad, self.emitter.value(name))
+            grad = self.emitter.full(grad, self.emitter.tensor(name))
         if producer is not None:
             self.sums[name] = grad
         else:
@@ -166,7 +166,7 @@ class ReversePass:
                 continue
             grad = gradient() if callable(gradient) else gradient
             if grad is not None:
-                target = self.emitter.value(name)
+                target = self.emitter.tensor(name)
                 self._contribute(name, self._fitted(ctx, entry, grad, target))
 
     def _fitted(self, ctx: Context, entry: Entry, grad: Value, target: Value) -> Value:

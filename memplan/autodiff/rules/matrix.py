@@ -15,8 +15,8 @@ def matmul(ctx: Context) -> Gradients:
     if a.rank >= 2 and b.rank == 2 and isinstance(b.shape[0], int) and isinstance(b.shape[1], int):
         # A weight behind any number of batch dimensions: Gemm transposes without a copy.
         return (
-            lambda: ctx.reshape_like(ctx.op("Gemm", _rows(ctx, ctx.dy), b, transB=1), a),
-            lambda: ctx.op("Gemm", _rows(ctx, a), _rows(ctx, ctx.dy), transA=1),
+            lambda: ctx.reshape_like(ctx.gemm(_rows(ctx, ctx.dy), b, 0, 1), a),
+            lambda: ctx.gemm(_rows(ctx, a), _rows(ctx, ctx.dy), 1),
         )
     return (lambda: _left(ctx, a, b), lambda: _right(ctx, a, b))
 
@@ -68,13 +68,13 @@ def gemm(ctx: Context) -> Gradients:
 
     def left() -> Value:
         if trans_a:
-            return ctx.op("Gemm", b, dy, alpha=alpha, transA=trans_b, transB=1)
-        return ctx.op("Gemm", dy, b, alpha=alpha, transB=1 - trans_b)
+            return ctx.gemm(b, dy, trans_b, 1, alpha)
+        return ctx.gemm(dy, b, 0, 1 - trans_b, alpha)
 
     def right() -> Value:
         if trans_b:
-            return ctx.op("Gemm", dy, a, alpha=alpha, transA=1, transB=trans_a)
-        return ctx.op("Gemm", a, dy, alpha=alpha, transA=1 - trans_a)
+            return ctx.gemm(dy, a, 1, trans_a, alpha)
+        return ctx.gemm(a, dy, 1 - trans_a, 0, alpha)
 
     def bias() -> Value | None:
         if c is None:

@@ -41,11 +41,11 @@ def _scattered(ctx: Context, axis: int) -> tuple[Value, Value] | None:
     if scatter is None or scatter.op_type != "ScatterElements":
         return None
     attributes = {item.name: item for item in scatter.attribute}
-    zeros, indices, numbers = (ctx.emitter.value(name) for name in scatter.input)
+    zeros, indices, numbers = (ctx.emitter.tensor(name) for name in scatter.input)
     filled = ctx.maker(zeros)
     if "reduction" not in attributes or attributes["axis"].i != axis or filled is None:
         return None
-    content = ctx.constant(ctx.emitter.value(filled.input[0]))
+    content = ctx.constant(ctx.emitter.tensor(filled.input[0]))
     if filled.op_type != "Expand" or content is None or content.any():
         return None
     return indices, numbers

@@ -71,8 +71,7 @@ def build_gradients(
         outputs.update(on_gradient(emitter, name, grad))
 
     fixed = {tensor.name for tensor in expanded.model.graph.initializer} - set(request.xs)
-    reverse = ReversePass(emitter, nodes, expanded.activity, request.xs, fixed)
-    reverse.run(seeds, ready)
+    ReversePass(emitter, nodes, expanded.activity, request.xs, fixed, ready).run(seeds)
     _require_gradients(request, done)
     return assemble(expanded.model, emitter, outputs, request.xs)
 

@@ -28,6 +28,7 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 }
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 FORWARD_KEY = "memplan.forward"
 
 
@@ -193,9 +194,10 @@ class Emitter(Operations):
         if short is not None:
             return short
         results = (result,) if result is not None else None
-        if self.in_backward:
+        if self.in_backward and op not in _VIEWS:
             return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
-        # Shapes and statistics of the forward part are made once, however many rules ask.
+        # Views, and shapes and statistics of the forward part, are made once, however many rules
+        # ask; anything else would be kept in memory for the last of them.
         names = tuple(v.name if isinstance(v, Value) else v for v in inputs)
         key = (self._place, op, names, str(sorted(attributes.items())))
         if key not in self._repeated:

@@ -99,6 +99,9 @@ class Operations(ABC):
         ``like`` is a tensor of that shape; it is needed where more dimensions are symbolic.
         """
         target = tuple(shape)
+        made = self.maker(value)
+        if made is not None and made.op_type == "Reshape" and self.in_backward_part(value):
+            value = self.tensor(made.input[0])
         if value.type.shape == target:
             return value
         names = [dim for dim in target if isinstance(dim, str)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx
 
@@ -38,12 +38,24 @@ class ReversePass:
         activity: Activity,
         xs: Collection[str],
         fixed: Collection[str] = (),
+        on_ready: OnReady | None = None,
     ) -> None:
-        """``fixed`` are the initializers that are not among ``xs``."""
+        """Prepare to differentiate ``nodes``.
+
+        Args:
+            emitter: gets the backward nodes.
+            nodes: the forward nodes.
+            activity: what needs a gradient.
+            xs: tensors whose gradients are asked for.
+            fixed: the initializers that are not among ``xs``.
+            on_ready: called with the name and the whole gradient of each x when it is complete;
+                never for an x whose gradient is zero.
+        """
         self.emitter = emitter
         self.nodes = nodes
         self.activity = activity
         self.xs = frozenset(xs)
+        self.on_ready = on_ready
         self.sums: dict[str, Value] = {}
         self.producer = {
             name: index for index in activity.nodes for name in nodes[index].output if name
@@ -51,41 +63,46 @@ class ReversePass:
         self.readers: Counter[str] = Counter()
         for index in activity.nodes:
             self.readers.update(self._active_inputs(index))
+        self.waiting = {
+            index: sum(self.readers[name] > 0 for name in self._active_outputs(index))
+            for index in activity.nodes
+        }
         self.parameter_side = self._parameter_side(frozenset(fixed))
+        self.heap: list[tuple[int, int, int]] = []
 
-    def run(self, seeds: Mapping[str, Value], on_ready: OnReady) -> None:
-        """Build the backward nodes.
-
-        Args:
-            seeds: gradients of some tensors, as they come from outside.
-            on_ready: called with the name and the whole gradient of each x when it is complete;
-                never for an x whose gradient is zero.
-        """
+    def run(self, seeds: Mapping[str, Value]) -> None:
+        """Build the backward nodes; ``seeds`` are gradients as they come from outside."""
         for name, grad in seeds.items():
             if name in self.activity.tensors:
                 self._contribute(name, grad)
-        waiting = {
-            index: sum(self.readers[name] > 0 for name in self._active_outputs(index))
-            for index in self.activity.nodes
-        }
-        heap = [self._priority(index) for index, count in waiting.items() if count == 0]
-        heapq.heapify(heap)
         for name in sorted(self.xs):
             if self.readers[name] == 0:
-                self._finish(name, on_ready)
-        while heap:
-            index = heapq.heappop(heap)[-1]
-            self._differentiate(index)
-            for name in sorted(self._active_inputs(index)):
-                self.readers[name] -= 1
-                if self.readers[name]:
-                    continue
-                self._finish(name, on_ready)
-                producer = self.producer.get(name)
-                if producer is not None:
-                    waiting[producer] -= 1
-                    if waiting[producer] == 0:
-                        heapq.heappush(heap, self._priority(producer))
+                self._finish(name)
+        self.heap = [self._priority(index) for index, count in self.waiting.items() if count == 0]
+        heapq.heapify(self.heap)
+        while self.heap:
+            self._differentiate(heapq.heappop(self.heap)[-1])
+
+    def _settle(self, name: str) -> None:
+        """Note that one more node has contributed to a tensor's gradient.
+
+        If it was the last, the gradient is handed out, and the producer comes in line; at once, if
+        it stands between a parameter and the rest.
+        """
+        self.readers[name] -= 1
+        if self.readers[name]:
+            return
+        self._finish(name)
+        producer = self.producer.get(name)
+        if producer is None:
+            return
+        self.waiting[producer] -= 1
+        if self.waiting[producer]:
+            return
+        if producer in self.parameter_side:
+            self._differentiate(producer)
+        else:
+            heapq.heappush(self.heap, self._priority(producer))
 
     def _priority(self, index: int) -> tuple[int, int, int]:
         return (0 if index in self.parameter_side else 1, -index, index)
@@ -110,64 +127,70 @@ class ReversePass:
         active = found & self.activity.nodes
         return frozenset(active) if active != self.activity.nodes else frozenset()
 
-    def _finish(self, name: str, on_ready: OnReady) -> None:
+    def _finish(self, name: str) -> None:
         """Hand out the gradient of an x; others wait for their producer."""
         if name not in self.xs or name not in self.sums:
             return
         producer = self.producer.get(name)
-        grad = self.sums[name]
         stem = self.nodes[producer].name if producer is not None else name
         with self.emitter.scope(Scope(f"{stem}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            grad = self.emitter.full(grad, self.emitter.tensor(name))
-        if producer is not None:
-            self.sums[name] = grad
-        else:
+            grad = self.emitter.full(self.sums[name], self.emitter.tensor(name))
+        self.sums[name] = grad
+        if producer is None:
             del self.sums[name]
-        on_ready(name, grad)
+        if self.on_ready is not None:
+            self.on_ready(name, grad)
 
     def _contribute(self, name: str, grad: Value) -> None:
         before = self.sums.get(name)
         self.sums[name] = grad if before is None else before + grad
 
     def _differentiate(self, index: int) -> None:
+        """Apply the rule of a node to the gradients of its outputs."""
         node = self.nodes[index]
+        left = sorted(self._active_inputs(index))
+        incoming = [self.sums.pop(name, None) for name in node.output]
+        if any(grad is not None for grad in incoming):
+            with self.emitter.scope(scope_of(node, Phase.BACKWARD, "grad")):
+                for name in self._apply(node, tuple(incoming)):
+                    left.remove(name)
+        for name in left:
+            self._settle(name)
+
+    def _apply(self, node: onnx.NodeProto, incoming: tuple[Value | None, ...]) -> Iterator[str]:
+        """Build what is wanted, parameters first: what they read can die before the rest.
+
+        Gives the tensors whose part from this node is complete and settled.
+        """
         entry = entry_for(node)
         assert entry is not None
         assert entry.rule is not None
-        incoming = [self.sums.pop(name, None) for name in node.output]
-        if all(grad is None for grad in incoming):
-            return
-        with self.emitter.scope(scope_of(node, Phase.BACKWARD, "grad")):
-            ctx = Context(
-                self.emitter, node, tuple(incoming), self.activity.wanted(node, entry), self.sums
+        wanted = self.activity.wanted(node, entry)
+        ctx = Context(self.emitter, node, incoming, wanted, self.sums)
+        if not (entry.elementwise or entry.broadcast):
+            ctx.grads = tuple(
+                None if grad is None else ctx.whole(k) for k, grad in enumerate(incoming)
             )
-            if not (entry.elementwise or entry.broadcast):
-                ctx.grads = tuple(
-                    None if grad is None else ctx.whole(k) for k, grad in enumerate(incoming)
-                )
-            gradients = entry.rule(ctx)
-            if not isinstance(gradients, Mapping):
-                named = zip(node.input, gradients, strict=False)
-                self._collect(ctx, entry, [(slot, *pair) for slot, pair in enumerate(named)])
-            else:
-                self._collect(ctx, entry, [(-1, *pair) for pair in gradients.items()])
+        found = entry.rule(ctx)
+        parts: dict[str, list[Gradient]] = {}
+        if isinstance(found, Mapping):
+            parts = {name: [part] for name, part in found.items() if name in self.activity.tensors}
+        else:
+            for slot, part in enumerate(found):
+                if ctx.wants(slot):
+                    parts.setdefault(node.input[slot], []).append(part)
+        for name in sorted(parts, key=self._is_data):
+            for part in parts[name]:
+                grad = part() if callable(part) else part
+                if grad is not None:
+                    target = self.emitter.tensor(name)
+                    self._contribute(name, self._fitted(ctx, entry, grad, target))
+            self._settle(name)
+            yield name
 
-    def _collect(
-        self, ctx: Context, entry: Entry, gradients: Sequence[tuple[int, str, Gradient]]
-    ) -> None:
-        """Build what is wanted, parameters first: what they read can die before the rest."""
-
-        def side(item: tuple[int, str, Gradient]) -> int:
-            name = item[1]
-            return 0 if name in self.xs or self.producer.get(name) in self.parameter_side else 1
-
-        for slot, name, gradient in sorted(gradients, key=side):
-            if not (ctx.wants(slot) if slot >= 0 else name in self.activity.tensors):
-                continue
-            grad = gradient() if callable(gradient) else gradient
-            if grad is not None:
-                target = self.emitter.tensor(name)
-                self._contribute(name, self._fitted(ctx, entry, grad, target))
+    def _is_data(self, name: str) -> bool:
+        """Whether a tensor is neither a parameter nor made of parameters alone."""
+        return name not in self.xs and self.producer.get(name) not in self.parameter_side
 
     def _fitted(self, ctx: Context, entry: Entry, grad: Value, target: Value) -> Value:
         """``grad`` summed to the shape of its tensor, or checked to have it.

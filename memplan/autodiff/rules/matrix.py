@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memplan.autodiff.context import Context
 from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.types import TensorType
 from memplan.autodiff.value import Value
 
 
@@ -28,10 +27,7 @@ def _rows(ctx: Context, value: Value) -> Value:
     last = value.shape[-1]
     assert isinstance(last, int)
     count = value.type.elements
-    rows = count // last if count is not None and last else ""
-    return ctx.op(
-        "Reshape", value, ctx.const([-1, last]), result=TensorType(value.dtype, (rows, last))
-    )
+    return ctx.reshape(value, (count // last if count is not None and last else "", last))
 
 
 def _left(ctx: Context, a: Value, b: Value) -> Value:

@@ -19,6 +19,7 @@ from memplan.model.fold import small_constants
 from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
+from memplan.plain_sessions import plain_notes, plan_plain
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
@@ -26,6 +27,7 @@ from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
 from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.plain import PlainModel
 from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
@@ -34,7 +36,7 @@ from memplan.variants import Attempt, variants
 
 SCHEMA = "memplan.rewrite/1"
 
-Planned = tuple[Analysis, NodeCosts, Plan]
+Planned = tuple[Analysis, NodeCosts, Plan, PlainModel | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Rewrite:
 
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
     object when nothing was optimized), both simulated in a tuned session; ``timeline`` is the
-    rewritten model's. ``output`` is None after a dry run.
+    rewritten model's. ``output`` is None after a dry run. ``plain`` tells what was added for plain
+    sessions, None for tuned ones.
     """
 
     path: Path
@@ -81,6 +84,7 @@ class Rewrite:
     model: onnx.ModelProto
     assumptions: tuple[str, ...]
     costs: NodeCosts
+    plain: PlainModel | None = None
 
     @property
     def measured_nodes(self) -> int:
@@ -117,9 +121,25 @@ class Rewrite:
                 "estimated_nodes": len(self.optimized.graph.nodes) - self.measured_nodes,
             },
             "planning_seconds": plan.planning_seconds,
+            "plain": _plain_json(self),
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
         }
+
+
+def _plain_json(result: Rewrite) -> dict[str, object] | None:
+    if result.plain is None:
+        return None
+    later = result.plain.later
+    return {
+        "fences": result.plain.fences,
+        "veils": result.plain.veils,
+        "pins": result.plain.pins,
+        "added_nodes": result.plain.added_nodes,
+        "later_runs_peak_bytes": later.peak_bytes,
+        "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+        "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
+    }
 
 
 def default_output(path: Path) -> Path:
@@ -155,7 +175,7 @@ def rewrite(
     """
     options = RewriteOptions(parse_size(budget)) if isinstance(budget, str) else budget
     _check_costs_options(options)
-    session = _session(options)
+    session = session_kind(options.session, options.provider)
     strategy = parse_strategy(options.strategy)
     target = output if output is not None else default_output(path)
     if not dry_run:
@@ -169,16 +189,23 @@ def rewrite(
         analysis = original if model is source else analyze_open(model, session)
         costs = given or _profiled_costs(model, analysis, budget_bytes, options)
         request = _request(model, session, options, budget_bytes, costs)
+        if session.name == "default":
+            found = plan_plain(model, request, strategy, options.time_limit, progress)
+            return analysis, costs, *found
         plan = make_plan(prepare(request), strategy, options.time_limit, progress)
-        return analysis, costs, plan
+        return analysis, costs, plan, None
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
-    (level, model, notes), (analysis, costs, plan) = _first_plan(attempts, plan_one)
-    result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    _record(result, level, options)
-    timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
+    (level, model, notes), (analysis, costs, plan, plain) = _first_plan(attempts, plan_one)
+    if plain is not None:
+        result, timeline = plain.model, plain.timeline
+        notes = (*notes, *plain_notes(plain, budget_bytes))
+    else:
+        result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
+        timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
+    _record(result, level, options, budget_bytes, timeline)
     if not dry_run:
         repoint_external_data(result, path, target)
         write_model(result, target, force=force)
@@ -195,6 +222,7 @@ def rewrite(
         model=result,
         assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
         costs=costs,
+        plain=plain,
     )
 
 
@@ -230,15 +258,6 @@ def _check_target(path: Path, target: Path, force: bool) -> None:
     model = read_model(path)
     if any(True for _ in external_tensors(model)):
         repoint_external_data(model, path, target)
-
-
-def _session(options: RewriteOptions) -> SessionKind:
-    if options.session != "tuned":
-        raise UsageError(
-            "plans for plain default sessions are not available yet",
-            "use --session tuned and load the result with memplan.load(path)",
-        )
-    return session_kind(options.session, options.provider)
 
 
 def _budget(options: RewriteOptions, original: Analysis) -> int:
@@ -356,10 +375,21 @@ def matching_tensors(graph: Graph, patterns: tuple[str, ...], option: str) -> fr
     return frozenset(found)
 
 
-def _record(model: onnx.ModelProto, level: str, options: RewriteOptions) -> None:
+def _record(
+    model: onnx.ModelProto, level: str, options: RewriteOptions, budget: int, timeline: Timeline
+) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
     from memplan.model.metadata import get_metadata, set_metadata
 
     values = get_metadata(model)
-    values.update({"optimize": level, "provider": options.provider, "session": options.session})
+    values.update(
+        {
+            "optimize": level,
+            "provider": options.provider,
+            "session": options.session,
+            "budget_bytes": budget,
+            "predicted_peak_bytes": timeline.peak_bytes,
+            "predicted_peak_with_workspace_bytes": timeline.peak_with_workspace_bytes,
+        }
+    )
     set_metadata(model, values)

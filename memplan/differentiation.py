@@ -27,6 +27,7 @@ from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 
 SCHEMA = "memplan.grad/1"
+Checkpoints = str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class GradOptions:
     ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
     along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
     ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
+    ``checkpoints``: see :func:`memplan.checkpointing.with_checkpoints`.
     """
 
     loss: str
@@ -43,6 +45,7 @@ class GradOptions:
     class_axis: int | None = None
     wrt: tuple[str, ...] = ()
     optimizer: str = "none"
+    checkpoints: str = "none"
     forward_only: bool = False
 
 
@@ -77,6 +80,7 @@ class TrainingGraph:
             "class_axis": self.class_axis,
             "wrt": list(self.wrt),
             "optimizer": self.options.optimizer,
+            "checkpoints": self.options.checkpoints,
             "not_trained": [n for n in self.candidates.all if n not in self.wrt],
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
@@ -90,6 +94,8 @@ def gradients(
     ys: str | Sequence[str],
     xs: str | Sequence[str],
     grad_ys: Seed | Sequence[Seed] = None,
+    checkpoints: Checkpoints | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
     """``model`` with further outputs ``<x>_grad``: the gradients of the sum of ``ys`` by each x.
 
@@ -99,21 +105,32 @@ def gradients(
         xs: names of float tensors; initializers among them become graph inputs with a default.
         grad_ys: what each y's gradient is (an array, or the name of a tensor, which becomes a graph
             input if there is none of that name); default: ones.
+        checkpoints: ``memory``, ``speed``, ``collection`` or a list of names: everything else is
+            recomputed in the backward part. None: nothing is.
+        dims: values for symbolic dimensions, which checkpoints need.
 
     Raises:
+        InfeasibleError: with the checkpoints the graph would need more memory than without.
         ModelError: an operator on the way has no gradient; a y does not depend on the xs, or the ys
             do not depend on an x.
         UsageError: a name is not in the graph, or not a float tensor.
     """
-    proto = model if isinstance(model, onnx.ModelProto) else read_model(Path(model))
+    path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
+    proto = model if isinstance(model, onnx.ModelProto) else read_model(path)
     seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
     if grad_ys is None:
         seeds = ()
-    return _finished(build_gradients(proto, Request(_names(ys), _names(xs), seeds)))
+    result = _finished(build_gradients(proto, Request(_names(ys), _names(xs), seeds)))
+    return _checkpointed(result, path, checkpoints, dims or {}, None)
 
 
 def grad(
-    path: Path, options: GradOptions, output: Path | None = None, *, force: bool = False
+    path: Path,
+    options: GradOptions,
+    output: Path | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    force: bool = False,
 ) -> TrainingGraph:
     """Differentiate the loss of the forward graph in ``path``.
 
@@ -121,9 +138,11 @@ def grad(
         path: an ONNX file.
         options: the loss, and what to differentiate by.
         output: where to write; None: nowhere.
+        dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
         force: overwrite ``output``.
 
     Raises:
+        InfeasibleError: with the checkpoints the graph would need more memory than without.
         ModelError: the model cannot be read or differentiated; the loss is no scalar.
         UsageError: bad option or output path.
     """
@@ -146,6 +165,8 @@ def grad(
         result = build_gradients(flat, Request((loss,), wrt), optimizer or gradient_outputs)
     _require_output(result.graph, loss, types[loss].dtype)
     result = _finished(result)
+    if not options.forward_only:
+        result = _checkpointed(result, path, options.checkpoints, dims or {}, loss)
     if output is not None:
         repoint_external_data(result, path, output)
         write_model(result, output, force=force)
@@ -190,6 +211,20 @@ def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]
 
 def _computed(graph: onnx.GraphProto, name: str) -> bool:
     return any(name in node.output for node in graph.node)
+
+
+def _checkpointed(
+    model: onnx.ModelProto,
+    path: Path,
+    checkpoints: Checkpoints | None,
+    dims: Mapping[str, int],
+    loss: str | None,
+) -> onnx.ModelProto:
+    if checkpoints is None or checkpoints == "none":
+        return model
+    from memplan.checkpointing import with_checkpoints  # the planner is slow to import
+
+    return with_checkpoints(model, path, checkpoints, dims, loss)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ def rewrite(
     def plan_one(model: OpenModel) -> Planned:
         analysis = original if model is source else analyze_open(model, session)
         costs = given or _profiled_costs(model, analysis, budget_bytes, options)
-        request = _request(model, session, options, budget_bytes, costs)
+        request = plan_request(model, session, options, budget_bytes, costs)
         if session.name == "default":
             found = plan_plain(model, request, strategy, options.time_limit, progress)
             return analysis, costs, *found
@@ -271,9 +271,14 @@ def _budget(options: RewriteOptions, original: Analysis) -> int:
     return budget
 
 
-def _request(
+def plan_request(
     model: OpenModel, session: SessionKind, options: RewriteOptions, budget: int, costs: NodeCosts
 ) -> PlanRequest:
+    """What the planner is asked for a model.
+
+    Raises:
+        UsageError: a pattern of ``keep`` or ``recompute`` matches nothing.
+    """
     return PlanRequest(
         graph=model.graph,
         session=session,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memplan.errors import UsageError
-from memplan_cli.options import configuration_option, emit, keep_inputs, output_options
+from memplan_cli.options import bound, configuration_option, emit, keep_inputs, output_options
 
 
 @click.command("grad")
@@ -32,6 +32,15 @@ from memplan_cli.options import configuration_option, emit, keep_inputs, output_
               help="Differentiate by these; default: initializers that look trained.")  # fmt: skip
 @click.option("--optimizer", default="none", show_default=True, metavar="NAME{opt=..}",
               help="none (gradients are outputs), sgd, momentum, adam or adamw.")  # fmt: skip
+@click.option(
+    "--checkpoints",
+    default="none",
+    show_default=True,
+    metavar="NAMES",
+    help="Recompute all but these: memory, speed, collection, or names as in 'a+b*'.",
+)
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE",
+              help="Bind a symbolic dimension, for --checkpoints.")  # fmt: skip
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
               show_default=True, help="Of the report on stdout.")  # fmt: skip
@@ -45,6 +54,8 @@ def command(
     class_axis: int | None,
     wrt: tuple[str, ...],
     optimizer: str,
+    checkpoints: str,
+    dims: tuple[str, ...],
     forward_only: bool,
     form: str,
     quiet: bool,
@@ -72,9 +83,10 @@ def command(
         class_axis=class_axis,
         wrt=wrt,
         optimizer=optimizer,
+        checkpoints=checkpoints,
         forward_only=forward_only,
     )
-    result = grad(forward, options, None if to_stdout else output, force=force)
+    result = grad(forward, options, None if to_stdout else output, dims=bound(dims), force=force)
     if to_stdout:
         emit(result.model.SerializeToString(), None, force)
     elif form == "json":

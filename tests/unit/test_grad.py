@@ -187,6 +187,36 @@ def test_existing_output(run: Memplan, tmp_path: Path) -> None:
     assert run("grad", "f.onnx", "-o", "f.onnx", "--loss", "loss", "--force").returncode == 2
 
 
+DEEP = """
+    g (float[64,64] x, float[64,64] w) => (float loss)
+    { a = MatMul(x, w) b = Tanh(a) c = MatMul(b, w) d = Tanh(c) e = MatMul(d, w) f = Tanh(e)
+      h = MatMul(f, w) i = Tanh(h) loss = ReduceSum<keepdims = 0>(i) }"""
+
+
+@pytest.mark.parametrize("checkpoints", ["memory", "speed", "d", ["b", "f"]])
+def test_checkpoints(checkpoints: str | list[str]) -> None:
+    """The same bits with some nodes computed twice."""
+    plain = memplan.gradients(parse(DEEP), "loss", "w")
+    model = memplan.gradients(parse(DEEP), "loss", "w", checkpoints=checkpoints)
+    again = [n.name for n in model.graph.node if n.name.endswith("/recompute")]
+    assert again
+    feeds = {name: draw((64, 64), k).astype(np.float32) / 8 for k, name in enumerate("xw")}
+    np.testing.assert_array_equal(runtime(plain, feeds)["w_grad"], runtime(model, feeds)["w_grad"])
+
+
+def test_bad_checkpoints(run: Memplan, tmp_path: Path) -> None:
+    base = ["grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--checkpoints"]
+    for more, code, message in (
+        (["speed"], 3, "--dim N="),
+        (["nothing", "--dim", "N=8"], 2, "nothing"),
+        (["collection", "--dim", "N=8"], 2, "memplan.checkpoint"),
+    ):
+        result = run(*base, *more)
+        assert result.returncode == code
+        assert message in result.stderr
+        assert not (tmp_path / "t.onnx").exists()
+
+
 # -- memplan.gradients -----------------------------------------------------------------------------
 
 TWO = """

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.autodiff.activity import require_rules
+from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.assemble import assemble
 from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.expansions import Expanded, expand_all
 from memplan.autodiff.forward import flat_copy
+from memplan.autodiff.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.autodiff.value import Array, Value
 from memplan.errors import ModelError, UsageError
@@ -58,9 +59,13 @@ def build_gradients(
     """
     flat = flat_copy(model)
     expanded = expand_all(flat, request.ys, request.xs)
-    emitter, nodes = expanded.emitter, list(expanded.model.graph.node)
+    emitter = expanded.emitter
     _check(request, expanded)
-    require_rules(nodes, expanded.activity)
+    outputs_before = {value.name for value in expanded.model.graph.output}
+    kept = {*request.xs, *request.ys, *outputs_before}
+    nodes = see_patterns(list(expanded.model.graph.node), emitter.constants, kept)
+    activity = find_activity(nodes, emitter.types, request.ys, request.xs)
+    require_rules(nodes, activity)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
         seeds = _seeds(emitter, request)
     outputs: dict[str, Value] = {}
@@ -71,7 +76,7 @@ def build_gradients(
         outputs.update(on_gradient(emitter, name, grad))
 
     fixed = {tensor.name for tensor in expanded.model.graph.initializer} - set(request.xs)
-    ReversePass(emitter, nodes, expanded.activity, request.xs, fixed, ready).run(seeds)
+    ReversePass(emitter, nodes, activity, request.xs, fixed, ready).run(seeds)
     _require_gradients(request, done)
     return assemble(expanded.model, emitter, outputs, request.xs)
 

@@ -33,8 +33,9 @@ def assemble(
     wanted = {value.name for value in forward.graph.output} | renamed.keys()
     nodes = _live(forward.graph, emitter, wanted)
     read = _names_read(nodes)
+    needed = read | wanted
     for node in nodes:
-        _drop_unread(node, emitter, read | wanted)
+        _drop_unread(node, emitter, needed)
         for field in (node.input, node.output):
             field[:] = [renamed.get(name, name) for name in field]
     result = onnx.ModelProto()

@@ -1,7 +1,7 @@
 """Activation functions that exporters wrote out, seen as one operator each.
 
 ``x·½·(1 + erf(x/√2))`` in five nodes would keep three tensors for the backward part; the gradient
-of Gelu reads x alone. The forward nodes stay as they are: only the reverse pass sees one node instead.
+of Gelu reads x alone. The forward nodes stay as they are: only the reverse pass sees one node.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.errors import ModelError
-
 Dim = int | str
 """A size, or the name of one that is known at run time only; equal names are equal sizes."""
 Shape = tuple[Dim, ...]
@@ -70,26 +68,3 @@ def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
     if final and shape is not None:
         shape = tuple(None if str(dim).startswith(UNNAMED) else dim for dim in shape)
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)
-
-
-def broadcast(*shapes: Shape) -> Shape:
-    """The shape that several broadcast to. A name beside a size above 1 gives the size.
-
-    Two different names give the empty name: one of them, not known which.
-
-    Raises:
-        ModelError: the shapes do not fit.
-    """
-    rank = max((len(shape) for shape in shapes), default=0)
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(_together(set(dims), shapes) for dims in zip(*padded, strict=True))
-
-
-def _together(dims: set[Dim], shapes: tuple[Shape, ...]) -> Dim:
-    dims = dims - {1} or {1}
-    sizes = {dim for dim in dims if isinstance(dim, int)}
-    if len(sizes) > 1:
-        raise ModelError(f"the shapes {', '.join(map(str, shapes))} do not broadcast")
-    if sizes:
-        return sizes.pop()
-    return dims.pop() if len(dims) == 1 else ""

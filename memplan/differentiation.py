@@ -147,9 +147,7 @@ def grad(
         UsageError: bad option or output path.
     """
     if output is not None:
-        check_output(output, force)
-        if output.exists() and output.samefile(path):
-            raise UsageError(f"{output} is the input model", "choose another output")
+        _check_target(path, output, force)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
     flat = flat_copy(model)
@@ -183,6 +181,12 @@ def grad(
         new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
         class_axis=class_axis,
     )
+
+
+def _check_target(path: Path, output: Path, force: bool) -> None:
+    check_output(output, force)
+    if output.exists() and output.samefile(path):
+        raise UsageError(f"{output} is the input model", "choose another output; inputs stay")
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:

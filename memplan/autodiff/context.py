@@ -73,7 +73,7 @@ class Context(Operations):
         grad, output = self.grads[index], self.outputs[index]
         assert grad is not None
         assert output is not None
-        return self.full(grad, output)
+        return self.expand_like(grad, output)
 
     def base(self, index: int) -> Value:
         """What a scatter adds the gradient of input ``index`` to.
@@ -83,7 +83,7 @@ class Context(Operations):
         target = self.inputs[index]
         assert target is not None
         grad = self._sums.pop(target.name, None)
-        return self.full_like(target) if grad is None else self.full(grad, target)
+        return self.full_like(target) if grad is None else self.expand_like(grad, target)
 
     def wants(self, index: int) -> bool:
         """Whether input ``index`` needs a gradient."""

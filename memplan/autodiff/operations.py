@@ -119,15 +119,11 @@ class Operations(ABC):
         return self.reshape(value, like.shape, like)
 
     def expand_like(self, value: Value, like: Value) -> Value:
-        """``value`` broadcast to the shape of ``like``."""
-        if value.type.shape == like.shape:
+        """``value`` broadcast to the shape of ``like``, whatever its rank turns out to be."""
+        if value.type.shape is not None and value.type.shape == like.type.shape:
             return value
-        result = TensorType(value.dtype, like.shape)
+        result = TensorType(value.dtype, like.type.shape)
         return self.op("Expand", value, self.shape_of(like), result=result)
-
-    def full(self, grad: Value, like: Value) -> Value:
-        """A gradient that may be smaller than its tensor ``like``, in the tensor's shape."""
-        return grad if like.type.shape is None else self.expand_like(grad, like)
 
     def full_like(self, like: Value, content: Number = 0) -> Value:
         """A tensor of the type of ``like`` that holds one number everywhere."""

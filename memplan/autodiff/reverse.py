@@ -134,7 +134,7 @@ class ReversePass:
         producer = self.producer.get(name)
         stem = self.nodes[producer].name if producer is not None else name
         with self.emitter.scope(Scope(f"{stem}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            grad = self.emitter.full(self.sums[name], self.emitter.tensor(name))
+            grad = self.emitter.expand_like(self.sums[name], self.emitter.tensor(name))
         self.sums[name] = grad
         if producer is None:
             del self.sums[name]

@@ -138,6 +138,24 @@ def test_unknown_rank() -> None:
         memplan.gradients(parse(text), "z", "x")
 
 
+def test_a_gradient_in_full_size_for_an_unknown_rank() -> None:
+    """The gradient that comes in by default is one number; CumSum wants it in full size."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+        g (float[2,3] x, int64[n] s) => (z) <int64 axis = {0}>
+        { a = Reshape(x, s) z = CumSum(a, axis) }"""
+    model = memplan.gradients(parse(text), "z", "x")
+    feeds = {"x": draw((2, 3)).astype(np.float32), "s": np.asarray([3, 2])}
+    found = reference(model, feeds)
+    np.testing.assert_array_equal(found["x_grad"], [[3, 3, 2], [2, 1, 1]])
+
+
+def test_a_y_that_is_an_x() -> None:
+    text = "g (float[2] x) => (float[2] z) { z = Tanh(x) }"
+    found = reference(memplan.gradients(parse(text), "z", ["z", "x"]), {"x": np.zeros(2, "f4")})
+    np.testing.assert_array_equal(found["z_grad"], np.ones(2))
+    np.testing.assert_array_equal(found["x_grad"], np.ones(2))
+
+
 # -- what is built ---------------------------------------------------------------------------------
 
 TWO_LAYERS = """

@@ -7,6 +7,7 @@ from memplan.autodiff.registry import Gradient, Gradients, gradient, no_gradient
 from memplan.autodiff.value import Value
 
 no_gradient("Sign", "Floor", "Ceil", "Round")
+no_gradient("EyeLike", "RandomNormalLike", "RandomUniformLike")  # they read a shape only
 
 
 @gradient("Identity", "Sum", elementwise=True)

@@ -12,7 +12,7 @@ from memplan.errors import ModelError
 @gradient("Reshape", "Flatten", broadcast=True, inputs=(0,))
 def reshape(ctx: Context) -> Gradients:
     """Back to the input's shape."""
-    if ctx.dy.rank == 0:
+    if ctx.dy.type.shape == ():
         return (ctx.dy,)
     return (ctx.reshape_like(ctx.whole(), ctx.tensors[0]),)
 
@@ -20,7 +20,7 @@ def reshape(ctx: Context) -> Gradients:
 @gradient("Squeeze", broadcast=True, inputs=(0,))
 def squeeze(ctx: Context) -> Gradients:
     """Dimensions of size 1 come back."""
-    if ctx.dy.rank == 0:
+    if ctx.dy.type.shape == ():
         return (ctx.dy,)
     x = ctx.tensors[0]
     given = ctx.integers(1, "axes")
@@ -31,7 +31,7 @@ def squeeze(ctx: Context) -> Gradients:
 @gradient("Unsqueeze", broadcast=True, inputs=(0,))
 def unsqueeze(ctx: Context) -> Gradients:
     """Dimensions of size 1 go again."""
-    if ctx.dy.rank == 0:
+    if ctx.dy.type.shape == ():
         return (ctx.dy,)
     axes = ctx.integers(1, "axes") or []
     return (ctx.squeeze(ctx.whole(), sorted(axis % ctx.y.rank for axis in axes)),)
@@ -40,7 +40,7 @@ def unsqueeze(ctx: Context) -> Gradients:
 @gradient("Transpose", broadcast=True)
 def transpose(ctx: Context) -> Gradients:
     """The inverse permutation."""
-    if ctx.dy.rank == 0:
+    if ctx.dy.type.shape == ():
         return (ctx.dy,)
     rank = ctx.y.rank
     perm = ctx.attribute("perm", list(range(rank))[::-1])

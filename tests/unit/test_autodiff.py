@@ -141,8 +141,8 @@ def test_unknown_rank() -> None:
 def test_a_gradient_in_full_size_for_an_unknown_rank() -> None:
     """The gradient that comes in by default is one number; CumSum wants it in full size."""
     text = """<ir_version: 10, opset_import: ["" : 20]>
-        g (float[2,3] x, int64[n] s) => (z) <int64 axis = {0}>
-        { a = Reshape(x, s) z = CumSum(a, axis) }"""
+        g (float[2,3] x, int64[n] s) => (float y) <int64 axis = {0}>
+        { a = Reshape(x, s) z = CumSum(a, axis) y = ReduceSum<keepdims = 0>(z) }"""
     model = memplan.gradients(parse(text), "z", "x")
     feeds = {"x": draw((2, 3)).astype(np.float32), "s": np.asarray([3, 2])}
     found = reference(model, feeds)

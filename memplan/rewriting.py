@@ -14,12 +14,13 @@ from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.errors import InfeasibleError, UsageError
 from memplan.graph.phases import differentiated
 from memplan.graph.types import Graph
+from memplan.loaded import analyze_as_loaded
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
 from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
-from memplan.plain_sessions import plain_notes, plan_plain
+from memplan.plain_sessions import load_notes, plain_notes, plan_plain
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
@@ -67,7 +68,7 @@ class Rewrite:
     """The answer of ``rewrite``.
 
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
-    object when nothing was optimized), both simulated in a tuned session; ``timeline`` is the
+    object when nothing was), both in a session of the kind that is planned for; ``timeline`` is the
     rewritten model's. ``output`` is None after a dry run. ``plain`` tells what was added for plain
     sessions, None for tuned ones.
     """
@@ -181,12 +182,13 @@ def rewrite(
     if not dry_run:
         _check_target(path, target, force)
     source = open_model(path, dims, options.loss)
-    original = analyze_open(source, session)
+    original = _analysis(source, session, options.loss)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
 
     def plan_one(model: OpenModel) -> Planned:
-        analysis = original if model is source else analyze_open(model, session)
+        alike = model is source and session.name == "tuned"
+        analysis = original if alike else analyze_open(model, session)
         costs = given or _profiled_costs(model, analysis, budget_bytes, options)
         request = plan_request(model, session, options, budget_bytes, costs)
         if session.name == "default":
@@ -201,7 +203,11 @@ def rewrite(
     (level, model, notes), (analysis, costs, plan, plain) = _first_plan(attempts, plan_one)
     if plain is not None:
         result, timeline = plain.model, plain.timeline
-        notes = (*notes, *plain_notes(plain, budget_bytes))
+        notes = (
+            *notes,
+            *plain_notes(plain, budget_bytes),
+            *load_notes(result, budget_bytes, session),
+        )
     else:
         result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
         timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
@@ -224,6 +230,13 @@ def rewrite(
         costs=costs,
         plain=plain,
     )
+
+
+def _analysis(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
+    """What the model needs in a session of the kind that is planned for."""
+    if session.name == "default":
+        return analyze_as_loaded(model, session, loss)
+    return analyze_open(model, session)
 
 
 def _first_plan(

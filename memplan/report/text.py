@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memplan.analysis import Analysis
     from memplan.frontier import FrontierPoint
     from memplan.planning.placement import Placement
+    from memplan.rewriter.plain import PlainModel
     from memplan.rewriting import Rewrite
     from memplan.validation import Run, Validation
 
@@ -248,6 +249,8 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
+    if result.plain is not None:
+        parts.append(Text(_added_line(result.plain)))
     if result.output is not None:
         parts += [Text(f"wrote {result.output}"), Text(), *_loading_lines(result)]
     else:
@@ -260,8 +263,10 @@ def _steps_table(result: Rewrite) -> Group:
     """The way from the original to the result, one row per step."""
     numbers = ("nodes", "peak", "with workspace", "change")
     table = _table([("", "left"), *((name, "right") for name in numbers)])
-    rows = [("original", len(result.original.graph.nodes), result.original.timeline)]
-    if result.optimized is not result.original:
+    plain = result.plain
+    first = "original, as a plain session loads it" if plain else "original"
+    rows = [(first, len(result.original.graph.nodes), result.original.timeline)]
+    if result.optimize_level != "none":
         fused = f"fused by ONNX Runtime ({result.optimize_level})"
         rows.append((fused, len(result.optimized.graph.nodes), result.optimized.timeline))
     rows.append(("rewritten", len(result.timeline.graph.nodes), result.timeline))
@@ -273,9 +278,18 @@ def _steps_table(result: Rewrite) -> Group:
             str(nodes),
             format_bytes(timeline.peak_bytes),
             format_bytes(now),
-            format_delta(now - previous) if name != "original" else "",
+            format_delta(now - previous) if name != first else "",
         )
         previous = now
+    if plain:
+        later = plain.later
+        table.add_row(
+            "  from the second run on",
+            "",
+            format_bytes(later.peak_bytes),
+            format_bytes(later.peak_with_workspace_bytes),
+            format_delta(later.peak_with_workspace_bytes - previous),
+        )
     return _titled("Peak, step by step", table)
 
 
@@ -307,7 +321,18 @@ def _refusal_line(result: Rewrite) -> str:
     return "never run again: " + "; ".join(parts)
 
 
+def _added_line(plain: PlainModel) -> str:
+    counts = [(plain.fences, "fence"), (plain.veils, "veil"), (plain.pins, "pin")]
+    named = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
+    return f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies)"
+
+
 def _loading_lines(result: Rewrite) -> list[Text]:
+    if result.plain is not None:
+        return [
+            Text("load it with every option on its default, in any language:"),
+            Text(f'    session = onnxruntime.InferenceSession("{result.output}")'),
+        ]
     return [
         Text("load it (the budget holds in a tuned session only):"),
         Text(f'    session = memplan.load("{result.output}")'),
@@ -341,7 +366,11 @@ def _runs_table(validation: Validation) -> Group:
         ("peak, measured", [_bytes(run.measured_peak_bytes) for run in runs]),
         ("  of it resident", [_bytes(run.resident_bytes) for run in runs]),
         ("  of it dynamic", [_bytes(run.measured_dynamic_bytes) for run in runs]),
-        ("dynamic, second run", [_bytes(run.second_run_dynamic_bytes) for run in runs]),
+        (
+            "dynamic, later runs, predicted",
+            [_bytes(run.predicted_later_dynamic_bytes) for run in runs],
+        ),
+        ("dynamic, later runs, measured", [_bytes(run.second_run_dynamic_bytes) for run in runs]),
         ("arena held", [_bytes(run.arena_bytes) for run in runs]),
         ("RSS growth, first run", [_bytes(run.rss_growth_bytes) for run in runs]),
         ("step time, median", [_seconds(run.seconds_median) for run in runs]),

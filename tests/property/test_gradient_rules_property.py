@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from gradients import Array, check, draw, single
+import pytest
+from gradients import Array, check, draw, reference, runtime, single
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -154,6 +155,14 @@ def test_reductions(data: st.DataObject) -> None:
         check(single(op, x, ints(*axes), opset=opset, **attributes))
     else:
         check(single(op, x, opset=opset, axes=axes, **attributes))
+
+
+@pytest.mark.parametrize("run", [reference, runtime])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_reduction_over_no_axes(op: str, run: Any) -> None:
+    """What that is for some operators is not agreed on; the gradient fits what was computed."""
+    x = draw((2, 3), low=0.3) if op == "ReduceLogSum" else draw((2, 3))
+    check(single(op, x, ints(), noop_with_empty_axes=1), run=run)
 
 
 def test_product_with_zeros() -> None:

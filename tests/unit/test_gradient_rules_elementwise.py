@@ -20,6 +20,14 @@ def test_unary(op: str) -> None:
     check(single(op, draw((2, 3))))
 
 
+def test_cast() -> None:
+    """The gradient is in the input's type."""
+    made = single("Cast", draw((2, 3)), out_dtypes=[onnx.TensorProto.FLOAT], to=1)
+    trained = check(made, step=1e-2, tolerance=1e-3)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in trained.graph.output}
+    assert kinds["x0_grad"] == onnx.TensorProto.DOUBLE
+
+
 def test_celu() -> None:
     """ONNX defines it for float32 only."""
     x = draw((2, 3)).astype(np.float32)

@@ -64,8 +64,10 @@ def reduce_product(ctx: Context) -> Gradients:
 
 @gradient("ReduceL1", broadcast=True)
 def reduce_l1(ctx: Context) -> Gradients:
-    """Σ|x|."""
-    return (_kept(ctx, ctx.dy, _axes(ctx)) * ctx.op("Sign", ctx.tensors[0]),)
+    """Σ|x|. Over no axes, runtimes differ on whether that is |x| or x: x / y is right for both."""
+    x, axes = ctx.tensors[0], _axes(ctx)
+    sign = ctx.op("Sign", x if axes else x / ctx.y)
+    return (_kept(ctx, ctx.dy, axes) * sign,)
 
 
 @gradient("ReduceL2", broadcast=True)

@@ -190,7 +190,7 @@ def rewrite(
         alike = model is source and session.name == "tuned"
         analysis = original if alike else analyze_open(model, session)
         costs = given or _profiled_costs(model, analysis, budget_bytes, options)
-        request = _request(model, session, options, budget_bytes, costs)
+        request = plan_request(model, session, options, budget_bytes, costs)
         if session.name == "default":
             found = plan_plain(model, request, strategy, options.time_limit, progress)
             return analysis, costs, *found
@@ -284,9 +284,14 @@ def _budget(options: RewriteOptions, original: Analysis) -> int:
     return budget
 
 
-def _request(
+def plan_request(
     model: OpenModel, session: SessionKind, options: RewriteOptions, budget: int, costs: NodeCosts
 ) -> PlanRequest:
+    """What the planner is asked for a model.
+
+    Raises:
+        UsageError: a pattern of ``keep`` or ``recompute`` matches nothing.
+    """
     return PlanRequest(
         graph=model.graph,
         session=session,

@@ -227,8 +227,9 @@ def _caveats(session: SessionKind) -> tuple[str, ...]:
     notes = []
     if session.name == "default":
         notes.append(
-            "default session: ONNX Runtime fuses nodes at load, which is not simulated here; "
-            "order and buffer reuse are"
+            "default session: order and buffer reuse of a first run are simulated; fusions at load "
+            "and the memory pattern of later runs are not (validate and rewrite --session default "
+            "ask the runtime)"
         )
     if session.provider == "cuda":
         notes.append(

@@ -226,7 +226,11 @@ def rewrite(
         plan=plan,
         timeline=timeline,
         model=result,
-        assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
+        assumptions=(
+            *(original if plain else analysis).assumptions,
+            *notes,
+            *_cost_notes(costs, model, options),
+        ),
         costs=costs,
         plain=plain,
     )

@@ -19,6 +19,8 @@ from memplan.model.fold import small_constants
 from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
+from memplan.passes import run as free
+from memplan.passes.waterfall import WaterfallStep, waterfall
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
@@ -34,7 +36,9 @@ from memplan.variants import Attempt, variants
 
 SCHEMA = "memplan.rewrite/1"
 
-Planned = tuple[Analysis, NodeCosts, Plan]
+Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan]
+# Share of the time for planning that the search for an order without recomputation may take first.
+_ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,9 @@ class RewriteOptions:
     """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
 
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak.
+    planned, fusions included, which runs it with its whole peak. ``passes``: what is saved before
+    anything is recomputed (:func:`memplan.passes.run.parse_passes`); ``wrt``: globs that narrow
+    which gradients are wanted.
     """
 
     budget: SizeSpec
@@ -58,6 +64,8 @@ class RewriteOptions:
     profile: bool = False
     device: str | None = None
     loss: str | None = None
+    passes: str = free.ALL
+    wrt: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,9 @@ class Rewrite:
     """The answer of ``rewrite``.
 
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
-    object when nothing was optimized), both simulated in a tuned session; ``timeline`` is the
-    rewritten model's. ``output`` is None after a dry run.
+    object when nothing was optimized), both simulated in a tuned session; ``passes`` are the steps
+    from there to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after
+    a dry run.
     """
 
     path: Path
@@ -81,11 +90,26 @@ class Rewrite:
     model: onnx.ModelProto
     assumptions: tuple[str, ...]
     costs: NodeCosts
+    passes: tuple[free.PassStep, ...] = ()
+
+    @property
+    def planned(self) -> Graph:
+        """The graph that was planned."""
+        return self.passes[-1].model.graph if self.passes else self.optimized.graph
 
     @property
     def measured_nodes(self) -> int:
         """How many nodes of the planned graph have measured seconds."""
-        return self.costs.measured_nodes(self.optimized.graph)
+        return self.costs.measured_nodes(self.planned)
+
+    @property
+    def waterfall(self) -> tuple[WaterfallStep, ...]:
+        """The way from the original to the result, one step after the other."""
+        fused = self.optimized.timeline if self.optimized is not self.original else None
+        recomputed = (self.timeline, f"{self.plan.clones} nodes run again")
+        return waterfall(
+            self.original.timeline, fused, self.optimize_level, self.passes, recomputed
+        )
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -108,13 +132,15 @@ class Rewrite:
             "extra_cost_fraction": plan.extra_cost_fraction,
             "bound_fraction": plan.bound_fraction,
             "bound_kind": plan.bound_kind,
+            "passes": [step.as_json() for step in self.waterfall],
+            **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
             "costs": {
                 "source": self.costs.source,
                 "measured_nodes": self.measured_nodes,
-                "estimated_nodes": len(self.optimized.graph.nodes) - self.measured_nodes,
+                "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
             },
             "planning_seconds": plan.planning_seconds,
             "output": str(self.output) if self.output is not None else None,
@@ -157,6 +183,8 @@ def rewrite(
     _check_costs_options(options)
     session = _session(options)
     strategy = parse_strategy(options.strategy)
+    seconds = min(_ORDER_SECONDS, _ORDER_SHARE * options.time_limit)
+    passes = free.make_passes(free.parse_passes(options.passes), options.wrt, seconds)
     target = output if output is not None else default_output(path)
     if not dry_run:
         _check_target(path, target, force)
@@ -167,17 +195,20 @@ def rewrite(
 
     def plan_one(model: OpenModel) -> Planned:
         analysis = original if model is source else analyze_open(model, session)
-        costs = given or _profiled_costs(model, analysis, budget_bytes, options)
-        request = _request(model, session, options, budget_bytes, costs)
+        steps = free.run_passes(model, analysis.timeline, passes)
+        ready = steps[-1].model if steps else model
+        costs = given or _profiled_costs(ready, budget_bytes, session, options)
+        request = _request(ready, session, options, budget_bytes, costs)
         plan = make_plan(prepare(request), strategy, options.time_limit, progress)
-        return analysis, costs, plan
+        return analysis, steps, costs, plan
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
-    (level, model, notes), (analysis, costs, plan) = _first_plan(attempts, plan_one)
+    (level, model, notes), (analysis, steps, costs, plan) = _first_plan(attempts, plan_one)
+    model = steps[-1].model if steps else model
     result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    _record(result, level, options)
+    _record(result, level, options, steps)
     timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
     if not dry_run:
         repoint_external_data(result, path, target)
@@ -195,6 +226,7 @@ def rewrite(
         model=result,
         assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
         costs=costs,
+        passes=steps,
     )
 
 
@@ -292,10 +324,10 @@ def _given_costs(source: OpenModel, options: RewriteOptions) -> NodeCosts | None
 
 
 def _profiled_costs(
-    model: OpenModel, analysis: Analysis, budget: int, options: RewriteOptions
+    model: OpenModel, budget: int, session: SessionKind, options: RewriteOptions
 ) -> NodeCosts:
     """Measure the graph that is planned: the names of fused nodes are in no costs file."""
-    device = _device(options)
+    device, analysis = _device(options), analyze_open(model, session)
     if budget < analysis.floor_with_workspace_bytes:  # the planner refuses it, whatever the costs
         return NodeCosts("estimate", device, options.provider)
     found = profile_open(model, ProfileOptions(options.provider))
@@ -350,16 +382,19 @@ def matching_tensors(graph: Graph, patterns: tuple[str, ...], option: str) -> fr
             raise UsageError(
                 f"{option} {pattern}: no tensor or node of that name",
                 "names are listed by 'memplan analyze'; fusions may have renamed them "
-                "(--optimize none keeps them)",
+                "(--optimize none keeps them), passes removed them (--passes none keeps them)",
             )
         found |= hits
     return frozenset(found)
 
 
-def _record(model: onnx.ModelProto, level: str, options: RewriteOptions) -> None:
+def _record(
+    model: onnx.ModelProto, level: str, options: RewriteOptions, steps: tuple[free.PassStep, ...]
+) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
     from memplan.model.metadata import get_metadata, set_metadata
 
     values = get_metadata(model)
     values.update({"optimize": level, "provider": options.provider, "session": options.session})
+    values.update(free.recorded(steps))
     set_metadata(model, values)

@@ -14,6 +14,7 @@ from memplan.model.prepare import prepare
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import write_model
+from memplan.passes.interface import gone_names, gone_notes, without_inputs
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
 from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
@@ -157,6 +158,7 @@ class Validation:
             "plain_default": self.plain.as_json() if self.plain else None,
             "budget_bytes": self.budget_bytes,
             "within_budget": self.within_budget,
+            "compared_outputs": self.comparison.outputs,
             "clones": self.clones,
             "surviving_clones": self.surviving_clones,
             "order_kept": self.order_kept,
@@ -171,12 +173,14 @@ class _Bench:
 
     folder: Path
     inputs: Path
+    rewritten_inputs: Path
     request: RunRequest
     notes: list[str] = field(default_factory=list)
 
     def run(self, path: Path, label: str, session: str) -> tuple[Measurement, Path]:
         outputs = self.folder / f"{label.replace(' ', '_').replace(',', '')}.npz"
-        return measure(path, replace(self.request, session=session), self.inputs, outputs), outputs
+        inputs = self.rewritten_inputs if label == "rewritten" else self.inputs
+        return measure(path, replace(self.request, session=session), inputs, outputs), outputs
 
 
 def validate(
@@ -202,7 +206,8 @@ def validate(
     metadata = get_metadata(read_model(rewritten))
     bound = dict(dims or _dims(metadata))
     before, after = open_model(original, bound), open_model(rewritten, bound)
-    _check_same_interface(before, after)
+    gone = gone_names(metadata)
+    _check_same_interface(before, after, gone)
     provider = _provider(options, metadata)
     feeds: dict[str, Array]
     feeds = (
@@ -212,7 +217,8 @@ def validate(
     )
     with saved_inputs(feeds) as (folder, archive):
         request = RunRequest("tuned", provider, bound, options.runs, options.seed, options.threads)
-        bench = _Bench(folder, archive, request)
+        bench = _Bench(folder, archive, without_inputs(archive, feeds, gone["input"]), request)
+        bench.notes.extend(gone_notes(gone))
         return _validate(bench, before, after, str(metadata.get("optimize", "none")),
                          metadata, options)  # fmt: skip
 
@@ -231,9 +237,12 @@ def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
     return recorded if isinstance(recorded, str) and recorded in PROVIDER_NAMES else "cpu"
 
 
-def _check_same_interface(before: OpenModel, after: OpenModel) -> None:
+def _check_same_interface(
+    before: OpenModel, after: OpenModel, gone: Mapping[str, tuple[str, ...]]
+) -> None:
     for which in ("input", "output"):
         names = [v.name for v in getattr(before.prepared.proto.graph, which)]
+        names = [name for name in names if name not in gone[which]]
         if names != [v.name for v in getattr(after.prepared.proto.graph, which)]:
             raise UsageError(
                 f"the two models have different graph {which}s",
@@ -250,12 +259,14 @@ def _validate(
     first, first_out = bench.run(treated_path, "original", "tuned")
     second, second_out = bench.run(after.prepared.path, "rewritten", "tuned")
     timeline = simulate(after.graph, kind)
-    comparison = compare_outputs(first_out, second_out, first.output_names)
+    comparison = compare_outputs(first_out, second_out, first.output_names, second.output_names)
     plain_run, plain_comparison = None, None
     if options.plain:
         plain, plain_out = bench.run(before.prepared.path, "plain", "default")
         plain_run = _run("original, plain default", plain, None, before)
-        plain_comparison = compare_outputs(plain_out, second_out, plain.output_names)
+        plain_comparison = compare_outputs(
+            plain_out, second_out, plain.output_names, second.output_names
+        )
     clones = _clone_names(after)
     ran = {node.name for node in second.nodes}
     budget = metadata.get("budget_bytes")

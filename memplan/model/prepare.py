@@ -48,7 +48,8 @@ class PreparedModel:
     """A model that is ready to become a graph.
 
     ``proto`` keeps symbolic dimensions (a rewritten file must keep its interface); ``types`` has
-    them bound. ``bound`` is the same model with the dimensions bound.
+    them bound. ``bound`` is the same model with the dimensions bound. ``bounded`` names tensors
+    whose shape is only an upper bound.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class PreparedModel:
     types: Mapping[str, ValueType]
     assumptions: tuple[str, ...]
     fingerprint: str
+    bounded: tuple[str, ...] = ()
 
 
 def load(path: Path, dims: Mapping[str, int] | None = None) -> PreparedModel:
@@ -98,7 +100,14 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
             + _some(unplanned)
         )
     return PreparedModel(
-        path, model, bound, dict(dims), types, tuple(assumptions), fingerprint(model, dims)
+        path,
+        model,
+        bound,
+        dict(dims),
+        types,
+        tuple(assumptions),
+        fingerprint(model, dims),
+        tuple(bounded),
     )
 
 

@@ -230,10 +230,11 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
             f"{100 * plan.extra_cost_fraction:.2f}% more time "
             + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
-    elif plan.baseline_peak_with_workspace_bytes <= result.budget_bytes:
+    elif result.original.timeline.peak_with_workspace_bytes <= result.budget_bytes:
         first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"
     else:
-        first = f"fits by node order alone: peak {format_bytes(after)}, nothing is recomputed"
+        how = "what is free" if result.passes else "node order"
+        first = f"fits by {how} alone: peak {format_bytes(after)}, nothing is recomputed"
     parts: list[RenderableType] = [Text(first, style="bold")]
     parts.append(Text(f"budget {echo_size(result.options.budget, result.budget_bytes)}"))
     parts += [Text(), _steps_table(result)]
@@ -248,6 +249,7 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
+    parts += [Text(line) for line in _removed_lines(result)]
     if result.output is not None:
         parts += [Text(f"wrote {result.output}"), Text(), *_loading_lines(result)]
     else:
@@ -259,23 +261,16 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
 def _steps_table(result: Rewrite) -> Group:
     """The way from the original to the result, one row per step."""
     numbers = ("nodes", "peak", "with workspace", "change")
-    table = _table([("", "left"), *((name, "right") for name in numbers)])
-    rows = [("original", len(result.original.graph.nodes), result.original.timeline)]
-    if result.optimized is not result.original:
-        fused = f"fused by ONNX Runtime ({result.optimize_level})"
-        rows.append((fused, len(result.optimized.graph.nodes), result.optimized.timeline))
-    rows.append(("rewritten", len(result.timeline.graph.nodes), result.timeline))
-    previous = rows[0][2].peak_with_workspace_bytes
-    for name, nodes, timeline in rows:
-        now = timeline.peak_with_workspace_bytes
+    table = _table([("", "left"), *((name, "right") for name in numbers), ("", "fold")])
+    for step in result.waterfall:
         table.add_row(
-            name,
-            str(nodes),
-            format_bytes(timeline.peak_bytes),
-            format_bytes(now),
-            format_delta(now - previous) if name != "original" else "",
+            step.name,
+            str(len(step.timeline.graph.nodes)),
+            format_bytes(step.timeline.peak_bytes),
+            format_bytes(step.timeline.peak_with_workspace_bytes),
+            format_delta(-step.saved_bytes) if step.name != "original" else "",
+            escape(step.note),
         )
-        previous = now
     return _titled("Peak, step by step", table)
 
 
@@ -305,6 +300,17 @@ def _refusal_line(result: Rewrite) -> str:
         for reason, names in reasons.items()
     ]
     return "never run again: " + "; ".join(parts)
+
+
+def _removed_lines(result: Rewrite) -> list[str]:
+    """What ``--wrt`` took out of the graph's interface."""
+    from memplan.passes.run import removed
+
+    return [
+        f"gone with --wrt, {len(names)} {kind.removeprefix('removed_')}: " + ", ".join(names)
+        for kind, names in removed(result.passes).items()
+        if names
+    ]
 
 
 def _loading_lines(result: Rewrite) -> list[Text]:

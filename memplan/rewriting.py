@@ -106,9 +106,9 @@ class Rewrite:
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
         fused = self.optimized.timeline if self.optimized is not self.original else None
-        recomputed = (self.timeline, f"{self.plan.clones} nodes run again")
+        again = f"{self.plan.clones} nodes run again" if self.plan.clones else ""
         return waterfall(
-            self.original.timeline, fused, self.optimize_level, self.passes, recomputed
+            self.original.timeline, fused, self.optimize_level, self.passes, (self.timeline, again)
         )
 
     def as_json(self) -> dict[str, object]:

@@ -31,7 +31,7 @@ def trained_outputs(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:
     for output, source in pairs.items():
         if source in phases.parameters:
             owners.setdefault(output, set()).add(source)
-            for state in _state_behind(graph, phases, output):
+            for state in _state_behind(graph, phases, output) if phases.state else ():
                 owners.setdefault(state, set()).add(source)
     result: dict[int, frozenset[int]] = {}
     for output in graph.outputs:

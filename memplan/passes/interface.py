@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 _WHICH = ("input", "output")
+_SHOWN = 8
 
 
 def gone_names(metadata: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
@@ -24,10 +25,16 @@ def gone_notes(gone: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The same as sentences."""
     return [
         f"{len(names)} {which}s are gone from the rewritten model (--wrt), so they are not "
-        f"{'compared' if which == 'output' else 'fed'}: {', '.join(names)}"
+        f"{'compared' if which == 'output' else 'fed'}: {some_names(names)}"
         for which, names in gone.items()
         if names
     ]
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def without_inputs(archive: Path, feeds: Mapping[str, Any], gone: tuple[str, ...]) -> Path:

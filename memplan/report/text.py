@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 120
 _MODULES_SHOWN = 8
+_STASHES_SHOWN = 3
 
 
 def console(color: str = "auto", stderr: bool = False) -> Console:
@@ -96,6 +97,9 @@ def render_analysis(
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
         parts += [Text(), _module_table(analysis)]
+    narrower = _narrowing_table(analysis)
+    if narrower is not None:
+        parts += [Text(), narrower]
     if top and analysis.at_peak:
         parts += [Text(), _live_table(analysis.at_peak, top)]
     if points:
@@ -185,6 +189,35 @@ def _module_table(analysis: Analysis) -> Group:
     return _titled(title, table)
 
 
+def _narrowing_table(analysis: Analysis) -> Group | None:
+    """What fewer wanted gradients would free; None where nothing would."""
+    from memplan.simulate.narrowing import narrowings
+
+    found = [item for item in narrowings(analysis.timeline, analysis.phases)
+             if item.freed_with_earlier_bytes]  # fmt: skip
+    if not found:
+        return None
+    table = _table([("frozen module", "left"), ("frees", "right"),
+                    ("with all before it", "right"), ("its stashes", "fold")])  # fmt: skip
+    for item in found[:_MODULES_SHOWN]:
+        names = ", ".join(name for name, _ in item.stashes[:_STASHES_SHOWN])
+        more = len(item.stashes) - _STASHES_SHOWN
+        table.add_row(
+            escape(item.module),
+            format_bytes(item.freed_bytes),
+            format_bytes(item.freed_with_earlier_bytes),
+            escape(names) + (f" and {more} more" if more > 0 else ""),
+        )
+    if len(found) > _MODULES_SHOWN:
+        last = found[-1]
+        table.add_row(
+            f"{len(found) - _MODULES_SHOWN} more",
+            format_bytes(sum(item.freed_bytes for item in found[_MODULES_SHOWN:])),
+            format_bytes(last.freed_with_earlier_bytes),
+        )
+    return _titled("A narrower --wrt would free, at this step", table)
+
+
 def _live_table(live: Sequence[Live], top: int) -> Group:
     title = f"Live at the peak: the {min(top, len(live))} largest of {len(live)} buffers"
     table = _table(
@@ -249,7 +282,7 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
-    parts += [Text(line) for line in _removed_lines(result)]
+    parts += [Text(line) for line in _removed_lines(result, details)]
     if result.output is not None:
         parts += [Text(f"wrote {result.output}"), Text(), *_loading_lines(result)]
     else:
@@ -302,12 +335,14 @@ def _refusal_line(result: Rewrite) -> str:
     return "never run again: " + "; ".join(parts)
 
 
-def _removed_lines(result: Rewrite) -> list[str]:
+def _removed_lines(result: Rewrite, details: bool) -> list[str]:
     """What ``--wrt`` took out of the graph's interface."""
+    from memplan.passes.interface import some_names
     from memplan.passes.run import removed
 
     return [
-        f"gone with --wrt, {len(names)} {kind.removeprefix('removed_')}: " + ", ".join(names)
+        f"gone with --wrt, {len(names)} {kind.removeprefix('removed_')}: "
+        + (", ".join(names) if details else some_names(names))
         for kind, names in removed(result.passes).items()
         if names
     ]

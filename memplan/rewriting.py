@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import onnx
 
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model
 from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
-from memplan.errors import InfeasibleError, UsageError
+from memplan.errors import InfeasibleError, MemplanError, UsageError
+from memplan.graph.matching import matching_tensors
 from memplan.graph.phases import differentiated
 from memplan.graph.types import Graph
 from memplan.model.external import external_tensors, repoint_external_data
@@ -25,7 +26,7 @@ from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.strategies import parse_strategy
+from memplan.planning.strategies import Search, parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
 from memplan.rewriter.apply import apply_plan
 from memplan.rewriter.postconditions import ensure
@@ -196,6 +197,16 @@ def rewrite(
     def plan_one(model: OpenModel) -> Planned:
         analysis = original if model is source else analyze_open(model, session)
         steps = free.run_passes(model, analysis.timeline, passes)
+        ways = [steps]
+        if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
+            # A published strategy may get on better in the order that it was made for.
+            ways.append(free.without_order(steps))
+        by_peak = bool(getattr(strategy, "ignores_budget", False))
+        return _best_plan([partial(plan_behind, analysis, model, way) for way in ways], by_peak)
+
+    def plan_behind(
+        analysis: Analysis, model: OpenModel, steps: tuple[free.PassStep, ...]
+    ) -> Planned:
         ready = steps[-1].model if steps else model
         costs = given or _profiled_costs(ready, budget_bytes, session, options)
         request = _request(ready, session, options, budget_bytes, costs)
@@ -228,6 +239,26 @@ def rewrite(
         costs=costs,
         passes=steps,
     )
+
+
+def _best_plan(ways: list[Callable[[], Planned]], by_peak: bool) -> Planned:
+    """The cheapest of what several ways plan, or the lowest.
+
+    Raises:
+        InfeasibleError, UsageError: there is no plan by any of them; why not by the last.
+    """
+    found: list[Planned] = []
+    failure: MemplanError | None = None
+    for way in ways:
+        try:
+            found.append(way())
+        except (InfeasibleError, UsageError) as error:
+            failure = error
+    if not found:
+        assert failure is not None
+        raise failure
+    figures = [(p.predicted_peak_with_workspace_bytes, p.extra_cost_fraction) for *_, p in found]
+    return found[min(range(len(found)), key=lambda k: figures[k] if by_peak else figures[k][::-1])]
 
 
 def _first_plan(
@@ -359,33 +390,6 @@ def _device(options: RewriteOptions) -> Device:
             f"there is no device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
         )
     return DEVICES[options.device]
-
-
-def matching_tensors(graph: Graph, patterns: tuple[str, ...], option: str) -> frozenset[int]:
-    """Computed tensors whose name, or whose producer's name, matches one of the globs.
-
-    Raises:
-        UsageError: a pattern matches nothing.
-    """
-    found: set[int] = set()
-    for pattern in patterns:
-        hits = {
-            tensor.id
-            for tensor in graph.tensors
-            if tensor.producer >= 0
-            and (
-                fnmatchcase(tensor.name, pattern)
-                or fnmatchcase(graph.nodes[tensor.producer].name, pattern)
-            )
-        }
-        if not hits:
-            raise UsageError(
-                f"{option} {pattern}: no tensor or node of that name",
-                "names are listed by 'memplan analyze'; fusions may have renamed them "
-                "(--optimize none keeps them), passes removed them (--passes none keeps them)",
-            )
-        found |= hits
-    return frozenset(found)
 
 
 def _record(

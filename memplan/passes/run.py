@@ -21,7 +21,7 @@ ALL, NONE = "all", "none"
 
 @dataclass(frozen=True, slots=True)
 class PassStep:
-    """A pass that ran: the model behind it, simulated, and what it did.
+    """A pass that ran: the model behind it, simulated, and what it did, if it ``changed`` anything.
 
     ``removed_outputs`` and ``removed_inputs`` as in :class:`Applied`.
     """
@@ -29,9 +29,16 @@ class PassStep:
     name: str
     model: OpenModel
     timeline: Timeline
+    changed: bool
     removed_outputs: tuple[str, ...] = ()
     removed_inputs: tuple[str, ...] = ()
     note: str = ""
+
+
+def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
+    """The steps before the nodes were moved; the same object where none was."""
+    moves = (Order.name, EarlyUpdate.name)
+    return next((steps[:k] for k, s in enumerate(steps) if s.changed and s.name in moves), steps)
 
 
 def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
@@ -108,6 +115,7 @@ def run_passes(
                 each.name,
                 found.model,
                 after,
+                found.model is not model,
                 found.removed_outputs,
                 found.removed_inputs,
                 found.note,

@@ -38,7 +38,7 @@ from memplan.variants import Attempt, variants
 SCHEMA = "memplan.rewrite/1"
 
 Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan]
-# Share of the time for planning that the search for an order without recomputation may take first.
+# The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
 
@@ -47,9 +47,8 @@ class RewriteOptions:
     """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
 
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak. ``passes``: what is saved before
-    anything is recomputed (:func:`memplan.passes.run.parse_passes`); ``wrt``: globs that narrow
-    which gradients are wanted.
+    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
+    :mod:`memplan.passes.run`.
     """
 
     budget: SizeSpec
@@ -74,9 +73,8 @@ class Rewrite:
     """The answer of ``rewrite``.
 
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
-    object when nothing was optimized), both simulated in a tuned session; ``passes`` are the steps
-    from there to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after
-    a dry run.
+    object when nothing was optimized), both simulated in a tuned session; ``passes`` lead to what
+    was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
     """
 
     path: Path
@@ -106,11 +104,10 @@ class Rewrite:
     @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
-        fused = self.optimized.timeline if self.optimized is not self.original else None
         again = f"{self.plan.clones} nodes run again" if self.plan.clones else ""
-        return waterfall(
-            self.original.timeline, fused, self.optimize_level, self.passes, (self.timeline, again)
-        )
+        fused = self.optimized.timeline if self.optimized is not self.original else None
+        first, last = self.original.timeline, (self.timeline, again)
+        return waterfall(first, fused, self.optimize_level, self.passes, last)
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -254,8 +251,7 @@ def _best_plan(ways: list[Callable[[], Planned]], by_peak: bool) -> Planned:
             found.append(way())
         except (InfeasibleError, UsageError) as error:
             failure = error
-    if not found:
-        assert failure is not None
+    if failure is not None and not found:
         raise failure
     figures = [(p.predicted_peak_with_workspace_bytes, p.extra_cost_fraction) for *_, p in found]
     return found[min(range(len(found)), key=lambda k: figures[k] if by_peak else figures[k][::-1])]

@@ -382,7 +382,7 @@ def test_they_make_one_plan_for_every_budget() -> None:
         assert told.pop() == (above.peak, above.extra_cost / 19)
         assert not told
     listed = {item.name for item in list_strategies() if item.ignores_budget}
-    assert listed == {"speed", "memory", "list", "collection"}
+    assert listed == {"speed", "memory", "list", "collection", "mirror"}
 
 
 def test_what_was_asked_for_stays() -> None:

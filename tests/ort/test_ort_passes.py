@@ -1,4 +1,4 @@
-"""Passes on real and random graphs: every output that stays keeps its bits, peaks are as simulated."""
+"""Passes on real and random graphs: what stays keeps its bits, peaks are as simulated."""
 
 from __future__ import annotations
 

@@ -184,11 +184,12 @@ class MirrorGraph:
         return heads
 
     def frontier(self, subgraph: list[int]) -> list[int]:
-        """Undecided nodes all of whose inputs are off the path, or made by expensive nodes."""
+        """Undecided cheap nodes all of whose inputs are off the path, or made by expensive nodes."""
         return [
             node
             for node in subgraph
-            if node not in self.on_path
+            if node in self.cheap
+            and node not in self.on_path
             and all(
                 source not in self.cheap or self.on_path.get(source) is False
                 for source in self._sources(node)

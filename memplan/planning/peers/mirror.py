@@ -184,7 +184,7 @@ class MirrorGraph:
         return heads
 
     def frontier(self, subgraph: list[int]) -> list[int]:
-        """Undecided cheap nodes all of whose inputs are off the path, or made by expensive nodes."""
+        """Undecided cheap nodes whose inputs are all off the path, or made by expensive nodes."""
         return [
             node
             for node in subgraph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import onnx
 
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model
 from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
-from memplan.errors import InfeasibleError, MemplanError, UsageError
+from memplan.errors import UsageError
 from memplan.graph.matching import matching_tensors
 from memplan.graph.phases import differentiated
 from memplan.graph.types import Graph
@@ -22,6 +22,7 @@ from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes import run as free
 from memplan.passes.waterfall import WaterfallStep, waterfall
+from memplan.plain_sessions import plain_notes, plan_plain
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
@@ -29,15 +30,16 @@ from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import Search, parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
 from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.plain import PlainModel
 from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, parse_size
-from memplan.variants import Attempt, variants
+from memplan.variants import best_plan, first_plan, variants
 
 SCHEMA = "memplan.rewrite/1"
 
-Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan]
+Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan, PlainModel | None]
 # The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
@@ -75,6 +77,7 @@ class Rewrite:
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
     object when nothing was optimized), both simulated in a tuned session; ``passes`` lead to what
     was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
+    ``plain`` tells what was added for plain sessions, None for tuned ones.
     """
 
     path: Path
@@ -89,6 +92,7 @@ class Rewrite:
     model: onnx.ModelProto
     assumptions: tuple[str, ...]
     costs: NodeCosts
+    plain: PlainModel | None = None
     passes: tuple[free.PassStep, ...] = ()
 
     @property
@@ -141,9 +145,25 @@ class Rewrite:
                 "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
             },
             "planning_seconds": plan.planning_seconds,
+            "plain": _plain_json(self),
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
         }
+
+
+def _plain_json(result: Rewrite) -> dict[str, object] | None:
+    if result.plain is None:
+        return None
+    later = result.plain.later
+    return {
+        "fences": result.plain.fences,
+        "veils": result.plain.veils,
+        "pins": result.plain.pins,
+        "added_nodes": result.plain.added_nodes,
+        "later_runs_peak_bytes": later.peak_bytes,
+        "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+        "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
+    }
 
 
 def default_output(path: Path) -> Path:
@@ -179,10 +199,10 @@ def rewrite(
     """
     options = RewriteOptions(parse_size(budget)) if isinstance(budget, str) else budget
     _check_costs_options(options)
-    session = _session(options)
+    session = session_kind(options.session, options.provider)
     strategy = parse_strategy(options.strategy)
     seconds = min(_ORDER_SECONDS, _ORDER_SHARE * options.time_limit)
-    passes = free.make_passes(free.parse_passes(options.passes), options.wrt, seconds)
+    passes = free.passes_for(session, options.passes, options.wrt, seconds)
     target = output if output is not None else default_output(path)
     if not dry_run:
         _check_target(path, target, force)
@@ -198,8 +218,8 @@ def rewrite(
         if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
             # A published strategy may get on better in the order that it was made for.
             ways.append(free.without_order(steps))
-        by_peak = bool(getattr(strategy, "ignores_budget", False))
-        return _best_plan([partial(plan_behind, analysis, model, way) for way in ways], by_peak)
+        figures = _by_peak if getattr(strategy, "ignores_budget", False) else _by_cost
+        return best_plan([partial(plan_behind, analysis, model, way) for way in ways], figures)
 
     def plan_behind(
         analysis: Analysis, model: OpenModel, steps: tuple[free.PassStep, ...]
@@ -207,17 +227,24 @@ def rewrite(
         ready = steps[-1].model if steps else model
         costs = given or _profiled_costs(ready, budget_bytes, session, options)
         request = _request(ready, session, options, budget_bytes, costs)
+        if session.name == "default":
+            found = plan_plain(ready, request, strategy, options.time_limit, progress)
+            return analysis, steps, costs, *found
         plan = make_plan(prepare(request), strategy, options.time_limit, progress)
-        return analysis, steps, costs, plan
+        return analysis, steps, costs, plan, None
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
-    (level, model, notes), (analysis, steps, costs, plan) = _first_plan(attempts, plan_one)
+    (level, model, notes), (analysis, steps, costs, plan, plain) = first_plan(attempts, plan_one)
     model = steps[-1].model if steps else model
-    result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    _record(result, level, options, steps)
-    timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
+    if plain is not None:
+        result, timeline = plain.model, plain.timeline
+        notes = (*notes, *plain_notes(plain, budget_bytes))
+    else:
+        result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
+        timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
+    _record(result, level, options, budget_bytes, timeline, steps)
     if not dry_run:
         repoint_external_data(result, path, target)
         write_model(result, target, force=force)
@@ -234,51 +261,18 @@ def rewrite(
         model=result,
         assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
         costs=costs,
+        plain=plain,
         passes=steps,
     )
 
 
-def _best_plan(ways: list[Callable[[], Planned]], by_peak: bool) -> Planned:
-    """The cheapest of what several ways plan, or the lowest.
-
-    Raises:
-        InfeasibleError, UsageError: there is no plan by any of them; why not by the last.
-    """
-    found: list[Planned] = []
-    failure: MemplanError | None = None
-    for way in ways:
-        try:
-            found.append(way())
-        except (InfeasibleError, UsageError) as error:
-            failure = error
-    if failure is not None and not found:
-        raise failure
-    figures = [(p.predicted_peak_with_workspace_bytes, p.extra_cost_fraction) for *_, p in found]
-    return found[min(range(len(found)), key=lambda k: figures[k] if by_peak else figures[k][::-1])]
+def _by_cost(planned: Planned) -> tuple[float, float]:
+    plan = planned[3]
+    return plan.extra_cost_fraction, plan.predicted_peak_with_workspace_bytes
 
 
-def _first_plan(
-    attempts: list[Attempt], plan: Callable[[OpenModel], Planned]
-) -> tuple[Attempt, Planned]:
-    """The first attempt for which there is a plan, and what was planned.
-
-    Raises:
-        InfeasibleError: there is none; the first reason.
-        UsageError: the strategy cannot work on the last attempt, the file's own nodes.
-    """
-    failure: InfeasibleError | None = None
-    for attempt in attempts:
-        model = attempt[1]
-        try:
-            return attempt, plan(model)
-        except InfeasibleError as error:
-            failure = failure or error
-        except UsageError:
-            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
-            if model is attempts[-1][1]:
-                raise
-    assert failure is not None
-    raise failure
+def _by_peak(planned: Planned) -> tuple[float, float]:
+    return _by_cost(planned)[::-1]
 
 
 def _check_target(path: Path, target: Path, force: bool) -> None:
@@ -289,15 +283,6 @@ def _check_target(path: Path, target: Path, force: bool) -> None:
     model = read_model(path)
     if any(True for _ in external_tensors(model)):
         repoint_external_data(model, path, target)
-
-
-def _session(options: RewriteOptions) -> SessionKind:
-    if options.session != "tuned":
-        raise UsageError(
-            "plans for plain default sessions are not available yet",
-            "use --session tuned and load the result with memplan.load(path)",
-        )
-    return session_kind(options.session, options.provider)
 
 
 def _budget(options: RewriteOptions, original: Analysis) -> int:
@@ -389,12 +374,26 @@ def _device(options: RewriteOptions) -> Device:
 
 
 def _record(
-    model: onnx.ModelProto, level: str, options: RewriteOptions, steps: tuple[free.PassStep, ...]
+    model: onnx.ModelProto,
+    level: str,
+    options: RewriteOptions,
+    budget: int,
+    timeline: Timeline,
+    steps: tuple[free.PassStep, ...],
 ) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
     from memplan.model.metadata import get_metadata, set_metadata
 
     values = get_metadata(model)
-    values.update({"optimize": level, "provider": options.provider, "session": options.session})
-    values.update(free.recorded(steps))
+    values.update(
+        {
+            "optimize": level,
+            "provider": options.provider,
+            "session": options.session,
+            "budget_bytes": budget,
+            "predicted_peak_bytes": timeline.peak_bytes,
+            "predicted_peak_with_workspace_bytes": timeline.peak_with_workspace_bytes,
+            **free.recorded(steps),
+        }
+    )
     set_metadata(model, values)

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 
 from memplan.errors import ModelError
+from memplan.model.hidden import with_hidden_shapes
 from memplan.model.read import check_structure, describe_node, read_model
 from memplan.model.shapes import (
     ValueType,
@@ -20,6 +21,7 @@ from memplan.model.shapes import (
     symbolic_dims,
     value_types,
 )
+from memplan.model.visible import with_visibility
 
 # Function operators for which ONNX Runtime 1.31.1 has no CPU kernel: it inlines them at load and
 # appends the new nodes, which breaks the file's order. Inlining first keeps the order ours.
@@ -84,8 +86,9 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
     if functions:
         check_structure(model, path)
     name_nodes(model.graph)
-    bound = bind_dims(model, dims)
+    bound = bind_dims(with_hidden_shapes(model), dims)
     types, bounded = value_types(bound)
+    types = with_visibility(bind_dims(model, dims), types)
     if bounded:
         assumptions.append(
             f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "

@@ -143,7 +143,7 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, ValueType], list[str]
     """
     stated = stated_types(bound.graph)
     check_stated(bound, stated)
-    if _complete(bound.graph, stated):
+    if is_complete(bound.graph, stated):
         return stated, []
     # These are needed for few models, and the reference implementation is slow to import.
     from memplan.model.bodies import output_types
@@ -153,7 +153,7 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, ValueType], list[str]
     result = stated_types(infer(bound).graph)
     _merge(result, stated)
     bounded = fill_training_types(bound.graph, result)
-    if _complete(bound.graph, result):
+    if is_complete(bound.graph, result):
         return result, bounded
     working = onnx.ModelProto()
     working.CopyFrom(bound)
@@ -198,7 +198,7 @@ def check_stated(bound: onnx.ModelProto, stated: Mapping[str, ValueType]) -> Non
 
 
 def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
-    model = _without_weights(bound, statements=False)
+    model = without_weights(bound, statements=False)
     _check_windows(model, bound.graph)
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
@@ -258,7 +258,7 @@ def _type_text(value: ValueType) -> str:
     return f"{names.get(value.dtype, value.dtype)}{shape}"
 
 
-def _without_weights(bound: onnx.ModelProto, *, statements: bool) -> onnx.ModelProto:
+def without_weights(bound: onnx.ModelProto, *, statements: bool) -> onnx.ModelProto:
     """The nodes, inputs and small constants of ``bound``: what inference needs, and no weights.
 
     Large and sparse constants (whose shapes inference does not know) become inputs.
@@ -319,11 +319,11 @@ def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
     Values are propagated only where no vector is long: a flat buffer of parameters would take a
     hundred times its size.
     """
-    model = _without_weights(bound, statements=True)
+    model = without_weights(bound, statements=True)
     plain = _infer(model, propagate=False)
     types = stated_types(plain.graph)
     vectors = (value.shape[0] for value in types.values() if value.shape and len(value.shape) == 1)
-    if _complete(plain.graph, types) or max(vectors, default=0) > _LONGEST_PROPAGATED:
+    if is_complete(plain.graph, types) or max(vectors, default=0) > _LONGEST_PROPAGATED:
         return plain
     return _infer(model, propagate=True)
 
@@ -388,7 +388,8 @@ def _value_type(proto: onnx.TypeProto) -> ValueType:
     return ValueType(0, ())
 
 
-def _complete(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> bool:
+def is_complete(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> bool:
+    """Whether every computed tensor of the main graph has a shape in ``types``."""
     for node in graph.node:
         for name in node.output:
             if name and (name not in types or types[name].shape is None):

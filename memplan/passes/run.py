@@ -12,6 +12,7 @@ from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
 from memplan.passes.order import Order
 from memplan.passes.prune import Prune
+from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
 NAMES = (Elide.name, Prune.name, Order.name, EarlyUpdate.name)
@@ -92,6 +93,23 @@ def make_passes(
         Order.name: Order(seconds),
     }
     return tuple(known[name] for name in names)
+
+
+def passes_for(
+    session: SessionKind, text: str, wrt: tuple[str, ...], seconds: float
+) -> tuple[Pass, ...]:
+    """The passes that ``text`` names, as far as they fit the kind of session.
+
+    A plain session optimizes what it loads, in an order of its own: nodes that are moved go
+    elsewhere there, and copies that are gone may bring fusions that cost memory.
+
+    Raises:
+        UsageError: a name is no pass, or ``wrt`` is given and no pass would heed it.
+    """
+    names = parse_passes(text)
+    if not session.priority_order:
+        names = tuple(name for name in names if name == Prune.name)
+    return make_passes(names, wrt, seconds)
 
 
 def run_passes(

@@ -101,7 +101,7 @@ def encode(
     for node, nbytes in bodies_of(live, session).nbytes.items():
         inside[node] = nbytes
     order = late_views(live, execution_order(live, session), rules)
-    arrays = _arrays(graph, rules, costs, workspace, inside)
+    arrays = graph_arrays(graph, rules, costs, workspace, inside)
     maker = [
         t.producer if t.producer != ABSENT and t.producer not in refusals else NONE
         for t in graph.tensors
@@ -117,6 +117,14 @@ def encode(
     labels = None if way is None else labels_of(graph, way, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
     return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels)
+
+
+def without_outputs(encoded: Encoded) -> tuple[Encoded, int]:
+    """The problem with graph outputs of no size, and the bytes that they take."""
+    arrays = encoded.arrays
+    reserved = int(arrays.nbytes[arrays.pinned].sum())
+    nbytes = np.where(arrays.pinned, 0, arrays.nbytes)
+    return replace(encoded, arrays=arrays._replace(nbytes=nbytes)), reserved
 
 
 def _movable(graph: Graph) -> Flags:
@@ -157,13 +165,22 @@ def _refusals(graph: Graph, provider: str) -> dict[int, str]:
     return found
 
 
-def _arrays(
+def graph_arrays(
     graph: Graph,
     rules: MemorySemantics,
     costs: Sequence[float],
     workspace: Ints,
     inside: Ints,
 ) -> Arrays:
+    """The arrays of a graph; ``rank`` is zero and ``maker`` empty.
+
+    Args:
+        graph: shapes known.
+        rules: what the provider's kernels share.
+        costs: seconds by node id.
+        workspace: scratch bytes by node id.
+        inside: bytes in control-flow bodies by node id.
+    """
     reads: list[int] = []
     read_start, write_start, inplace_start = [0], [0], [0]
     writes: list[int] = []

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from memplan.errors import InfeasibleError
 from memplan.graph.types import Graph
 from memplan.planning.checked import checked
-from memplan.planning.encode import Encoded, encode
+from memplan.planning.encode import Encoded, encode, without_outputs
 from memplan.planning.outcome import Outcome, Progress, Strategy
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Decision, Problem
@@ -34,7 +34,8 @@ class PlanRequest:
     are the contents of small constants; ``keep`` are tensor ids that stay as they are, ``force``
     those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
     ``differentiated`` those of them that gradients flow through (None: all), which only some
-    strategies need to know.
+    strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
+    as beside the block of a memory pattern (:mod:`memplan.simulate.later`).
     """
 
     graph: Graph
@@ -47,17 +48,22 @@ class PlanRequest:
     force: frozenset[int] = frozenset()
     forward: frozenset[int] | None = None
     differentiated: frozenset[int] | None = None
+    outputs_reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, encoded: reused for several budgets."""
+    """A request, encoded: reused for several budgets.
+
+    ``reserved_bytes`` are held throughout besides the resident ones; the problem leaves them out.
+    """
 
     request: PlanRequest
     extended: Extended
     encoded: Encoded
     floor: Floor
     resident_bytes: int
+    reserved_bytes: int = 0
 
 
 def prepare(request: PlanRequest) -> Prepared:
@@ -69,12 +75,16 @@ def prepare(request: PlanRequest) -> Prepared:
     encoded = encode(
         extended, request.session, costs, request.keep, request.forward, request.differentiated
     )
+    reserved = 0
+    if request.outputs_reserved:
+        encoded, reserved = without_outputs(encoded)
     return Prepared(
         request,
         extended,
         encoded,
         structural_floor(request.graph, simulate(request.graph, request.session)),
         resident_bytes(extended.graph),
+        reserved,
     )
 
 
@@ -101,7 +111,7 @@ def make_plan(
     room = request.budget_bytes - resident
     if room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
-    problem = prepared.encoded.problem(room, request.force)
+    problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
     warm_up()
     start = time.perf_counter()
     outcome = checked(strategy, problem, time_limit, progress)
@@ -123,7 +133,8 @@ def as_plan(
     """
     from memplan.planning.evaluate import evaluate
 
-    decision, resident = outcome.decision, prepared.resident_bytes
+    decision = outcome.decision
+    resident = prepared.resident_bytes + prepared.reserved_bytes
     before = evaluate(problem.arrays, problem.order)
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
@@ -142,7 +153,7 @@ def as_plan(
         recomputed=_recomputed(prepared.extended, decision),
         refusals=prepared.encoded.refusals,
         floor=prepared.floor,
-        resident_bytes=resident,
+        resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
         assumptions=(),
     )
@@ -169,7 +180,7 @@ def _below_floor(prepared: Prepared) -> InfeasibleError:
 
 
 def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
-    reached = prepared.resident_bytes + decision.peak
+    reached = prepared.resident_bytes + prepared.reserved_bytes + decision.peak
     need = prepared.resident_bytes + prepared.floor.with_workspace
     return InfeasibleError(
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
@@ -180,7 +191,7 @@ def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
 
 
 def _over(prepared: Prepared, decision: Decision, strategy: str) -> InfeasibleError:
-    reached = prepared.resident_bytes + decision.peak
+    reached = prepared.resident_bytes + prepared.reserved_bytes + decision.peak
     return InfeasibleError(
         f"strategy '{strategy}' reaches a peak of {reached:,} B ({format_bytes(reached)}), above "
         f"the budget of {prepared.request.budget_bytes:,} B",

@@ -16,10 +16,10 @@ from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
 
-def rewritten_graph(
+def rewritten_types(
     rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
-) -> Graph:
-    """The graph of a rewritten model; clones have the types of what they are clones of."""
+) -> dict[str, ValueType]:
+    """Types of every tensor; clones have those of what they are clones of."""
     known = dict(types)
     for tensor in plan.extended.graph.tensors:
         known.setdefault(tensor.name, ValueType(tensor.dtype, tensor.shape))
@@ -32,7 +32,14 @@ def rewritten_graph(
             if name:
                 source = plan.extended.graph.tensors[index]
                 known[name] = ValueType(source.dtype, source.shape)
-    return build_graph(rewritten, known, body_models)
+    return known
+
+
+def rewritten_graph(
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
+) -> Graph:
+    """The graph of a rewritten model."""
+    return build_graph(rewritten, rewritten_types(rewritten, plan, types), body_models)
 
 
 def ensure(
@@ -50,10 +57,8 @@ def ensure(
     Raises:
         MemplanError: a condition does not hold. That is our bug, and nothing is written.
     """
-    _check_interface(original, rewritten)
-    _check_valid(rewritten)
     graph = rewritten_graph(rewritten, plan, types)
-    _check_clones_read(graph)
+    ensure_sound(original, rewritten, graph)
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
         raise _bug("the runtime would not run the nodes in plan order")
@@ -68,6 +73,17 @@ def ensure(
             f"and {timeline.dynamic_peak_bytes:,} B"
         )
     return timeline
+
+
+def ensure_sound(original: onnx.ModelProto, rewritten: onnx.ModelProto, graph: Graph) -> None:
+    """Check all but order and memory: interface, validity, no recomputation for nothing.
+
+    Raises:
+        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+    """
+    _check_interface(original, rewritten)
+    _check_valid(rewritten)
+    _check_clones_read(graph)
 
 
 def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:

@@ -16,13 +16,13 @@ _SHAPE_OPS = (":Shape", ":Size")
 
 def execution_order(graph: Graph, session: SessionKind) -> list[int]:
     """Node ids in the order in which the runtime runs them."""
-    incoming, outgoing = _edges(graph)
+    incoming, outgoing = edges(graph)
     if session.priority_order:
         return _priority_order(graph, incoming, outgoing)
     return _default_order(graph, incoming, outgoing)
 
 
-def _edges(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
+def edges(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
     """Producers per input slot, and consumers per edge, for every node; double edges kept."""
     incoming: list[list[int]] = []
     outgoing: list[list[int]] = [[] for _ in graph.nodes]

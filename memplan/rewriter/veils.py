@@ -1,0 +1,151 @@
+"""Which veils a plain session needs, so that buffer reuse does not break the plan.
+
+A veil stands on a graph input or a constant (:mod:`memplan.rewriter.fences`). With all of them
+hardly any shape is known, and no buffer is reused. Few do nearly as much: what follows from a
+hidden batch is hidden too, up to the next reshape to a constant shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from memplan.model.shapes import ValueType, without_weights
+from memplan.model.visible import visible_names
+from memplan.rewriter.fences import Curtain
+
+
+@dataclass(frozen=True, slots=True)
+class Veil:
+    """A graph input or constant, and the node that makes its hidden twin.
+
+    ``fixed``: without it a node would be folded when the model is loaded.
+    """
+
+    source: str
+    node: onnx.NodeProto
+    fixed: bool
+
+    @property
+    def twin(self) -> str:
+        """What the nodes read instead."""
+        return str(self.node.output[0])
+
+
+def all_veils(
+    graph: onnx.GraphProto, types: Mapping[str, ValueType], curtain: Curtain
+) -> list[Veil]:
+    """A veil for every dense graph input and constant that a node reads.
+
+    In the order in which they are given up: constants from the largest to the smallest, then
+    graph inputs from the last to the first (the batch usually comes first or last; the small
+    constants are mostly shapes).
+    """
+    read = {name for node in graph.node for name in node.input}
+    constants = [t.name for t in graph.initializer]
+    constants += [n.output[0] for n in graph.node if n.op_type == "Constant"]
+    size = {name: _elements(types.get(name)) for name in constants}
+    constants.sort(key=lambda name: -size[name])
+    inputs = [value.name for value in reversed(graph.input) if value.name not in size]
+    fixed = _folded(graph, set(constants))
+    return [
+        Veil(name, curtain.hide(name, 0, "veil"), name in fixed)
+        for name in (*constants, *inputs)
+        if name in read and name in types and types[name].dtype not in (0, onnx.TensorProto.STRING)
+    ]
+
+
+def _folded(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
+    """One constant of each node that reads constants alone: folded, it would stay in memory."""
+    found: set[str] = set()
+    for node in graph.node:
+        read = [name for name in node.input if name]
+        if read and all(name in constants for name in read) and not found.intersection(read):
+            found.add(read[0])
+    return found
+
+
+def _elements(value: ValueType | None) -> int:
+    count = 1
+    for dim in (value.shape if value is not None else None) or ():
+        count *= dim
+    return count
+
+
+def fewest_veils(
+    veils: Sequence[Veil],
+    fits: Callable[[frozenset[str]], bool],
+    seen_with: Callable[[Sequence[Veil]], frozenset[str]],
+    time_limit: float,
+) -> list[Veil]:
+    """Give up veils as long as the budget holds with every node pinned (delta debugging).
+
+    Args:
+        veils: all of them; with all, the budget holds.
+        fits: whether it holds when the runtime knows the shapes of the given tensors.
+        seen_with: the tensors whose shapes it knows with the given veils.
+        time_limit: seconds.
+    """
+    fixed = [veil for veil in veils if veil.fixed]
+    kept = [veil for veil in veils if not veil.fixed]
+    deadline = time.monotonic() + time_limit
+    if fits(seen_with(fixed)):
+        return fixed
+    chunk = max(1, len(kept) // 2)
+    while True:
+        spared, first = False, 0
+        while first < len(kept):
+            if time.monotonic() > deadline:
+                return fixed + kept
+            trial = kept[:first] + kept[first + chunk :]
+            if fits(seen_with(fixed + trial)):
+                kept, spared = trial, True
+            else:
+                first += chunk
+        if chunk == 1 and not spared:
+            return fixed + kept
+        chunk = max(1, chunk // 2)
+
+
+def visible_with(
+    model: onnx.ModelProto, types: Mapping[str, ValueType], veils: Sequence[Veil]
+) -> Callable[[Sequence[Veil]], frozenset[str]]:
+    """How the runtime sees ``model``, in which all of ``veils`` stand, with only some of them.
+
+    A veil that is given up is replaced by what it hides, under the name of its twin.
+    """
+    bare = without_weights(model, statements=False)
+    contents = {tensor.name: tensor for tensor in bare.graph.initializer}
+    inputs = {value.name: value for value in bare.graph.input}
+    constants = {n.output[0]: n for n in bare.graph.node if n.op_type == "Constant"}
+
+    def seen(kept: Sequence[Veil]) -> frozenset[str]:
+        gone = {veil.twin: veil.source for veil in veils}
+        for veil in kept:
+            del gone[veil.twin]
+        variant = onnx.ModelProto()
+        variant.CopyFrom(bare)
+        del variant.graph.node[:]
+        for twin, source in gone.items():
+            if source in contents:
+                _add_renamed(variant.graph.initializer, contents[source], twin)
+            elif source in inputs:
+                _add_renamed(variant.graph.input, inputs[source], twin)
+            else:
+                constant = variant.graph.node.add()
+                constant.CopyFrom(constants[source])
+                constant.output[0] = twin
+        variant.graph.node.extend(n for n in bare.graph.node if n.output[0] not in gone)
+        return visible_names(variant, types)
+
+    return seen
+
+
+def _add_renamed(field: Any, value: Any, name: str) -> None:
+    copy = field.add()
+    copy.CopyFrom(value)
+    copy.name = name

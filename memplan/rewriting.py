@@ -108,7 +108,7 @@ class Rewrite:
     @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
-        again = f"{self.plan.clones} nodes run again" if self.plan.clones else ""
+        again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
         fused = self.optimized.timeline if self.optimized is not self.original else None
         first, last = self.original.timeline, (self.timeline, again)
         return waterfall(first, fused, self.optimize_level, self.passes, last)

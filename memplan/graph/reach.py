@@ -8,10 +8,10 @@ from memplan.graph.phases import Phases, pair_outputs
 from memplan.graph.types import Graph, Phase
 
 
-def needed_nodes(graph: Graph, outputs: Iterable[int]) -> set[int]:
-    """Ids of the nodes that the tensors ``outputs`` depend on."""
-    needed: set[int] = set()
-    waiting = list(outputs)
+def needed_nodes(graph: Graph, outputs: Iterable[int], nodes: Iterable[int] = ()) -> set[int]:
+    """Ids of the nodes that ``outputs`` (tensors) and ``nodes`` depend on, these among them."""
+    needed: set[int] = set(nodes)
+    waiting = [*outputs, *(t for node in needed for t in graph.nodes[node].reads)]
     while waiting:
         producer = graph.tensors[waiting.pop()].producer
         if producer >= 0 and producer not in needed:

@@ -1,8 +1,8 @@
 """``early-update``: every optimizer update right after the gradient that it waits for.
 
 Exporters write the optimizer behind the whole backward part, which keeps all gradients until then.
-Right after its gradient, an update lets go of it at once (LOMO, Lv et al. 2023, section 3.2:
-"fuse the gradient computation and the parameter update in one step"). Where an update makes more
+Right after its gradient, an update lets go of it at once (as in LOMO: Lv et al., "Full Parameter
+Fine-tuning for Large Language Models with Limited Resources", 2023). Where an update makes more
 than it frees, as AdamW does with its two moments, that may cost memory instead; such a graph stays
 as it is.
 """

@@ -17,6 +17,7 @@ from memplan.analysis import OpenModel
 from memplan.errors import UsageError
 from memplan.graph.reach import needed_nodes, trained_outputs
 from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ops.memory import has_effects
 from memplan.passes.base import Applied
 from memplan.passes.surgery import copy_of, drop_unread, is_constant, reads_of, reopened
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
@@ -44,7 +45,7 @@ class Prune:
         graph = model.graph
         unwanted, frozen = self._unwanted(model)
         wanted = [t for t in graph.outputs if t not in unwanted]
-        needed = needed_nodes(graph, wanted)
+        needed = needed_nodes(graph, wanted, _lasting(graph))
         idle = _idle_outputs(graph, needed)
         if len(needed) == len(graph.nodes) and not unwanted and not idle:
             return Applied(model)
@@ -102,6 +103,12 @@ def _idle_outputs(graph: Graph, needed: set[int]) -> set[str]:
         if not graph.tensors[t].is_output
         and not any(reader in needed for reader in graph.tensors[t].readers)
     }
+
+
+def _lasting(graph: Graph) -> set[int]:
+    """Nodes that serve no output and yet must run, as they may do more than make theirs."""
+    served = needed_nodes(graph, graph.outputs)
+    return {node.id for node in graph.nodes if node.id not in served and has_effects(node.key)}
 
 
 def _optional(node: Node) -> list[int]:

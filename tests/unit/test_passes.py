@@ -319,6 +319,13 @@ def test_dead_code_and_idle_results_go() -> None:
     assert again.model is model
 
 
+def test_what_may_do_more_than_make_its_outputs_stays() -> None:
+    text = """g (float[4] x, float[4] buffer) => (float[4] y) <bool[1] e>
+        { [a] y = Exp(x) [b] c = Exp(x) [d] e = com.microsoft.InPlaceAccumulatorV2(buffer, c)
+          [f] h = Exp(y) }"""
+    assert nodes(applied(text, Prune())) == "a b d"
+
+
 def test_needed_nodes() -> None:
     graph = graph_of(
         "g (float[4] x) => (float[4] y) { [a] b = Exp(x) [c] d = Exp(x) [e] y = Exp(d) }"

@@ -1,6 +1,6 @@
 """Backward mirroring, as in MXNet (published as Echo).
 
-``Gradient`` in src/nnvm/gradient.cc of MXNet 1.9 (Zheng et al., "Echo: Compiler-based GPU Memory
+``Gradient`` in src/nnvm/gradient.cc of MXNet (Zheng et al., "Echo: Compiler-based GPU Memory
 Footprint Reduction for LSTM RNN Training", ISCA 2020). Two passes: the gradient graph without
 mirroring says who reads what. Then, from every head (an operator that the mirror function refuses,
 the expensive ones), the cheap operators behind it make a subgraph, with all that share an input
@@ -35,7 +35,7 @@ class Mirror:
 
     name: ClassVar[str] = "mirror"
     summary: ClassVar[str] = "recompute cheap operators where it frees more than it holds (Echo)"
-    source: ClassVar[str] = "MXNet 1.9: backward mirroring; Zheng et al., ISCA 2020 (Echo)"
+    source: ClassVar[str] = "MXNet: backward mirroring; Zheng et al., ISCA 2020 (Echo)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "function": (COST, KIND),
         "test": ("0", "1"),

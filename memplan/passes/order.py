@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.analysis import OpenModel
 from memplan.graph.types import Graph
 from memplan.passes.base import Applied
-from memplan.passes.surgery import is_constant, node_protos, reopened, with_nodes
+from memplan.passes.schedule import early_order, in_order, updates_of
 from memplan.simulate.timeline import Timeline
 
 
@@ -39,23 +38,11 @@ class Order:
         prepared = prepare(request)
         floor = prepared.floor.with_workspace
         options = LowestOptions(self.seconds, self.rounds, self.seed, floor)
-        sequence = lowest_order(prepared.encoded.problem(floor), options)
+        early = early_order(model.graph, updates_of(model.phases))
+        sequence = lowest_order(prepared.encoded.problem(floor), options, [early])
         return Applied(in_order(model, [int(node) for node in sequence]))
 
 
 def _no_costs(graph: Graph) -> list[float]:
     """An order costs nothing, whatever the nodes do."""
     return [0.0] * len(graph.nodes)
-
-
-def in_order(model: OpenModel, sequence: Sequence[int]) -> OpenModel:
-    """The model with its nodes in the order of ``sequence`` (ids), constants first.
-
-    The model itself where that is its order already.
-    """
-    if list(sequence) == list(range(len(model.graph.nodes))):
-        return model
-    proto = model.prepared.proto
-    nodes = node_protos(proto)
-    constants = [node for node in proto.graph.node if is_constant(node)]
-    return reopened(model, with_nodes(proto, [*constants, *(nodes[n] for n in sequence)]))

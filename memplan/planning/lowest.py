@@ -7,7 +7,8 @@ Moves of single nodes and beams over whole orders (:mod:`memplan.planning.orderi
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,34 +40,45 @@ class LowestOptions:
     floor: int = 0
 
 
-def lowest_order(problem: Problem, options: LowestOptions) -> Ints:
+def lowest_order(
+    problem: Problem, options: LowestOptions, others: Sequence[Sequence[int]] = ()
+) -> Ints:
     """The order of the problem's nodes with the least peak found, each node once.
 
-    Nodes that are not ``movable`` stay where they are among each other. The start is
-    ``problem.order``; it is returned as it is where nothing lower was found.
+    Nodes that are not ``movable`` stay where they are among each other. The search starts from
+    ``problem.order``, which is returned as it is where nothing lower was found, and then from
+    ``others``: orders from which other valleys can be reached.
     """
-    return _Descent(problem, options).run()
+    starts = [np.asarray(order, dtype=np.int64) for order in others]
+    starts = [order for order in starts if (order != problem.order).any()]
+    share = replace(options, seconds=options.seconds / (1 + len(starts)))
+    best = _Descent(problem, share, problem.order)
+    best.run()
+    for start in starts:
+        other = _Descent(problem, share, settle(problem.arrays, start))
+        other.run()
+        best = other if other.peak < best.peak else best
+    return best.best
 
 
 class _Descent:
     """The best order so far, and attempts to go below it."""
 
-    def __init__(self, problem: Problem, options: LowestOptions) -> None:
+    def __init__(self, problem: Problem, options: LowestOptions, start: Ints) -> None:
         self.arrays, self.options = problem.arrays, options
         self.movable: Flags = problem.movable
         self.random = np.random.default_rng(options.seed)
-        self.best: Ints = problem.order
-        self.peak = self._peak(problem.order)
+        self.best: Ints = start
+        self.peak = self._peak(start)
         self.deadline = time.perf_counter() + options.seconds
 
-    def run(self) -> Ints:
+    def run(self) -> None:
         """Attempts until time, rounds or ideas are over."""
         seed_random(self.options.seed)
         number = idle = 0
         while self.peak > self.options.floor and not self._over(number) and idle < _IDLE:
             idle = 0 if self._offer(self._attempt(number)) else idle + 1
             number += 1
-        return self.best
 
     def _over(self, number: int) -> bool:
         if self.options.rounds:

@@ -18,10 +18,10 @@ from memplan.graph.phases import find_phases
 from memplan.graph.reach import needed_nodes, trained_outputs
 from memplan.model.metadata import get_metadata
 from memplan.passes.base import Applied, lower, lower_or_equal
-from memplan.passes.early_update import EarlyUpdate, early_order
+from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide, find_edits
 from memplan.passes.interface import gone_names, gone_notes, some_names, without_inputs
-from memplan.passes.order import Order, in_order
+from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.passes.run import (
     NAMES,
@@ -33,6 +33,7 @@ from memplan.passes.run import (
     without_order,
 )
 from memplan.passes.same import Facts, same_value
+from memplan.passes.schedule import early_order, in_order
 from memplan.rewriting import RewriteOptions, rewrite
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.session import session_kind

@@ -21,7 +21,14 @@ from memplan.model.fold import small_constants
 from memplan.model.shapes import symbolic_dims
 from memplan.passes.base import Applied, lower_or_equal
 from memplan.passes.same import VIEWS, Facts, permutation, same_value
-from memplan.passes.surgery import captured, drop_unread, is_constant, reopened, with_nodes
+from memplan.passes.surgery import (
+    captured,
+    drop_unread,
+    is_constant,
+    reads_of,
+    reopened,
+    with_nodes,
+)
 from memplan.simulate.timeline import Timeline, simulate
 
 # A round sees what the one before left; chains get shorter every time.
@@ -211,19 +218,17 @@ class _Names:
 
 
 def _drop_orphans(model: onnx.ModelProto, before: Graph) -> None:
-    """Take out nodes that served an output before the edits and serve none now."""
+    """Take out nodes that served an output before the edits and that nobody reads now.
+
+    Dead code is left to ``prune``, with all that it reads.
+    """
     served = {before.nodes[n].name for n in needed_nodes(before, before.outputs)}
-    made = {name: node for node in model.graph.node for name in node.output if name}
-    needed: set[str] = set()
-    waiting = [value.name for value in model.graph.output]
-    # Bodies read names that no edit touches; they are among the reads of the graph before.
-    waiting += sorted(captured(model))
-    while waiting:
-        node = made.get(waiting.pop())
-        if node is not None and node.name not in needed:
-            needed.add(node.name)
-            waiting.extend(node.input)
+    read = {value.name for value in model.graph.output}
     for index in reversed(range(len(model.graph.node))):
         node = model.graph.node[index]
-        if not is_constant(node) and node.name in served and node.name not in needed:
+        if is_constant(node):
+            continue
+        if node.name in served and not any(name in read for name in node.output):
             del model.graph.node[index]
+        else:
+            read.update(reads_of(node))

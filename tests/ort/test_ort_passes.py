@@ -74,7 +74,9 @@ def test_real_training_graphs(path: Path) -> None:
             assert bool(removed) == bool(wrt)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(models(longest=30))
 def test_random_graphs(model: onnx.ModelProto) -> None:
     before = opened(prepare_model(model, Path("random.onnx"), {}))

@@ -174,6 +174,19 @@ def test_names_of_the_interface_stay() -> None:
     assert [v.name for v in model.prepared.proto.graph.output] == ["y", "z", "x2", "w"]
 
 
+def test_what_dead_code_reads_stays_with_it() -> None:
+    model = applied(
+        """g (float[2, 3] x) => (float[2, 3] y)
+        { [first] a = Exp(x) [one] b = Transpose(a) [two] c = Transpose(b) [last] y = Exp(c)
+          [dead] d = Exp(b) }""",
+        Elide(),
+    )
+    assert nodes(model) == "first one last dead"
+    assert nodes(run_passes(model, simulate(model.graph, TUNED), [Prune()])[0].model) == (
+        "first last"
+    )
+
+
 def test_what_a_body_or_a_mark_goes_by_stays() -> None:
     text = """g (float[4] x, bool c) => (float[4] y)
         { [first] a = Exp(x) [copy] b = Identity(a)

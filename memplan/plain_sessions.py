@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import onnx
 
-from memplan.analysis import OpenModel
-from memplan.errors import InfeasibleError
+from memplan.analysis import OpenModel, open_model
+from memplan.errors import InfeasibleError, MemplanError
 from memplan.graph.types import Graph
+from memplan.loaded import Loaded, as_loaded
+from memplan.model.metadata import get_metadata
 from memplan.planning.outcome import Progress, Strategy
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
@@ -16,12 +20,14 @@ from memplan.rewriter.apply import apply_plan
 from memplan.rewriter.plain import Draft, Limits, PlainModel, finish
 from memplan.rewriter.postconditions import ensure_sound, rewritten_types
 from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import simulate
 from memplan.units import format_bytes
 
 SEARCH_SECONDS = 5.0
 """When the search for the fewest veils and pins ends."""
 
-_ATTEMPTS = 4
+_ATTEMPTS = 6
+_LOADS = 3
 _UNBOUNDED = 1 << 62
 
 
@@ -61,25 +67,53 @@ def _plan(
 ) -> tuple[Plan, PlainModel]:  # fmt: skip
     budget = target = request.budget_bytes
     limits = Limits(budget, budget if later else _UNBOUNDED)
+    seconds = time_limit
     for _ in range(_ATTEMPTS):
-        plan = make_plan(
-            prepare(_as_pinned(request, target, later)), strategy, time_limit, progress
-        )
+        plan = make_plan(prepare(_as_pinned(request, target, later)), strategy, seconds, progress)
         draft = _draft(model, plan, request.session)
-        peaks = draft.peaks()
-        over = draft.resident + max(peaks.first, peaks.later if later else 0) - budget
+        over = limits.excess(draft.peaks(), draft.resident)
         if over <= 0:
-            break
-        target -= over
-    else:
-        raise InfeasibleError(
-            f"no plan found within {budget:,} B: the memory pattern of a plain session takes "
-            f"{format_bytes(over)} more",
-            "use --session tuned, or give a larger budget",
-        )
+            result = _finished(draft, limits)
+            over = limits.excess(result.peaks, 0)
+            if over <= 0:
+                ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
+                return replace(plan, budget_bytes=budget), result
+        target = min(target, plan.predicted_peak_with_workspace_bytes) - over
+        seconds = time_limit / 2
+    raise InfeasibleError(
+        f"no plan found within {budget:,} B: a plain session takes {format_bytes(over)} more than "
+        "planned",
+        "use --session tuned, or give a larger budget",
+    )
+
+
+def _finished(draft: Draft, limits: Limits) -> PlainModel:
+    """The model with the fewest fences, veils and pins that the runtime leaves as it is.
+
+    Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
+    reader, which makes new patterns), pins on them prevent that.
+    """
+    needed: frozenset[str] = frozenset()
     result = finish(draft, limits, SEARCH_SECONDS)
-    ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
-    return replace(plan, budget_bytes=budget), result
+    for _ in range(_LOADS):
+        held = _held(result.model, draft.kind)
+        if held is None or held.unchanged or needed.issuperset(held.gone):
+            break
+        needed |= frozenset(held.gone)
+        result = finish(draft, limits, SEARCH_SECONDS, needed)
+    return result
+
+
+def _held(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
+    """What a plain session holds of a model; None if the runtime cannot be asked."""
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        path = Path(folder) / "rewritten.onnx"
+        try:
+            path.write_bytes(model.SerializeToString())
+            dims = get_metadata(model).get("dims")
+            return as_loaded(open_model(path, dims if isinstance(dims, dict) else {}), session)
+        except (MemplanError, ValueError):
+            return None
 
 
 def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
@@ -114,4 +148,28 @@ def plain_notes(plain: PlainModel, budget: int) -> list[str]:
         f"later runs take {format_bytes(later)}, over the budget: no plan was found that keeps it "
         "with the block of the memory pattern; enable_mem_pattern = False in the session options "
         f"makes every run like the first ({format_bytes(first)})"
+    ]
+
+
+def load_notes(model: onnx.ModelProto, budget: int, session: SessionKind) -> list[str]:
+    """What the runtime makes of a rewritten model when it loads it, where that is not the plan.
+
+    Args:
+        model: as :func:`plan_plain` made it.
+        budget: bytes, resident ones included.
+        session: a default session.
+    """
+    held = _held(model, session)
+    if held is None:
+        return ["not checked against what ONNX Runtime makes of the file when it loads it"]
+    if held.unchanged:
+        return []
+    # What was saved is in the order of a default session already.
+    timeline = simulate(held.model.graph, replace(session, priority_order=True))
+    peak = timeline.peak_with_workspace_bytes
+    verdict = "within the budget" if peak <= budget else "OVER THE BUDGET"
+    names = ", ".join((*held.gone, *held.new)[:3])
+    return [
+        f"ONNX Runtime changes the graph when it loads it ({len(held.gone)} nodes gone, "
+        f"{len(held.new)} new: {names}); first run then {format_bytes(peak)}, {verdict}"
     ]

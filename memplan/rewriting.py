@@ -15,6 +15,7 @@ from memplan.errors import UsageError
 from memplan.graph.matching import matching_tensors
 from memplan.graph.phases import differentiated
 from memplan.graph.types import Graph
+from memplan.loaded import analyze_as_loaded
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
 from memplan.model.read import read_model
@@ -22,7 +23,7 @@ from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes import run as free
 from memplan.passes.waterfall import WaterfallStep, waterfall
-from memplan.plain_sessions import plain_notes, plan_plain
+from memplan.plain_sessions import load_notes, plain_notes, plan_plain
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
@@ -75,8 +76,8 @@ class Rewrite:
     """The answer of ``rewrite``.
 
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
-    object when nothing was optimized), both simulated in a tuned session; ``passes`` lead to what
-    was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
+    object when nothing was), both in a session of the kind that is planned for; ``passes`` lead
+    to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
     ``plain`` tells what was added for plain sessions, None for tuned ones.
     """
 
@@ -109,7 +110,7 @@ class Rewrite:
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
         again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
-        fused = self.optimized.timeline if self.optimized is not self.original else None
+        fused = self.optimized.timeline if self.optimize_level != "none" else None
         first, last = self.original.timeline, (self.timeline, again)
         return waterfall(first, fused, self.optimize_level, self.passes, last)
 
@@ -207,12 +208,13 @@ def rewrite(
     if not dry_run:
         _check_target(path, target, force)
     source = open_model(path, dims, options.loss)
-    original = analyze_open(source, session)
+    original = _analysis(source, session, options.loss)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
 
     def plan_one(model: OpenModel) -> Planned:
-        analysis = original if model is source else analyze_open(model, session)
+        alike = model is source and session.name == "tuned"
+        analysis = original if alike else analyze_open(model, session)
         steps = free.run_passes(model, analysis.timeline, passes)
         ways = [steps]
         if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
@@ -240,7 +242,11 @@ def rewrite(
     model = steps[-1].model if steps else model
     if plain is not None:
         result, timeline = plain.model, plain.timeline
-        notes = (*notes, *plain_notes(plain, budget_bytes))
+        notes = (
+            *notes,
+            *plain_notes(plain, budget_bytes),
+            *load_notes(result, budget_bytes, session),
+        )
     else:
         result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
         timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
@@ -264,6 +270,13 @@ def rewrite(
         plain=plain,
         passes=steps,
     )
+
+
+def _analysis(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
+    """What the model needs in a session of the kind that is planned for."""
+    if session.name == "default":
+        return analyze_as_loaded(model, session, loss)
+    return analyze_open(model, session)
 
 
 def _by_cost(planned: Planned) -> tuple[float, float]:

@@ -8,19 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.analysis import OpenModel, open_model, opened
-from memplan.errors import UsageError
+from memplan.errors import MemplanError, UsageError
+from memplan.loaded import as_loaded
 from memplan.model.metadata import get_metadata
 from memplan.model.prepare import prepare
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import write_model
 from memplan.passes.interface import gone_names, gone_notes, without_inputs
+from memplan.recomputed import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
 from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
 from memplan.runtime.options import PROVIDER_NAMES
-from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.later import later_runs
+from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 
 SCHEMA = "memplan.validation/1"
 # Two correct runs of float32 training graphs differ by about this much when the order of
@@ -44,10 +47,16 @@ class ValidateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One model in one kind of session. Peaks count resident and dynamic bytes."""
+    """One model in one kind of session. Peaks count resident and dynamic bytes.
+
+    ``predicted_later_dynamic_bytes`` and ``second_run_dynamic_bytes`` are of the second run, which
+    every later one equals.
+    """
 
     label: str
+    session: str
     predicted_peak_bytes: int | None
+    predicted_later_dynamic_bytes: int | None
     measured_peak_bytes: int
     resident_bytes: int
     measured_dynamic_bytes: int
@@ -61,7 +70,9 @@ class Run:
         """All fields, by name."""
         return {
             "label": self.label,
+            "session": self.session,
             "predicted_peak_bytes": self.predicted_peak_bytes,
+            "predicted_later_dynamic_bytes": self.predicted_later_dynamic_bytes,
             "measured_peak_bytes": self.measured_peak_bytes,
             "resident_bytes": self.resident_bytes,
             "measured_dynamic_bytes": self.measured_dynamic_bytes,
@@ -77,18 +88,20 @@ class Run:
 class Validation:
     """The answer of ``validate``.
 
-    ``original`` had the same treatment as the rewritten model (same fusions, tuned session);
-    ``plain`` is the user's file in a session with every default on. ``findings`` are what is
-    wrong; with none, the claim is proved.
+    Of a model for tuned sessions, ``original`` had the same treatment (same fusions, tuned
+    session) and ``other`` is the user's file in a session with every default on. Of a model for
+    plain sessions, ``original`` is the user's file in a plain session too, and ``other`` the
+    rewritten one in a tuned session. ``findings`` are what is wrong; with none, the claim is
+    proved.
     """
 
     provider: str
     session: str
     original: Run
     rewritten: Run
-    plain: Run | None
+    other: Run | None
     comparison: Comparison
-    plain_comparison: Comparison | None
+    other_comparison: Comparison | None
     budget_bytes: int | None
     clones: int
     surviving_clones: int
@@ -100,7 +113,15 @@ class Validation:
     @property
     def runs(self) -> tuple[Run, ...]:
         """The measured runs, in the order of the report."""
-        return (self.original, self.rewritten, *([self.plain] if self.plain else []))
+        return (self.original, self.rewritten, *([self.other] if self.other else []))
+
+    @property
+    def later_within_budget(self) -> bool | None:
+        """Whether every run after the first keeps the budget too."""
+        if self.budget_bytes is None:
+            return None
+        run = self.rewritten
+        return run.resident_bytes + run.second_run_dynamic_bytes <= self.budget_bytes
 
     @property
     def within_budget(self) -> bool | None:
@@ -131,10 +152,10 @@ class Validation:
                 f"(relative {c.max_rel_diff:.3g}, {c.worst}); a relative tolerance of "
                 f"{c.max_rel_diff:.1e} would pass"
             )
-        if self.plain_comparison is not None:
-            p = self.plain_comparison
+        if self.other is not None and self.other_comparison is not None:
+            p = self.other_comparison
             how = "bitwise equal" if p.bitwise else f"relative difference {p.max_rel_diff:.3g}"
-            lines.append(f"against the plain default session of the original: {how}")
+            lines.append(f"against '{self.other.label}': {how}")
         lines.append(
             f"clones: {self.surviving_clones} of {self.clones} ran; node order "
             + ("as planned" if self.order_kept else "NOT as planned")
@@ -143,6 +164,11 @@ class Validation:
             ratio = self.rewritten.seconds_median / self.original.seconds_median
             lines.append(f"step time: {ratio:.2f} × the original's")
         return tuple(lines)
+
+    @property
+    def _plain_default(self) -> Run | None:
+        """The user's own file in a plain session."""
+        return self.original if self.session == "default" else self.other
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -155,10 +181,12 @@ class Validation:
             "max_rel_diff": self.comparison.max_rel_diff,
             "original": self.original.as_json(),
             "rewritten": self.rewritten.as_json(),
-            "plain_default": self.plain.as_json() if self.plain else None,
+            "plain_default": self._plain_default.as_json() if self._plain_default else None,
+            "other": self.other.as_json() if self.other else None,
             "budget_bytes": self.budget_bytes,
             "within_budget": self.within_budget,
             "compared_outputs": self.comparison.outputs,
+            "later_runs_within_budget": self.later_within_budget,
             "clones": self.clones,
             "surviving_clones": self.surviving_clones,
             "order_kept": self.order_kept,
@@ -173,13 +201,13 @@ class _Bench:
 
     folder: Path
     inputs: Path
-    rewritten_inputs: Path
+    fewer_inputs: Mapping[Path, Path]
     request: RunRequest
     notes: list[str] = field(default_factory=list)
 
     def run(self, path: Path, label: str, session: str) -> tuple[Measurement, Path]:
         outputs = self.folder / f"{label.replace(' ', '_').replace(',', '')}.npz"
-        inputs = self.rewritten_inputs if label == "rewritten" else self.inputs
+        inputs = self.fewer_inputs.get(path, self.inputs)
         return measure(path, replace(self.request, session=session), inputs, outputs), outputs
 
 
@@ -217,7 +245,8 @@ def validate(
     )
     with saved_inputs(feeds) as (folder, archive):
         request = RunRequest("tuned", provider, bound, options.runs, options.seed, options.threads)
-        bench = _Bench(folder, archive, without_inputs(archive, feeds, gone["input"]), request)
+        fewer = {after.prepared.path: without_inputs(archive, feeds, gone["input"])}
+        bench = _Bench(folder, archive, fewer, request)
         bench.notes.extend(gone_notes(gone))
         return _validate(bench, before, after, str(metadata.get("optimize", "none")),
                          metadata, options)  # fmt: skip
@@ -254,65 +283,78 @@ def _validate(
     bench: _Bench, before: OpenModel, after: OpenModel, level: str,
     metadata: Mapping[str, object], options: ValidateOptions,
 ) -> Validation:  # fmt: skip
-    treated, treated_path = _treat(before, level, bench)
-    kind = session_kind("tuned", bench.request.provider)
-    first, first_out = bench.run(treated_path, "original", "tuned")
-    second, second_out = bench.run(after.prepared.path, "rewritten", "tuned")
+    session = "default" if metadata.get("session") == "default" else "tuned"
+    kind = session_kind(session, bench.request.provider)
+    label = "original" if level == "none" or session == "default" else f"original, {level} fusions"
+    # A plain session fuses the original itself.
+    treated = before if session == "default" else _treat(before, level, bench)
+    first, first_out = bench.run(treated.prepared.path, "original", session)
+    second, second_out = bench.run(after.prepared.path, "rewritten", session)
     timeline = simulate(after.graph, kind)
-    comparison = compare_outputs(first_out, second_out, first.output_names, second.output_names)
-    plain_run, plain_comparison = None, None
+    other, other_comparison = None, None
     if options.plain:
-        plain, plain_out = bench.run(before.prepared.path, "plain", "default")
-        plain_run = _run("original, plain default", plain, None, before)
-        plain_comparison = compare_outputs(
-            plain_out, second_out, plain.output_names, second.output_names
+        model = after if session == "default" else before
+        kept = "rewritten, tuned" if session == "default" else "original, plain default"
+        third_session = "tuned" if session == "default" else "default"
+        third, third_out = bench.run(model.prepared.path, "other", third_session)
+        other = _run(kept, third, model, session_kind(third_session, kind.provider), bench)
+        other_comparison = compare_outputs(
+            third_out, second_out, third.output_names, second.output_names
         )
-    clones = _clone_names(after)
-    ran = {node.name for node in second.nodes}
+    clones = clone_names(after)
+    comparison = compare_outputs(first_out, second_out, first.output_names, second.output_names)
     budget = metadata.get("budget_bytes")
-    label = "original" if level == "none" else f"original, {level} fusions"
     result = Validation(
         provider=bench.request.provider,
-        session="tuned",
-        original=_run(label, first, simulate(treated.graph, kind), treated),
-        rewritten=_run("rewritten", second, timeline, after),
-        plain=plain_run,
+        session=session,
+        original=_run(label, first, treated, kind, bench),
+        rewritten=_run("rewritten", second, after, kind, bench, timeline),
+        other=other,
         comparison=comparison,
-        plain_comparison=plain_comparison,
+        other_comparison=other_comparison,
         budget_bytes=budget if isinstance(budget, int) else None,
         clones=len(clones),
-        surviving_clones=len(clones & ran),
-        order_kept=_order_kept(after, timeline, second),
+        surviving_clones=len(clones & {node.name for node in second.nodes}),
+        order_kept=order_kept(after, timeline, second),
         findings=(),
-        notes=(),
+        notes=tuple(pattern_notes(second, timeline, session)),
         equality="bitwise" if comparison.bitwise else "different",
     )
-    result = _judge_equality(result, bench, treated_path, first_out, before)
-    return replace(
-        result, findings=tuple(_findings(result, bench)), notes=(*bench.notes, *result.notes)
-    )
+    result = _judge_equality(result, bench, treated.prepared.path, first_out, before)
+    findings = [*_findings(result, bench), *clone_findings(after, timeline, second)]
+    return replace(result, findings=tuple(findings), notes=(*bench.notes, *result.notes))
 
 
-def _treat(before: OpenModel, level: str, bench: _Bench) -> tuple[OpenModel, Path]:
+def _treat(before: OpenModel, level: str, bench: _Bench) -> OpenModel:
     """The original with the same fusions as the rewritten model, in its original order."""
     if level == "none":
-        return before, before.prepared.path
+        return before
     from memplan.runtime.optimize import optimize_offline
 
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
     optimize_offline(before.prepared.path, saved, level, bench.request.provider)
     sorted_model = restore_order(read_model(saved), before.prepared.proto)
     write_model(sorted_model, target)
-    return opened(prepare(sorted_model, target, before.prepared.dims)), target
+    return opened(prepare(sorted_model, target, before.prepared.dims))
 
 
-def _run(label: str, m: Measurement, timeline: Timeline | None, model: OpenModel) -> Run:
-    from memplan.simulate.timeline import resident_bytes
-
-    resident = resident_bytes(model.graph)
+def _run(
+    label: str, m: Measurement, model: OpenModel, kind: SessionKind, bench: _Bench,
+    timeline: Timeline | None = None,
+) -> Run:  # fmt: skip
+    """The measured run beside its prediction (``timeline``, else simulated here)."""
+    if timeline is None:
+        timeline = _predicted(model, kind, bench)
+    later = None
+    if timeline is not None:
+        plain = kind.name == "default"
+        later = later_runs(timeline).dynamic_peak_bytes if plain else timeline.dynamic_peak_bytes
+    resident = timeline.resident_bytes if timeline is not None else resident_bytes(model.graph)
     return Run(
         label=label,
+        session=kind.name,
         predicted_peak_bytes=timeline.peak_bytes if timeline is not None else None,
+        predicted_later_dynamic_bytes=later,
         measured_peak_bytes=resident + m.dynamic_bytes,
         resident_bytes=resident,
         measured_dynamic_bytes=m.dynamic_bytes,
@@ -324,22 +366,17 @@ def _run(label: str, m: Measurement, timeline: Timeline | None, model: OpenModel
     )
 
 
-def _clone_names(model: OpenModel) -> set[str]:
-    return {
-        node.name
-        for node, metadata in zip(model.graph.nodes, model.graph.metadata, strict=True)
-        if metadata.get("memplan.role") == "recompute"
-    }
-
-
-def _order_kept(model: OpenModel, timeline: Timeline, measured: Measurement) -> bool:
-    """Whether the runtime ran the file's nodes in the simulated order (bodies left out)."""
-    names = {node.name for node in model.graph.nodes}
-    inside = {n.name for bodies in model.graph.bodies.values() for b in bodies if b.graph
-              for n in b.graph.nodes}  # fmt: skip
-    ran = [node.name for node in measured.nodes if node.name in names - inside]
-    planned = [model.graph.nodes[i].name for i in timeline.order]
-    return ran == [name for name in planned if name not in inside]
+def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline | None:
+    """What the model should need; in a plain session as the runtime's optimizer leaves it."""
+    if kind.name == "tuned":
+        return simulate(model.graph, kind)
+    try:
+        held = as_loaded(model, kind).model
+    except MemplanError as error:
+        bench.notes.append(f"no prediction for {model.prepared.path.name}: {error.message}")
+        return None
+    # What was saved is in the order of a default session already.
+    return simulate(held.graph, replace(kind, priority_order=True))
 
 
 def _judge_equality(
@@ -349,7 +386,7 @@ def _judge_equality(
     comparison = result.comparison
     if comparison.bitwise:
         return result
-    _, again = bench.run(original, "original again", "tuned")
+    _, again = bench.run(original, "original again", result.session)
     itself = compare_outputs(outputs, again, [v.name for v in before.prepared.proto.graph.output])
     notes = []
     if not itself.bitwise:
@@ -379,11 +416,6 @@ def _findings(result: Validation, bench: _Bench) -> list[str]:
         over = result.rewritten.measured_peak_bytes - result.budget_bytes
         findings.append(
             f"the measured peak is {over:,} B over the budget {result.budget_bytes:,} B"
-        )
-    if result.surviving_clones < result.clones:
-        findings.append(
-            f"{result.clones - result.surviving_clones} recomputed nodes did not run: the runtime "
-            "merged or removed them"
         )
     if not result.order_kept:
         findings.append("the runtime ran the nodes in another order than planned")

@@ -12,6 +12,7 @@ import onnx
 
 from memplan.errors import ModelError
 from memplan.model.hidden import with_hidden_shapes
+from memplan.model.metadata import get_metadata
 from memplan.model.read import check_structure, describe_node, read_model
 from memplan.model.shapes import (
     ValueType,
@@ -88,7 +89,9 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
     name_nodes(model.graph)
     bound = bind_dims(with_hidden_shapes(model), dims)
     types, bounded = value_types(bound)
-    types = with_visibility(bind_dims(model, dims), types)
+    # A plain session is not told what dimensions are bound to.
+    plain = get_metadata(model).get("session") == "default"
+    types = with_visibility(model if plain else bind_dims(model, dims), types)
     if bounded:
         assumptions.append(
             f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "

@@ -20,6 +20,7 @@ from memplan.planning.compiled import compiled, leaf
 from memplan.planning.problem import NONE, Arrays, Flags, Ints
 
 _ALIGNMENT = 256
+_ATTEMPTS = 5
 
 
 class Session(NamedTuple):
@@ -47,8 +48,25 @@ class Peaks(NamedTuple):
 
 
 @leaf
+def file_order(session: Session, pinned: Flags, order: Ints) -> int:
+    """The same in a priority-based session: as in the file, pins as soon as they can run."""
+    nodes = len(session.leaf)
+    length = 0 * nodes
+    for node in range(nodes):
+        order[length] = node
+        length += 1
+        if pinned[node]:
+            order[length] = nodes + node
+            length += 1
+    return length
+
+
+@leaf
 def run_order(session: Session, pinned: Flags, stack: Ints, seen: Flags, order: Ints) -> int:
-    """Fill ``order`` with node ids, and ``N + i`` for the pin of node ``i``; its length."""
+    """Fill ``order`` with node ids, and ``N + i`` for the pin of node ``i``; its length.
+
+    The default order, depth first (:mod:`memplan.simulate.order`).
+    """
     nodes = len(session.leaf)
     length = 0 * nodes
     for turn in range(2 * nodes):
@@ -249,12 +267,18 @@ def block_bytes(
 
 
 @compiled
-def plain_peaks(session: Session, pinned: Flags) -> Peaks:
-    """Peaks of a plain session when the nodes in ``pinned`` have pins."""
+def plain_peaks(session: Session, pinned: Flags, by_priority: bool) -> Peaks:
+    """Peaks of a plain session when the nodes in ``pinned`` have pins.
+
+    ``by_priority``: all is as in a plain session but the order, which is the file's.
+    """
     arrays, nodes, tensors = session.arrays, len(session.leaf), len(session.readers)
     order = np.zeros(2 * nodes, np.int64)
-    stack = np.zeros(nodes + len(session.edges) + 1, np.int64)
-    length = run_order(session, pinned, stack, np.zeros(nodes, np.bool_), order)
+    if by_priority:
+        length = file_order(session, pinned, order)
+    else:
+        stack = np.zeros(nodes + len(session.edges) + 1, np.int64)
+        length = run_order(session, pinned, stack, np.zeros(nodes, np.bool_), order)
     buffers = Buffers(
         np.arange(tensors), session.readers + 1, np.full(tensors, NONE, np.int64),
         np.full(tensors, NONE, np.int64), np.full(2 * tensors + 1, NONE, np.int64),
@@ -296,46 +320,68 @@ def plain_peaks(session: Session, pinned: Flags) -> Peaks:
     return Peaks(first, later)
 
 
+def free_pins(session: Session) -> Session:
+    """The same session if pins took no memory."""
+    return session._replace(pin_bytes=np.zeros_like(session.pin_bytes))
+
+
 def fewest_pins(
-    session: Session, budget: Peaks, time_limit: float, start: Flags | None = None
+    session: Session, budget: Peaks, time_limit: float, needed: Flags | None = None
 ) -> tuple[Flags, Peaks]:
-    """Take out pins as long as both peaks keep ``budget``.
+    """Take out pins as long as both peaks keep ``budget``, in the default and in the file's order.
 
     Halves, quarters and so on down to single pins are tried (delta debugging: Zeller and
     Hildebrandt 2002, section 3); what is left cannot spare any single pin, unless time ran out.
+    What pins take themselves counts only at the end, when few are left; if the budget breaks then,
+    it all begins again for that much less.
 
     Args:
         session: the graph.
         budget: for the first run and for later ones, in bytes without resident ones.
         time_limit: seconds.
-        start: the pins to begin with; by default every node that can have one.
+        needed: nodes whose pins must stay.
 
     Returns:
-        The pins, and the peaks with them. If not even all pins keep the budget, all of them.
+        The pins, and the peaks with them. If no pins keep the budget, those that come nearest.
     """
-    pinned = (session.pin_of >= 0) if start is None else start.copy()
-    peaks = plain_peaks(session, pinned)
-    if not _within(peaks, budget):
-        return pinned, peaks
     deadline = time.monotonic() + time_limit
+    stay = np.zeros(len(session.pin_of), np.bool_) if needed is None else needed
+    target = budget
+    for _ in range(_ATTEMPTS):
+        pinned = _reduced(free_pins(session), target, stay, deadline)
+        peaks = plain_peaks(session, pinned, False)
+        by_file = plain_peaks(session, pinned, True)
+        over = Peaks(max(peaks.first, by_file.first) - budget.first,
+                     max(peaks.later, by_file.later) - budget.later)  # fmt: skip
+        if over.first <= 0 and over.later <= 0:
+            break
+        target = Peaks(target.first - max(0, over.first), target.later - max(0, over.later))
+    return pinned, peaks
+
+
+def _reduced(session: Session, budget: Peaks, stay: Flags, deadline: float) -> Flags:
+    pinned = session.pin_of >= 0
+    if not within(plain_peaks(session, pinned, False), budget):
+        return pinned
     chunk = max(1, int(pinned.sum()))
     while True:
         spared = False
-        places = np.flatnonzero(pinned)
+        places = np.flatnonzero(pinned & ~stay)
         for first in range(0, len(places), chunk):
             if time.monotonic() > deadline:
-                return pinned, peaks
+                return pinned
             part = places[first : first + chunk]
             pinned[part] = False
-            trial = plain_peaks(session, pinned)
-            if _within(trial, budget):
-                peaks, spared = trial, True
+            fits = within(plain_peaks(session, pinned, False), budget)
+            if fits and within(plain_peaks(session, pinned, True), budget):
+                spared = True
             else:
                 pinned[part] = True
         if chunk == 1 and not spared:
-            return pinned, peaks
+            return pinned
         chunk = max(1, chunk // 2)
 
 
-def _within(peaks: Peaks, budget: Peaks) -> bool:
+def within(peaks: Peaks, budget: Peaks) -> bool:
+    """Whether both runs keep the budget."""
     return peaks.first <= budget.first and peaks.later <= budget.later

@@ -8,13 +8,13 @@ from memplan.graph.types import Graph, Node
 from memplan.ops.memory import semantics
 from memplan.planning.encode import graph_arrays
 from memplan.planning.pinning import Session
-from memplan.planning.problem import NONE, Ints
+from memplan.planning.problem import NONE
 from memplan.simulate.order import edges
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import bodies_of, node_workspace
 
-_SHAPE_WITH_BOUNDS = 15
-_SIZE_BYTES = 8
+SIZE_BYTES = 8
+"""What the result of ``Size`` takes, which is what a pin is."""
 
 
 def plain_session(graph: Graph, kind: SessionKind) -> Session:
@@ -44,7 +44,7 @@ def plain_session(graph: Graph, kind: SessionKind) -> Session:
         readers=np.asarray([len(tensor.readers) for tensor in graph.tensors], dtype=np.int64),
         reusable=np.asarray([bool(tensor.shape) for tensor in graph.tensors], dtype=np.bool_),
         pin_of=pin_of,
-        pin_bytes=_pin_bytes(graph, pin_of),
+        pin_bytes=np.full(len(graph.nodes), SIZE_BYTES, np.int64),
     )
 
 
@@ -57,27 +57,6 @@ def _pin_of(graph: Graph, node: Node) -> int:
     return next(iter((*unread, *candidates)), NONE)
 
 
-def hides(graph: Graph, tensor: int, visible: frozenset[str] | None = None) -> bool:
-    """Whether the runtime does not know the dimensions of ``tensor``.
-
-    Args:
-        graph: the graph.
-        tensor: its id.
-        visible: names of the tensors whose dimensions it knows; by default as ``static`` says.
-    """
-    name = graph.tensors[tensor].name
-    return not graph.tensors[tensor].static if visible is None else name not in visible
-
-
-def pin_operator(hidden: bool, opset: int) -> str:
-    """What a pin on a tensor is.
-
-    ``Shape`` from 0 to 0 has no elements and takes no memory, but is folded away where the
-    dimensions are known; ``Size`` never is.
-    """
-    return "Shape" if hidden and opset >= _SHAPE_WITH_BOUNDS else "Size"
-
-
 def seen_as(session: Session, graph: Graph, visible: frozenset[str]) -> Session:
     """The session if the runtime knows the dimensions of the tensors ``visible`` alone."""
     numbers: dict[tuple[tuple[int, ...], int], int] = {}
@@ -87,17 +66,5 @@ def seen_as(session: Session, graph: Graph, visible: frozenset[str]) -> Session:
         else len(graph.tensors) + t.id
         for t in graph.tensors
     ]
-    return session._replace(
-        arrays=session.arrays._replace(alike=np.asarray(alike, dtype=np.int64)),
-        pin_bytes=_pin_bytes(graph, session.pin_of, visible),
-    )
-
-
-def _pin_bytes(graph: Graph, pin_of: Ints, visible: frozenset[str] | None = None) -> Ints:
-    sizes = [
-        0
-        if t == NONE or pin_operator(hides(graph, t, visible), graph.opset) == "Shape"
-        else _SIZE_BYTES
-        for t in pin_of.tolist()
-    ]
-    return np.asarray(sizes, dtype=np.int64)
+    arrays = session.arrays._replace(alike=np.asarray(alike, dtype=np.int64))
+    return session._replace(arrays=arrays)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from memplan.analysis import Analysis
     from memplan.frontier import FrontierPoint
     from memplan.planning.placement import Placement
+    from memplan.rewriter.plain import PlainModel
     from memplan.rewriting import Rewrite
     from memplan.validation import Run, Validation
 
 _PLAIN_WIDTH = 120
 _MODULES_SHOWN = 8
-_STASHES_SHOWN = 3
 
 
 def console(color: str = "auto", stderr: bool = False) -> Console:
@@ -81,6 +81,8 @@ def render_analysis(
     analysis: Analysis, points: Sequence[FrontierPoint], top: int, details: bool
 ) -> Group:
     """Headline, classes, modules, tensors at the peak, floor and assumptions."""
+    from memplan.report import text_passes
+
     timeline = analysis.timeline
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     facts = [
@@ -97,7 +99,7 @@ def render_analysis(
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
         parts += [Text(), _module_table(analysis)]
-    narrower = _narrowing_table(analysis)
+    narrower = text_passes.narrowing_table(analysis)
     if narrower is not None:
         parts += [Text(), narrower]
     if top and analysis.at_peak:
@@ -189,35 +191,6 @@ def _module_table(analysis: Analysis) -> Group:
     return _titled(title, table)
 
 
-def _narrowing_table(analysis: Analysis) -> Group | None:
-    """What fewer wanted gradients would free; None where nothing would."""
-    from memplan.simulate.narrowing import narrowings
-
-    found = [item for item in narrowings(analysis.timeline, analysis.phases)
-             if item.freed_with_earlier_bytes]  # fmt: skip
-    if not found:
-        return None
-    table = _table([("frozen module", "left"), ("frees", "right"),
-                    ("with all before it", "right"), ("its stashes", "fold")])  # fmt: skip
-    for item in found[:_MODULES_SHOWN]:
-        names = ", ".join(name for name, _ in item.stashes[:_STASHES_SHOWN])
-        more = len(item.stashes) - _STASHES_SHOWN
-        table.add_row(
-            escape(item.module),
-            format_bytes(item.freed_bytes),
-            format_bytes(item.freed_with_earlier_bytes),
-            escape(names) + (f" and {more} more" if more > 0 else ""),
-        )
-    if len(found) > _MODULES_SHOWN:
-        last = found[-1]
-        table.add_row(
-            f"{len(found) - _MODULES_SHOWN} more",
-            format_bytes(sum(item.freed_bytes for item in found[_MODULES_SHOWN:])),
-            format_bytes(last.freed_with_earlier_bytes),
-        )
-    return _titled("A narrower --wrt would free, at this step", table)
-
-
 def _live_table(live: Sequence[Live], top: int) -> Group:
     title = f"Live at the peak: the {min(top, len(live))} largest of {len(live)} buffers"
     table = _table(
@@ -255,6 +228,8 @@ def print_rewrite(result: Rewrite, color: str = "auto", details: bool = False) -
 
 def render_rewrite(result: Rewrite, details: bool) -> Group:
     """Before and after, extra cost, what is recomputed, and how to load the file."""
+    from memplan.report import text_passes
+
     plan = result.plan
     after = result.timeline.peak_with_workspace_bytes
     if plan.clones:
@@ -282,7 +257,9 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
-    parts += [Text(line) for line in _removed_lines(result, details)]
+    if result.plain is not None:
+        parts.append(Text(_added_line(result.plain)))
+    parts += [Text(line) for line in text_passes.removed_lines(result, details)]
     if result.output is not None:
         parts += [Text(f"wrote {result.output}"), Text(), *_loading_lines(result)]
     else:
@@ -295,14 +272,25 @@ def _steps_table(result: Rewrite) -> Group:
     """The way from the original to the result, one row per step."""
     numbers = ("nodes", "peak", "with workspace", "change")
     table = _table([("", "left"), *((name, "right") for name in numbers), ("", "fold")])
-    for step in result.waterfall:
+    plain, steps = result.plain, result.waterfall
+    for step in steps:
+        name = "original, as a plain session loads it" if plain and step is steps[0] else step.name
         table.add_row(
-            step.name,
+            name,
             str(len(step.timeline.graph.nodes)),
             format_bytes(step.timeline.peak_bytes),
             format_bytes(step.timeline.peak_with_workspace_bytes),
-            format_delta(-step.saved_bytes) if step.name != "original" else "",
+            format_delta(-step.saved_bytes) if step is not steps[0] else "",
             escape(step.note),
+        )
+    if plain:
+        later, first_run = plain.later, result.timeline.peak_with_workspace_bytes
+        table.add_row(
+            "  from the second run on",
+            "",
+            format_bytes(later.peak_bytes),
+            format_bytes(later.peak_with_workspace_bytes),
+            format_delta(later.peak_with_workspace_bytes - first_run),
         )
     return _titled("Peak, step by step", table)
 
@@ -335,20 +323,18 @@ def _refusal_line(result: Rewrite) -> str:
     return "never run again: " + "; ".join(parts)
 
 
-def _removed_lines(result: Rewrite, details: bool) -> list[str]:
-    """What ``--wrt`` took out of the graph's interface."""
-    from memplan.passes.interface import some_names
-    from memplan.passes.run import removed
-
-    return [
-        f"gone with --wrt, {len(names)} {kind.removeprefix('removed_')}: "
-        + (", ".join(names) if details else some_names(names))
-        for kind, names in removed(result.passes).items()
-        if names
-    ]
+def _added_line(plain: PlainModel) -> str:
+    counts = [(plain.fences, "fence"), (plain.veils, "veil"), (plain.pins, "pin")]
+    named = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
+    return f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies)"
 
 
 def _loading_lines(result: Rewrite) -> list[Text]:
+    if result.plain is not None:
+        return [
+            Text("load it with every option on its default, in any language:"),
+            Text(f'    session = onnxruntime.InferenceSession("{result.output}")'),
+        ]
     return [
         Text("load it (the budget holds in a tuned session only):"),
         Text(f'    session = memplan.load("{result.output}")'),
@@ -382,7 +368,11 @@ def _runs_table(validation: Validation) -> Group:
         ("peak, measured", [_bytes(run.measured_peak_bytes) for run in runs]),
         ("  of it resident", [_bytes(run.resident_bytes) for run in runs]),
         ("  of it dynamic", [_bytes(run.measured_dynamic_bytes) for run in runs]),
-        ("dynamic, second run", [_bytes(run.second_run_dynamic_bytes) for run in runs]),
+        (
+            "dynamic, later runs, predicted",
+            [_bytes(run.predicted_later_dynamic_bytes) for run in runs],
+        ),
+        ("dynamic, later runs, measured", [_bytes(run.second_run_dynamic_bytes) for run in runs]),
         ("arena held", [_bytes(run.arena_bytes) for run in runs]),
         ("RSS growth, first run", [_bytes(run.rss_growth_bytes) for run in runs]),
         ("step time, median", [_seconds(run.seconds_median) for run in runs]),

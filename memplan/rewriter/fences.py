@@ -29,6 +29,7 @@ OLDEST_OPSET = 13
 
 PREFIX = "memplan/"
 NO_AXES = f"{PREFIX}no_axes"
+_NEVER = 1 << 30
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def fence_clones(
     for node in nodes:
         value = key(node)
         recomputed = node_metadata(node).get("memplan.role") == "recompute"
-        place = next((k for k, name in enumerate(node.input) if name), None)
+        place = next((slot for slot, _ in data_inputs(node)), None)
         if recomputed and place is not None and (value, 0) in values:
             repeats[value] = generation = repeats.get(value, 0) + 1
             fence = (node.input[place], generation)
@@ -142,14 +143,30 @@ def fence_clones(
     return result, len(fences)
 
 
+# Inputs that say how to compute rather than what with. ONNX shape inference and some kernels expect
+# constants there: a Slice whose axes alone are unknown is taken to slice the first ones.
+_PARAMETERS = {
+    **dict.fromkeys(("Clip", "CumSum", "Dropout", "OneHot", "Pad", "Resize", "Slice"), 1),
+    **dict.fromkeys(("Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "Upsample"), 1),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "BitShift", "DFT", "Col2Im"), 1),
+    **dict.fromkeys(("If", "Loop", "Scan", "Range", "SplitToSequence", "SequenceAt"), 0),
+}
+
+
+def data_inputs(node: onnx.NodeProto) -> list[tuple[int, str]]:
+    """Slots and names of the inputs that a node computes with, parameters left out."""
+    first = 1 if node.op_type.startswith("Reduce") else _PARAMETERS.get(node.op_type, _NEVER)
+    return [(slot, name) for slot, name in enumerate(node.input) if name and slot < first]
+
+
 def read_instead(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
-    """Copies of the nodes that read ``names[x]`` where they read ``x``."""
+    """Copies of the nodes that compute with ``names[x]`` where they compute with ``x``."""
     result = []
     for node in nodes:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        for place, name in enumerate(node.input):
+        for slot, name in data_inputs(node):
             if name in names:
-                copy.input[place] = names[name]
+                copy.input[slot] = names[name]
         result.append(copy)
     return result

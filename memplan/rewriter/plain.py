@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from memplan.errors import MemplanError
 from memplan.graph.build import build_graph
@@ -23,13 +22,14 @@ from memplan.graph.types import Graph
 from memplan.model.bodies import body_models
 from memplan.model.hidden import KEY, hidden_shapes
 from memplan.model.metadata import get_metadata, set_metadata
-from memplan.model.shapes import ValueType, bind_dims
+from memplan.model.shapes import ValueType
 from memplan.model.visible import with_visibility
-from memplan.planning.pinning import Peaks, Session, fewest_pins, plain_peaks
-from memplan.planning.plain import hides, pin_operator, plain_session, seen_as
+from memplan.planning.pinning import Peaks, Session, fewest_pins, free_pins, plain_peaks, within
+from memplan.planning.plain import plain_session, seen_as
 from memplan.planning.problem import Flags
 from memplan.rewriter.fences import (
     NO_AXES,
+    PREFIX,
     curtain_for,
     fence_clones,
     is_ours,
@@ -60,6 +60,11 @@ class PlainModel:
     pins: int
 
     @property
+    def peaks(self) -> Peaks:
+        """With workspace and resident bytes."""
+        return Peaks(self.timeline.peak_with_workspace_bytes, self.later.peak_with_workspace_bytes)
+
+    @property
     def added_nodes(self) -> int:
         """Nodes that compute nothing of the model."""
         return sum(is_ours(node) for node in self.model.graph.node)
@@ -71,6 +76,10 @@ class Limits:
 
     first: int
     later: int
+
+    def excess(self, peaks: Peaks, resident: int) -> int:
+        """Bytes over the limits; not positive where they hold."""
+        return resident + max(peaks.first - self.first, peaks.later - self.later)
 
     def without(self, resident: int) -> Peaks:
         """What is left for dynamic bytes and workspace."""
@@ -106,8 +115,11 @@ class Draft:
         self.resident = resident_bytes(self.graph_of(self.written(self.veils)))
 
     def peaks(self) -> Peaks:
-        """With every veil and every pin: order as planned, hardly any reuse. Without residents."""
-        return plain_peaks(self.session, self.session.pin_of >= 0)
+        """With every veil and every pin: order as planned, hardly any reuse.
+
+        Without resident bytes, and without what pins take themselves: few of them will be left.
+        """
+        return plain_peaks(free_pins(self.session), self.session.pin_of >= 0, False)
 
     def written(
         self, veils: Sequence[Veil], pins: Sequence[onnx.NodeProto] = ()
@@ -120,7 +132,9 @@ class Draft:
         result.CopyFrom(self.original)
         del result.graph.node[:]
         del result.graph.value_info[:]
-        nodes = read_instead(self.nodes, {veil.source: veil.twin for veil in veils})
+        nodes = read_instead(
+            self.nodes, {name: veil.twin for veil in veils for name in veil.sources}
+        )
         uses_axes = bool(veils) or self.fences > 0
         result.graph.node.extend(self.constants)
         if uses_axes:
@@ -134,7 +148,7 @@ class Draft:
     def graph_of(self, model: onnx.ModelProto) -> Graph:
         """The graph as the runtime sees it."""
         types = _with_twins(self.types, (n for n in model.graph.node if is_ours(n)))
-        visible = with_visibility(bind_dims(model, self.dims), types)
+        visible = with_visibility(model, types)
         return build_graph(model, visible, body_models)
 
     def fewest_veils(self, budget: Peaks, time_limit: float) -> list[Veil]:
@@ -144,20 +158,23 @@ class Draft:
         every = self.session.pin_of >= 0
 
         def fits(visible: frozenset[str]) -> bool:
-            found = plain_peaks(seen_as(self.session, graph, visible), every)
-            return found.first <= budget.first and found.later <= budget.later
+            session = free_pins(seen_as(self.session, graph, visible))
+            return within(plain_peaks(session, every, False), budget)
 
-        seen = visible_with(bind_dims(whole, self.dims), self.types, self.veils)
+        seen = visible_with(whole, self.types, self.veils)
         return fewest_veils(self.veils, fits, seen, time_limit)
 
 
-def finish(draft: Draft, limits: Limits, time_limit: float) -> PlainModel:
+def finish(
+    draft: Draft, limits: Limits, time_limit: float, needed: frozenset[str] = frozenset()
+) -> PlainModel:
     """Give up veils and pins as long as the limits hold, and check what is left by simulation.
 
     Args:
         draft: a draft whose peaks keep the limits.
         limits: budgets for the first run and for later ones.
         time_limit: seconds for the search; where it ends early, more stand than are needed.
+        needed: names of nodes that keep their pins.
 
     Raises:
         MemplanError: search and simulation disagree. That is our bug.
@@ -169,7 +186,8 @@ def finish(draft: Draft, limits: Limits, time_limit: float) -> PlainModel:
     graph = draft.graph_of(model)
     session = plain_session(graph, draft.kind)
     left = max(0.0, time_limit - (time.monotonic() - start))
-    pinned, expected = fewest_pins(session, budget, left)
+    stay = np.asarray([node.name in needed for node in graph.nodes], dtype=np.bool_)
+    pinned, expected = fewest_pins(session, budget, left, stay & (session.pin_of >= 0))
     model = draft.written(veils, _pins(graph, session, pinned))
     timeline = simulate(draft.graph_of(model), draft.kind)
     later = later_runs(timeline)
@@ -179,17 +197,12 @@ def finish(draft: Draft, limits: Limits, time_limit: float) -> PlainModel:
 
 
 def _pins(graph: Graph, session: Session, pinned: Flags) -> list[onnx.NodeProto]:
-    """A node per pin, in plan order."""
-    result: list[onnx.NodeProto] = []
-    for index in np.flatnonzero(pinned):
-        tensor = int(session.pin_of[index])
-        name = graph.tensors[tensor].name
-        op = pin_operator(hides(graph, tensor), graph.opset)
-        pin = marked("pin", op, [name], f"memplan/pin_{len(result)}/{name}")
-        if op == "Shape":
-            pin.attribute.extend(helper.make_attribute(k, 0) for k in ("start", "end"))
-        result.append(pin)
-    return result
+    """A node per pin, in plan order: ``Size``, which is never folded, unlike ``Shape``."""
+    names = [graph.tensors[int(session.pin_of[i])].name for i in np.flatnonzero(pinned)]
+    return [
+        marked("pin", "Size", [name], f"{PREFIX}pin_{count}/{name}")
+        for count, name in enumerate(names)
+    ]
 
 
 def _check(timeline: Timeline, later: LaterRuns, expected: Peaks) -> None:
@@ -227,7 +240,7 @@ def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, Valu
             continue
         if node.op_type == "Unsqueeze" and node.input[0] in result:
             result[node.output[0]] = result[node.input[0]]
-        elif node.op_type in ("Size", "Shape", "Mul"):
+        elif node.op_type in ("Size", "Mul"):
             shape = () if node.op_type == "Size" else (0,)
             result[node.output[0]] = ValueType(onnx.TensorProto.INT64, shape)
     result[NO_AXES] = ValueType(onnx.TensorProto.INT64, (0,))

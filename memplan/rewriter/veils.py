@@ -7,26 +7,31 @@ hidden batch is hidden too, up to the next reshape to a constant shape.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx
+from onnx import numpy_helper
 
 from memplan.model.shapes import ValueType, without_weights
 from memplan.model.visible import visible_names
-from memplan.rewriter.fences import Curtain
+from memplan.rewriter.fences import Curtain, data_inputs
+
+_NOT_VEILED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+_COMPARED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Veil:
-    """A graph input or constant, and the node that makes its hidden twin.
+    """A graph input or constants of equal content, and the node that makes their hidden twin.
 
     ``fixed``: without it a node would be folded when the model is loaded.
     """
 
-    source: str
+    sources: tuple[str, ...]
     node: onnx.NodeProto
     fixed: bool
 
@@ -45,35 +50,52 @@ def all_veils(
     graph inputs from the last to the first (the batch usually comes first or last; the small
     constants are mostly shapes).
     """
-    read = {name for node in graph.node for name in node.input}
+    read = {name for node in graph.node for _, name in data_inputs(node)}
     constants = [t.name for t in graph.initializer]
     constants += [n.output[0] for n in graph.node if n.op_type == "Constant"]
-    size = {name: _elements(types.get(name)) for name in constants}
-    constants.sort(key=lambda name: -size[name])
-    inputs = [value.name for value in reversed(graph.input) if value.name not in size]
+    size = {name: math.prod(types[name].shape or ()) for name in constants if name in types}
+    constants.sort(key=lambda name: -size.get(name, 0))
+    inputs = [value.name for value in reversed(graph.input) if value.name not in set(constants)]
     fixed = _folded(graph, set(constants))
+    # The runtime merges equal constants, and then their veils.
+    equal: dict[object, list[str]] = {}
+    contents = _contents(graph)
+    for name in (*constants, *inputs):
+        if name in read and name in types and types[name].dtype not in _NOT_VEILED:
+            equal.setdefault(contents.get(name, name), []).append(name)
     return [
-        Veil(name, curtain.hide(name, 0, "veil"), name in fixed)
-        for name in (*constants, *inputs)
-        if name in read and name in types and types[name].dtype not in (0, onnx.TensorProto.STRING)
+        Veil(tuple(names), curtain.hide(names[0], 0, "veil"), not fixed.isdisjoint(names))
+        for names in equal.values()
     ]
+
+
+def _contents(graph: onnx.GraphProto) -> dict[str, object]:
+    """What small constants hold, in a form that can be compared."""
+    inputs = {value.name for value in graph.input}
+    tensors = [(t.name, t) for t in graph.initializer if t.name not in inputs]
+    tensors += [
+        (node.output[0], node.attribute[0].t)
+        for node in graph.node
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
+    ]
+    return {
+        name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
+        for name, t in tensors
+        if t.data_location != onnx.TensorProto.EXTERNAL
+        and t.data_type not in _NOT_VEILED
+        and math.prod(t.dims) <= _COMPARED
+    }
 
 
 def _folded(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
     """One constant of each node that reads constants alone: folded, it would stay in memory."""
     found: set[str] = set()
     for node in graph.node:
-        read = [name for name in node.input if name]
-        if read and all(name in constants for name in read) and not found.intersection(read):
-            found.add(read[0])
+        data = [name for _, name in data_inputs(node)]
+        folded = all(name in constants for name in node.input if name)
+        if data and folded and not found.intersection(data):
+            found.add(data[0])
     return found
-
-
-def _elements(value: ValueType | None) -> int:
-    count = 1
-    for dim in (value.shape if value is not None else None) or ():
-        count *= dim
-    return count
 
 
 def fewest_veils(
@@ -124,7 +146,7 @@ def visible_with(
     constants = {n.output[0]: n for n in bare.graph.node if n.op_type == "Constant"}
 
     def seen(kept: Sequence[Veil]) -> frozenset[str]:
-        gone = {veil.twin: veil.source for veil in veils}
+        gone = {veil.twin: veil.sources[0] for veil in veils}
         for veil in kept:
             del gone[veil.twin]
         variant = onnx.ModelProto()

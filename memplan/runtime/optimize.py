@@ -1,4 +1,4 @@
-"""Let ONNX Runtime optimize a model offline, so that fusions are in the file that is planned."""
+"""What ONNX Runtime makes of a model: optimized offline, and as a session holds it."""
 
 from __future__ import annotations
 
@@ -34,4 +34,31 @@ def optimize_offline(model: Path, output: Path, level: str, provider: str) -> No
             "dims": {},
         },
         f"optimizing {model.name}",
+    )
+
+
+def save_as_loaded(model: Path, output: Path, session: str, provider: str) -> None:
+    """Write ``model`` to ``output`` as a session of the given kind holds it.
+
+    Nodes stand in the order in which a default session runs them.
+
+    Args:
+        model: an ONNX file.
+        output: where to write.
+        session: ``tuned`` or ``default``.
+        provider: ``cpu`` or ``cuda``.
+
+    Raises:
+        RuntimeUnavailableError: the runtime refused the model or the provider is missing.
+    """
+    run_child(
+        {
+            "task": "load",
+            "model": str(model),
+            "output": str(output),
+            "session": session,
+            "provider": provider,
+            "dims": {},
+        },
+        f"loading {model.name}",
     )

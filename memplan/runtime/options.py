@@ -20,7 +20,7 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
 
     Args:
         kind: ``tuned`` or ``default``.
-        dims: values for symbolic input dimensions; the runtime then plans with static shapes.
+        dims: values for symbolic input dimensions; a tuned session then plans with static shapes.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -30,7 +30,9 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.enable_mem_reuse = False
         options.enable_mem_pattern = False
-    elif kind != "default":
+    elif kind == "default":
+        return options
+    else:
         raise ValueError(f"no session kind '{kind}'")
     for name, value in (dims or {}).items():
         options.add_free_dimension_override_by_name(name, value)

@@ -1,0 +1,101 @@
+"""A model as ONNX Runtime holds it once a plain session has loaded it.
+
+Only the runtime knows what its optimizer will do, so it is asked: the model is loaded, not run,
+and what the session holds is simulated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from memplan.analysis import Analysis, OpenModel, analyze_open, opened
+from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.model.external import external_tensors
+from memplan.model.hidden import KEY
+from memplan.model.metadata import get_metadata, set_metadata
+from memplan.model.prepare import prepare
+from memplan.model.read import read_model
+from memplan.simulate.session import SessionKind
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``model`` as a plain session holds it, nodes in the order in which they run.
+
+    ``gone`` and ``new``: names of nodes that only the file or only the session has.
+    """
+
+    model: OpenModel
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the runtime runs the file's own nodes."""
+        return not self.gone and not self.new
+
+
+def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Loaded:
+    """Load the model's file in a plain session and look at what that holds.
+
+    Args:
+        model: a file that was opened.
+        session: a default session; its provider loads the file.
+        loss: name of the loss output, where the search would pick another.
+
+    Raises:
+        RuntimeUnavailableError: the runtime is missing or refuses the file.
+        MemplanError: the weights lie in other files, or a tensor's shape stays unknown.
+    """
+    prepared = model.prepared
+    if any(True for _ in external_tensors(prepared.proto)):
+        raise MemplanError("saving what the session holds would copy the external weights")
+    # onnxruntime is loaded in a child process only.
+    from memplan.runtime.optimize import save_as_loaded
+
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        target = Path(folder) / "loaded.onnx"
+        save_as_loaded(prepared.path, target, session.name, session.provider)
+        saved = read_model(target)
+    _note_types(saved, model)
+    held = opened(prepare(saved, prepared.path, prepared.dims), loss)
+    before = {node.name for node in model.graph.nodes}
+    after = {node.name for node in held.graph.nodes}
+    return Loaded(held, tuple(sorted(before - after)), tuple(sorted(after - before)))
+
+
+def analyze_as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Analysis:
+    """Like :func:`memplan.analysis.analyze_open` for a plain session, with the runtime's fusions.
+
+    Where the runtime cannot be asked, the file's own nodes are analyzed, and the assumptions say
+    so.
+    """
+    try:
+        held = as_loaded(model, session, loss).model
+    except (RuntimeUnavailableError, MemplanError) as error:
+        analysis = analyze_open(model, session)
+        note = f"the runtime could not be asked how it loads the file: {error.message}"
+        return replace(analysis, assumptions=(*analysis.assumptions, note))
+    # The file that was saved is in the order of a default session already.
+    found = analyze_open(held, replace(session, priority_order=True))
+    return replace(
+        found,
+        session=session,
+        fingerprint=model.prepared.fingerprint,
+        assumptions=tuple(note for note in found.assumptions if "at load" not in note),
+    )
+
+
+def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:
+    """Types that memplan found in the file, for tensors that the session kept."""
+    made = {name for node in saved.graph.node for name in node.output}
+    known = {
+        name: [value.dtype, list(value.shape)]
+        for name, value in model.prepared.types.items()
+        if name in made and value.dtype and value.shape is not None
+    }
+    set_metadata(saved, {**get_metadata(saved), KEY: known, "session": "default"})

@@ -2,7 +2,7 @@
 
 Groups are modules of parameters (``blocks.3`` of ``blocks.3.attn.qkv.weight``). For each of them:
 the bytes in memory at the peak that only its gradients and updates hold, and what goes if the
-modules before it, in order of the forward part, are frozen as well. A lower bound on neither peak:
+modules before it, in order of the forward part, are frozen as well. The peak falls by that at most:
 with less at this step, another one may be the highest.
 """
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memplan.analysis import Analysis, analyze
+    from memplan.differentiation import TrainingGraph, grad, gradients
     from memplan.errors import MemplanError
     from memplan.loading import load, session_options
     from memplan.profiling import Profile, profile
@@ -21,8 +22,11 @@ _HOME = {
     "MemplanError": "memplan.errors",
     "Profile": "memplan.profiling",
     "Rewrite": "memplan.rewriting",
+    "TrainingGraph": "memplan.differentiation",
     "Validation": "memplan.validation",
     "analyze": "memplan.analysis",
+    "grad": "memplan.differentiation",
+    "gradients": "memplan.differentiation",
     "load": "memplan.loading",
     "profile": "memplan.profiling",
     "rewrite": "memplan.rewriting",
@@ -35,8 +39,11 @@ __all__ = [
     "MemplanError",
     "Profile",
     "Rewrite",
+    "TrainingGraph",
     "Validation",
     "analyze",
+    "grad",
+    "gradients",
     "load",
     "profile",
     "rewrite",

@@ -228,7 +228,7 @@ def rewrite(
     ) -> Planned:
         ready = steps[-1].model if steps else model
         costs = given or _profiled_costs(ready, budget_bytes, session, options)
-        request = _request(ready, session, options, budget_bytes, costs)
+        request = plan_request(ready, session, options, budget_bytes, costs)
         if session.name == "default":
             found = plan_plain(ready, request, strategy, options.time_limit, progress)
             return analysis, steps, costs, *found
@@ -309,9 +309,14 @@ def _budget(options: RewriteOptions, original: Analysis) -> int:
     return budget
 
 
-def _request(
+def plan_request(
     model: OpenModel, session: SessionKind, options: RewriteOptions, budget: int, costs: NodeCosts
 ) -> PlanRequest:
+    """What the planner is asked for a model.
+
+    Raises:
+        UsageError: a pattern of ``keep`` or ``recompute`` matches nothing.
+    """
     return PlanRequest(
         graph=model.graph,
         session=session,

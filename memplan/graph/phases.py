@@ -6,6 +6,8 @@
 3. *Backward* is the rest that depends on the loss phase, and what only serves that.
 4. *Update* is the rest that makes new state: what depends on optimizer state, and running
    statistics, which do not depend on the loss.
+5. A node that says what it is (``metadata_props`` ``memplan.phase``, which ``memplan grad`` writes)
+   is believed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from memplan.errors import UsageError
 from memplan.graph.types import Graph, Node, Phase, Tensor, TensorKind
 
+KEY = "memplan.phase"
 _FLOATS = frozenset({1, 10, 11, 16})
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # An output that belongs to an input of nearly the same name: its gradient or its new value.
@@ -131,13 +134,18 @@ class _Finder:
         update |= self._optimizer(state, backward)
         backward -= update
         of = tuple(
-            Phase.LOSS if node.id in tail
+            told if (told := self._told(node.id)) is not None
+            else Phase.LOSS if node.id in tail
             else Phase.FORWARD if node.id in forward
             else Phase.UPDATE if node.id in update
             else Phase.BACKWARD
             for node in self.graph.nodes
         )  # fmt: skip
         return Phases(of, loss, frozenset(parameters), frozenset(state))
+
+    def _told(self, node: int) -> Phase | None:
+        text = self.graph.metadata[node].get(KEY)
+        return Phase(text) if text in set(Phase) else None
 
     def _loss(self) -> int | None:
         outputs = [self.graph.tensors[t] for t in self.graph.outputs]

@@ -126,8 +126,13 @@ def with_assumptions(model: PreparedModel, extra: Iterable[str]) -> PreparedMode
     return replace(model, assumptions=(*model.assumptions, *extra))
 
 
-def inline_functions(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """Inline model-local functions and the function operators without a kernel."""
+def inline_functions(
+    model: onnx.ModelProto, kept: frozenset[str] = frozenset()
+) -> tuple[onnx.ModelProto, list[str]]:
+    """Inline model-local functions and the function operators without a kernel.
+
+    ``kept`` names function operators that stay as they are.
+    """
     import onnx.inliner
 
     notes: list[str] = []
@@ -147,7 +152,7 @@ def inline_functions(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
     # NegativeLogLikelihoodLoss), so this is repeated until none is left.
     for _ in range(_INLINING_ROUNDS):
         used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
-        wanted = sorted(used & FUNCTION_OPS)
+        wanted = sorted(used & FUNCTION_OPS - kept)
         if not wanted:
             break
         notes.append(

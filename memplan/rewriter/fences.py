@@ -15,7 +15,7 @@ Measured on ONNX Runtime 1.31.1 at every optimization level (tests/ort/test_plai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -141,6 +141,37 @@ def fence_clones(
             numbers[name] = values.setdefault((value, slot), next(fresh))
         result.append(node)
     return result, len(fences)
+
+
+# Nodes that the runtime changes when it knows the dimensions of what they read: Shape is folded;
+# pools go over to another layout on the CPU, between nodes that run out of order.
+DIMENSION_READERS = frozenset(
+    {"Shape", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
+)
+
+
+def hide_dimensions(
+    nodes: Iterable[onnx.NodeProto], outside: Container[str], curtain: Curtain
+) -> list[onnx.NodeProto]:
+    """The nodes, with veils before those that the runtime would change.
+
+    Args:
+        nodes: in file order; changed in place.
+        outside: graph inputs and constants, which get veils of their own.
+        curtain: makes the veils.
+    """
+    hidden: dict[str, str] = {}
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        if node.op_type in DIMENSION_READERS and node.domain in ("", "ai.onnx"):
+            name = node.input[0]
+            if name not in outside and name not in hidden:
+                veil = curtain.hide(name, 0, "veil")
+                hidden[name] = veil.output[0]
+                result.append(veil)
+            node.input[0] = hidden.get(name, name)
+        result.append(node)
+    return result
 
 
 # Inputs that say how to compute rather than what with. ONNX shape inference and some kernels expect

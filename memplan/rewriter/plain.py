@@ -32,6 +32,7 @@ from memplan.rewriter.fences import (
     PREFIX,
     curtain_for,
     fence_clones,
+    hide_dimensions,
     is_ours,
     marked,
     read_instead,
@@ -107,6 +108,7 @@ class Draft:
         self.curtain = curtain_for(model.graph)
         self.constants = [_copy(node) for node in model.graph.node if _is_constant(node)]
         nodes = [_copy(node) for node in model.graph.node if not _is_constant(node)]
+        nodes = hide_dimensions(nodes, _outside(model.graph), self.curtain)
         self.nodes, self.fences = fence_clones(nodes, self.curtain)
         self.veils = all_veils(model.graph, types, self.curtain)
         added = (*self.curtain.nodes, *self.nodes, *(veil.node for veil in self.veils))
@@ -135,7 +137,8 @@ class Draft:
         nodes = read_instead(
             self.nodes, {name: veil.twin for veil in veils for name in veil.sources}
         )
-        uses_axes = bool(veils) or self.fences > 0
+        uses_axes = bool(veils) or any(node.op_type == "Unsqueeze" and is_ours(node)
+                                       for node in nodes)  # fmt: skip
         result.graph.node.extend(self.constants)
         if uses_axes:
             # Fences of a further generation read further axes.
@@ -251,6 +254,12 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     return copy
+
+
+def _outside(graph: onnx.GraphProto) -> set[str]:
+    """Graph inputs and constants."""
+    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    return names | {node.output[0] for node in graph.node if _is_constant(node)}
 
 
 def _is_constant(node: onnx.NodeProto) -> bool:

@@ -10,6 +10,7 @@ from memplan.errors import MemplanError
 from memplan.graph.build import build_graph
 from memplan.graph.types import Graph
 from memplan.model.bodies import body_models
+from memplan.model.faults import find_fault
 from memplan.model.shapes import ValueType
 from memplan.planning.plan import Plan
 from memplan.simulate.session import SessionKind
@@ -95,37 +96,9 @@ def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> N
 
 
 def _check_valid(rewritten: onnx.ModelProto) -> None:
-    """The ONNX checker, on the structure alone: weights are neither read nor needed."""
-    try:
-        onnx.checker.check_model(_without_weights(rewritten))
-    except onnx.checker.ValidationError as error:
-        raise _bug(f"the ONNX checker refuses the model: {str(error).splitlines()[0]}") from None
-
-
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that the checker accepts without opening files: external tensors as graph inputs.
-
-    Outputs without a stated shape are legal for the runtime but not for the checker, so they get
-    one here.
-    """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for value in copy.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.SetInParent()
-    declared = {value.name for value in copy.graph.input}
-    kept = []
-    for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            kept.append(tensor)
-        elif tensor.name not in declared:
-            copy.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
-    if len(kept) < len(model.graph.initializer):
-        del copy.graph.initializer[:]
-        copy.graph.initializer.extend(kept)
-    return copy
+    fault = find_fault(rewritten)
+    if fault is not None:
+        raise _bug(f"the ONNX checker refuses the model: {fault}")
 
 
 def _check_clones_read(graph: Graph) -> None:

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from memplan.model.shapes import ValueType, without_weights
 from memplan.model.visible import visible_names
-from memplan.rewriter.fences import Curtain, data_inputs
+from memplan.rewriter.fences import DIMENSION_READERS, Curtain, data_inputs
 
 _NOT_VEILED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 _COMPARED = 4096
@@ -28,7 +28,7 @@ _COMPARED = 4096
 class Veil:
     """A graph input or constants of equal content, and the node that makes their hidden twin.
 
-    ``fixed``: without it a node would be folded when the model is loaded.
+    ``fixed``: without it the runtime would change the graph when it loads it.
     """
 
     sources: tuple[str, ...]
@@ -56,7 +56,7 @@ def all_veils(
     size = {name: math.prod(types[name].shape or ()) for name in constants if name in types}
     constants.sort(key=lambda name: -size.get(name, 0))
     inputs = [value.name for value in reversed(graph.input) if value.name not in set(constants)]
-    fixed = _folded(graph, set(constants))
+    fixed = _fixed(graph, set(constants))
     # The runtime merges equal constants, and then their veils.
     equal: dict[object, list[str]] = {}
     contents = _contents(graph)
@@ -87,10 +87,19 @@ def _contents(graph: onnx.GraphProto) -> dict[str, object]:
     }
 
 
-def _folded(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
-    """One constant of each node that reads constants alone: folded, it would stay in memory."""
+def _fixed(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
+    """Graph inputs and constants that would make the runtime change the graph when it loads it.
+
+    One constant of each node that reads constants alone: folded, its result would stay in memory.
+    What ``DIMENSION_READERS`` read. And weights of convolutions, which a CPU session would turn
+    into another layout, with nodes of its own that run out of order.
+    """
     found: set[str] = set()
     for node in graph.node:
+        if node.op_type in ("Conv", "FusedConv") and node.input[1] in constants:
+            found.add(node.input[1])
+        if node.op_type in DIMENSION_READERS:
+            found.add(node.input[0])
         data = [name for _, name in data_inputs(node)]
         folded = all(name in constants for name in node.input if name)
         if data and folded and not found.intersection(data):

@@ -1,0 +1,138 @@
+"""Forward nodes and new nodes → one model, without what nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from memplan.autodiff.emitter import Emitter, Scope
+from memplan.autodiff.types import UNKNOWN, TensorType, write_type
+from memplan.autodiff.value import Value
+from memplan.graph.build import captured_names
+from memplan.graph.phases import KEY as PHASE_KEY
+from memplan.graph.types import Phase
+
+
+def assemble(
+    forward: onnx.ModelProto,
+    emitter: Emitter,
+    outputs: Mapping[str, Value],
+    trained: Collection[str],
+) -> onnx.ModelProto:
+    """The training graph.
+
+    Args:
+        forward: the graph that was differentiated (its nodes may have got further outputs).
+        emitter: what was built.
+        outputs: new graph outputs by their names.
+        trained: initializers among these become graph inputs with a default value, as their values
+            change from step to step.
+    """
+    renamed = _named_outputs(emitter, outputs)
+    wanted = {value.name for value in forward.graph.output} | renamed.keys()
+    nodes = _live(forward.graph, emitter, wanted)
+    read = _names_read(nodes)
+    needed = read | wanted
+    for node in nodes:
+        _drop_unread(node, emitter, needed)
+        for field in (node.input, node.output):
+            field[:] = [renamed.get(name, name) for name in field]
+    result = onnx.ModelProto()
+    result.CopyFrom(forward)
+    graph = result.graph
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(t for name, t in emitter.initializers.items() if name in read)
+    given = {value.name for value in graph.input}
+    for tensor in forward.graph.initializer:
+        if tensor.name in trained and tensor.name not in given:
+            _declare(graph.input, tensor.name, emitter.types[tensor.name])
+    for name, found in emitter.inputs.items():
+        _declare(graph.input, name, found)
+    for name, final in renamed.items():
+        _declare(graph.output, final, emitter.types[name])
+    _state_types(graph, emitter)
+    return result
+
+
+def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value]) -> list[str]:
+    """Add what was built to ``model`` itself, with its inputs, constants and some graph outputs.
+
+    The names that the outputs got.
+    """
+    renamed = _named_outputs(emitter, outputs)
+    graph = model.graph
+    for node in emitter.nodes:
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    graph.node.extend(emitter.nodes)
+    graph.initializer.extend(emitter.initializers.values())
+    for name, found in emitter.inputs.items():
+        _declare(graph.input, name, found)
+    for name, final in renamed.items():
+        _declare(graph.output, final, emitter.types[name])
+    _state_types(graph, emitter)
+    return list(renamed.values())
+
+
+def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:
+    """The tensor behind each new output → the output's name.
+
+    A backward tensor that is no output yet takes the name; anything else needs a copy.
+    """
+    found: dict[str, str] = {}
+    for name, value in outputs.items():
+        final = emitter.fresh(name)
+        if value.name in found or not emitter.in_backward_part(value):
+            with emitter.scope(Scope(final, {PHASE_KEY: Phase.BACKWARD})):
+                value = emitter.op("Identity", value)
+        found[value.name] = final
+    return found
+
+
+def _live(
+    graph: onnx.GraphProto, emitter: Emitter, wanted: Collection[str]
+) -> list[onnx.NodeProto]:
+    """All forward nodes, and the new ones whose results somebody reads, in order."""
+    original = {node.name for node in graph.node}
+    order = list(emitter.behind.get("", []))
+    for node in graph.node:
+        order += [node, *emitter.behind.get(node.name, [])]
+    order += emitter.nodes
+    needed = set(wanted)
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(order):
+        if node.name in original or any(name in needed for name in node.output):
+            kept.append(node)
+            needed.update(node.input, captured_names(node))
+    kept.reverse()
+    return kept
+
+
+def _names_read(nodes: Collection[onnx.NodeProto]) -> set[str]:
+    return {name for node in nodes for name in (*node.input, *captured_names(node)) if name}
+
+
+def _drop_unread(node: onnx.NodeProto, emitter: Emitter, read: Collection[str]) -> None:
+    """Leave out further outputs that a rule asked for and nobody reads."""
+    names = [
+        "" if name in emitter.further_outputs and name not in read else name for name in node.output
+    ]
+    while names and not names[-1]:
+        names.pop()
+    node.output[:] = names
+
+
+def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
+    """Value infos for computed tensors that have none."""
+    known = {value.name for value in (*graph.value_info, *graph.output, *graph.input)}
+    for node in graph.node:
+        for name in node.output:
+            found = emitter.types.get(name, UNKNOWN)
+            if name and name not in known and found.dtype:
+                _declare(graph.value_info, name, found)
+
+
+def _declare(values: object, name: str, found: TensorType) -> None:
+    info = onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
+    values.append(info)  # type: ignore[attr-defined]

@@ -1,0 +1,121 @@
+"""Forward nodes that are rewritten before they are differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx.inliner
+from onnx import helper
+
+from memplan.autodiff.activity import Activity, find_activity
+from memplan.autodiff.context import Context
+from memplan.autodiff.emitter import Emitter, Scope, is_function, schema_of
+from memplan.autodiff.forward import Annotator, constants_of, default_opset
+from memplan.autodiff.registry import entry_for
+from memplan.errors import MemplanError, ModelError
+from memplan.model.prepare import name_nodes
+
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """``model`` with every node on the way rewritten, and what is known of it."""
+
+    model: onnx.ModelProto
+    emitter: Emitter
+    activity: Activity
+
+
+def expand_all(model: onnx.ModelProto, ys: Collection[str], xs: Collection[str]) -> Expanded:
+    """Rewrite nodes by their expansions, and inline function operators without a rule.
+
+    ``model`` is changed. Only operators that gradients flow through are touched.
+    """
+    for _ in range(_ROUNDS):
+        emitter = emitter_for(model, xs)
+        nodes = list(model.graph.node)
+        activity = find_activity(nodes, emitter.types, ys, xs)
+        active = [nodes[index] for index in sorted(activity.nodes)]
+        todo = [node for node in active if (entry := entry_for(node)) and entry.expansion]
+        if todo:
+            _expand(model, emitter, todo)
+            continue
+        functions = {node.op_type for node in active if _is_function(node, emitter.opset)}
+        if not functions:
+            return Expanded(model, emitter, activity)
+        model = _inlined(model, sorted(functions))
+    raise ModelError("function operators are nested too deeply to be differentiated")
+
+
+def emitter_for(model: onnx.ModelProto, xs: Collection[str]) -> Emitter:
+    """An emitter that knows the types, constants and names of ``model``."""
+    graph = model.graph
+    constants = constants_of(graph, xs)
+    types = Annotator(model, constants).run()
+    taken = set(types) | {node.name for node in graph.node}
+    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version)
+    for node in graph.node:
+        emitter.places.update(dict.fromkeys(node.output, node.name))
+        emitter.makers.update(dict.fromkeys(node.output, node))
+    return emitter
+
+
+def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodeProto]) -> None:
+    replaced = {node.name: _replacement(emitter, node) for node in todo}
+    result = list(emitter.behind.pop("", []))
+    for node in model.graph.node:
+        result += replaced.get(node.name) or [node]
+        result += emitter.behind.pop(node.name, [])
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in result]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    model.graph.initializer.extend(emitter.initializers.values())
+
+
+def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes that compute the outputs of ``node`` instead of it."""
+    entry = entry_for(node)
+    assert entry is not None
+    assert entry.expansion is not None
+    with emitter.scope(Scope(node.name)), emitter.placed_behind(node.name):
+        values = entry.expansion(Context(emitter, node))
+        made = emitter.behind.pop(node.name, [])
+        own = {name for item in made for name in item.output}
+        names: dict[str, str] = {}
+        for name, value in zip(node.output, values, strict=False):
+            if not name:
+                continue
+            if value is None:
+                raise MemplanError(f"the expansion of {node.op_type} lacks output '{name}'")
+            if value.name in own and value.name not in names:
+                names[value.name] = name
+            else:
+                made.append(helper.make_node("Identity", [value.name], [name], name=name))
+    for item in made:
+        for field in (item.input, item.output):
+            field[:] = [names.get(name, name) for name in field]
+        item.metadata_props.extend(node.metadata_props)
+    return made
+
+
+def _is_function(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether ONNX defines the node's operator by others, and no rule of ours knows it."""
+    if node.domain not in ("", "ai.onnx") or entry_for(node) is not None:
+        return False
+    schema = schema_of("", node.op_type, opset)
+    return schema is not None and is_function(schema)
+
+
+def _inlined(model: onnx.ModelProto, ops: list[str]) -> onnx.ModelProto:
+    try:
+        model = onnx.inliner.inline_selected_functions(
+            model, [("", op) for op in ops], exclude=False, inline_schema_functions=True
+        )
+    except Exception as error:  # the binding raises bare C++ exceptions of several types
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"operators {', '.join(ops)} cannot be inlined: {reason}") from None
+    name_nodes(model.graph)
+    return model

@@ -1,0 +1,95 @@
+"""Losses behind a forward graph that ends in logits or predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from memplan.autodiff.assemble import append
+from memplan.autodiff.emitter import Emitter, Scope
+from memplan.autodiff.expansions import emitter_for
+from memplan.autodiff.operations import INT64
+from memplan.autodiff.types import TensorType
+from memplan.autodiff.value import Value
+from memplan.errors import ModelError, UsageError
+
+KINDS = ("cross-entropy", "mse")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLoss:
+    """Names of the loss and of the new input with what is wanted; the axis of classes."""
+
+    loss: str
+    wanted: str
+    class_axis: int | None
+
+
+def add_loss(
+    model: onnx.ModelProto, kind: str, logits: str, class_axis: int | None = None
+) -> BuiltLoss:
+    """Append a loss, as a graph output, and an input for the labels or targets.
+
+    ``cross-entropy`` is the mean of -ln softmax at the label (int64, the shape of the logits
+    without the axis of classes: by default the second, as in ONNX, but the last of three).
+    ``mse`` is the mean of squared differences from a target of the same shape. ``logits`` is no
+    graph output any more: outputs are held to the end of the step.
+
+    Raises:
+        ModelError: there is no such float tensor, or its rank is not known or too low.
+        UsageError: the axis does not exist.
+    """
+    emitter = emitter_for(model, ())
+    value = emitter.tensor(logits)
+    if not value.type.is_float:
+        raise ModelError(
+            f"--logits {logits}: the graph has no float tensor of that name",
+            "graph outputs: " + ", ".join(v.name for v in model.graph.output[:8]),
+        )
+    with emitter.scope(Scope("loss")):
+        if kind == "mse":
+            axis = None
+            loss, wanted = _squared_error(emitter, value)
+        else:
+            axis = _class_axis(value, class_axis)
+            loss, wanted = _cross_entropy(emitter, value, axis)
+    kept = [v for v in model.graph.output if v.name != logits]
+    gone = [v for v in model.graph.output if v.name == logits]
+    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in (*kept, *gone)]
+    del model.graph.output[:]
+    model.graph.output.extend(copies[: len(kept)])
+    model.graph.value_info.extend(copies[len(kept) :])
+    (name,) = append(model, emitter, {"loss": loss})
+    return BuiltLoss(name, wanted.name, axis)
+
+
+def _class_axis(logits: Value, wanted: int | None) -> int:
+    rank = logits.rank
+    if rank < 2:
+        raise ModelError(
+            f"the logits '{logits.name}' have {rank} dimensions; cross-entropy needs a batch and "
+            "classes",
+        )
+    if wanted is None:
+        return 2 if rank == 3 else 1
+    if not -rank <= wanted < rank:
+        raise UsageError(f"--class-axis {wanted}: the logits have {rank} dimensions")
+    return wanted % rank
+
+
+def _cross_entropy(emitter: Emitter, logits: Value, axis: int) -> tuple[Value, Value]:
+    shape = (*logits.shape[:axis], *logits.shape[axis + 1 :])
+    labels = emitter.input("labels", TensorType(INT64, shape))
+    logs = emitter.op("LogSoftmax", logits, axis=axis)
+    places = emitter.unsqueeze(labels, [axis])
+    picked = emitter.op("GatherElements", logs, places, axis=axis)
+    mean = emitter.reduce("ReduceMean", picked, range(logits.rank), keepdims=False)
+    return -mean, labels
+
+
+def _squared_error(emitter: Emitter, predictions: Value) -> tuple[Value, Value]:
+    targets = emitter.input("targets", predictions.type)
+    apart = predictions - targets
+    axes = range(predictions.rank)
+    return emitter.reduce("ReduceMean", apart * apart, axes, keepdims=False), targets

@@ -1,0 +1,80 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from memplan.autodiff.context import Context
+from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.value import Value
+
+
+@gradient("MatMul")
+def matmul(ctx: Context) -> Gradients:
+    """dA = dY·Bᵀ, dB = Aᵀ·dY; vectors and batch dimensions as ``numpy.matmul`` takes them."""
+    a, b = ctx.tensors
+    if a.rank >= 2 and b.rank == 2 and isinstance(b.shape[0], int) and isinstance(b.shape[1], int):
+        # A weight behind any number of batch dimensions: Gemm transposes without a copy.
+        return (
+            lambda: ctx.reshape_like(ctx.gemm(_rows(ctx, ctx.dy), b, 0, 1), a),
+            lambda: ctx.gemm(_rows(ctx, a), _rows(ctx, ctx.dy), 1),
+        )
+    return (lambda: _left(ctx, a, b), lambda: _right(ctx, a, b))
+
+
+def _rows(ctx: Context, value: Value) -> Value:
+    """All dimensions but the last as one."""
+    if value.rank == 2:
+        return value
+    last = value.shape[-1]
+    assert isinstance(last, int)
+    count = value.type.elements
+    return ctx.reshape(value, (count // last if count is not None and last else "", last))
+
+
+def _left(ctx: Context, a: Value, b: Value) -> Value:
+    rows = ctx.unsqueeze(a, [0]) if a.rank == 1 else a
+    columns = ctx.unsqueeze(b, [1]) if b.rank == 1 else b
+    product = ctx.op("MatMul", _matrix_dy(ctx, a, b), ctx.swap_last(columns))
+    return ctx.reshape_like(ctx.sum_to(product, product, rows), a)
+
+
+def _right(ctx: Context, a: Value, b: Value) -> Value:
+    rows = ctx.unsqueeze(a, [0]) if a.rank == 1 else a
+    columns = ctx.unsqueeze(b, [1]) if b.rank == 1 else b
+    product = ctx.op("MatMul", ctx.swap_last(rows), _matrix_dy(ctx, a, b))
+    return ctx.reshape_like(ctx.sum_to(product, product, columns), b)
+
+
+def _matrix_dy(ctx: Context, a: Value, b: Value) -> Value:
+    """dY with the dimensions that a vector on either side left out."""
+    dy = ctx.dy
+    if b.rank == 1:
+        dy = ctx.unsqueeze(dy, [dy.rank])
+    if a.rank == 1:
+        dy = ctx.unsqueeze(dy, [dy.rank - 1])
+    return dy
+
+
+@gradient("Gemm")
+def gemm(ctx: Context) -> Gradients:
+    """Y = α·A'·B' + β·C with A', B' transposed on request."""
+    a, b = ctx.tensors[:2]
+    c, dy = ctx.input(2), ctx.dy
+    alpha, beta = ctx.attribute("alpha", 1.0), ctx.attribute("beta", 1.0)
+    trans_a, trans_b = ctx.attribute("transA", 0), ctx.attribute("transB", 0)
+
+    def left() -> Value:
+        if trans_a:
+            return ctx.gemm(b, dy, trans_b, 1, alpha)
+        return ctx.gemm(dy, b, 0, 1 - trans_b, alpha)
+
+    def right() -> Value:
+        if trans_b:
+            return ctx.gemm(dy, a, 1, trans_a, alpha)
+        return ctx.gemm(a, dy, 1 - trans_a, 0, alpha)
+
+    def bias() -> Value | None:
+        if c is None:
+            return None
+        return ctx.reshape_like(ctx.sum_to(dy, dy, c), c) * beta
+
+    return (left, right, bias)

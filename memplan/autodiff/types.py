@@ -1,0 +1,70 @@
+"""Element type and shape of a tensor whose dimensions may be symbolic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx
+
+Dim = int | str
+"""A size, or the name of one that is known at run time only; equal names are equal sizes."""
+Shape = tuple[Dim, ...]
+
+_T = onnx.TensorProto
+FLOATS = frozenset({_T.FLOAT, _T.DOUBLE, _T.FLOAT16, _T.BFLOAT16})
+"""The element types that gradients flow through."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """``dtype`` is a ``onnx.TensorProto`` element type (0: no dense tensor); ``shape`` is None if
+    not even the rank is known."""
+
+    dtype: int
+    shape: Shape | None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether gradients may flow through such a tensor."""
+        return self.dtype in FLOATS
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape, if every dimension is a number."""
+        if self.shape is None:
+            return None
+        sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
+        return sizes if len(sizes) == len(self.shape) else None
+
+    @property
+    def elements(self) -> int | None:
+        """How many elements, if that is known."""
+        return None if self.sizes is None else math.prod(self.sizes)
+
+
+UNKNOWN = TensorType(0, None)
+UNNAMED = "?"
+"""How the names that memplan gives to unnamed dimensions begin; they are never written."""
+
+
+def read_type(proto: onnx.TypeProto) -> TensorType:
+    """The type in ``proto``; a dimension without size or name becomes an empty name."""
+    if not proto.HasField("tensor_type"):
+        return UNKNOWN
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return TensorType(tensor.elem_type, None)
+    shape: Shape = tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param
+        for dim in tensor.shape.dim
+    )
+    return TensorType(tensor.elem_type, shape)
+
+
+def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
+    """``value`` as ONNX writes it; ``final``: without the names that memplan gave."""
+    shape: tuple[Dim | None, ...] | None = value.shape
+    if final and shape is not None:
+        shape = tuple(None if str(dim).startswith(UNNAMED) else dim for dim in shape)
+    return onnx.helper.make_tensor_type_proto(value.dtype, shape)

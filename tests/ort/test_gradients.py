@@ -1,0 +1,95 @@
+"""Generated training graphs on ONNX Runtime: what they keep, and what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from conftest import SHARED
+from graphs import parse
+
+import memplan
+from memplan.analysis import OpenModel, analyze_open, opened
+from memplan.graph.types import Phase
+from memplan.model.prepare import prepare
+from memplan.runtime.child import profiled_run
+from memplan.runtime.inputs import synthesize
+from memplan.runtime.options import session_options
+from memplan.simulate.session import session_kind
+
+pytestmark = pytest.mark.ort
+
+# z = sum(op(x + 2, m)), where only x needs a gradient.
+GUARDED = {
+    "mul": ("x[64,64]", "m[64,64]", "Mul(a, m)"),
+    "div": ("x[64,64]", "m[64,64]", "Div(a, m)"),
+    "broadcast": ("x[64,64]", "m[64]", "Mul(a, m)"),
+    "bmm": ("x[4,64,32]", "m[4,32,1]", "MatMul(a, m)"),
+    "addmm": ("x[64,32]", "m[32,32]", "Gemm(a, m, x0)"),
+    "where": ("x[64,64]", "m[64,64]", "Where(c, a, m)"),
+}
+
+
+def guarded(case: str) -> onnx.ModelProto:
+    x, m, call = GUARDED[case]
+    return parse(f"""
+        g (float{x.removeprefix("x")} x, float{m.removeprefix("m")} m, float[32] x0, bool[64,64] c)
+            => (float z) <float two = {{2}}>
+        {{ a = Add(x, two) b = {call} z = ReduceSum<keepdims = 0>(b) }}""")
+
+
+def model_of(proto: onnx.ModelProto) -> OpenModel:
+    return opened(prepare(proto, Path("test.onnx"), {}))
+
+
+def measured_peak(model: OpenModel) -> int:
+    """Dynamic bytes that the runtime really has in use at most."""
+    proto = model.prepared.proto.SerializeToString()
+    request = {"provider": "cpu", "model": proto, "threads": 1}
+    options, feeds = session_options("tuned"), synthesize(model.graph)
+    result = profiled_run(request, feeds, options, lambda outputs: None)
+    return max(node["bytes"] for node in result["nodes"]) - result["base_bytes"]
+
+
+@pytest.mark.parametrize("case", GUARDED)
+def test_nothing_is_kept_that_no_gradient_needs(case: str) -> None:
+    """PyTorch's test of guarded saved inputs: peak as without the backward part.
+
+    A product's gradient in full size and its result are as large as what the forward part holds,
+    and the loss (4 bytes) is an output that stays.
+    """
+    forward = guarded(case)
+    plain = model_of(forward)
+    trained = model_of(memplan.gradients(forward, "z", "x"))
+    before, after = (analyze_open(m, session_kind("tuned", "cpu")) for m in (plain, trained))
+    assert after.stashes == ()
+    assert Phase.BACKWARD in trained.phases.of
+    wanted = before.timeline.dynamic_peak_bytes + (4 if case in ("bmm", "addmm") else 0)
+    assert after.timeline.dynamic_peak_bytes == wanted
+    constants = after.timeline.resident_bytes - before.timeline.resident_bytes
+    assert constants <= 64
+    assert measured_peak(plain) == before.timeline.dynamic_peak_bytes
+    assert measured_peak(trained) == wanted
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn_nobn"])
+def test_gradients_of_pytorch(name: str) -> None:
+    """Forward graphs with the gradients that PyTorch found."""
+    path = SHARED / "forward" / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    known = np.load(path.with_suffix(".npz"))
+    wrt = [key.removeprefix("g:") for key in known if key.startswith("g:")]
+    feeds = {key.removeprefix("in:"): known[key] for key in known if key.startswith("in:")}
+    trained = memplan.gradients(path, "loss", wrt)
+    session = ort.InferenceSession(trained.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))
+    np.testing.assert_allclose(found["loss"], known["loss"], rtol=1e-5)
+    for x in wrt:
+        wanted = known[f"g:{x}"]
+        error = np.abs(found[f"{x}_grad"] - wanted).max() / np.abs(wanted).max()
+        assert error <= 1e-4, (x, error)

@@ -15,6 +15,7 @@ from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.narrowing import narrowings
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -114,6 +115,7 @@ class Analysis:
             ],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": _by_module(self.stashes),
+            "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "assumptions": list(self.assumptions),
         }
         if self.placement is not None:

@@ -153,16 +153,70 @@ Checkmate (MLSys 2020). Points below the structural floor are left out.
 """
 
 
+def plain(record: dict[str, Any]) -> list[str]:
+    """Plain sessions, a row per model and budget."""
+    rows = []
+    for row in record["results"]:
+        before = f"{_mb(row['original_first_bytes'])} / {_mb(row['original_later_bytes'])}"
+        start = [row["graph"], row["share"], before]
+        if row["reason"] is not None:
+            rows.append([*start, "no plan", *["-"] * 6])
+            continue
+        exact = (
+            row["predicted_first_bytes"] == row["measured_first_bytes"]
+            and row["predicted_later_bytes"] == row["measured_later_bytes"]
+        )
+        tuned = row["measured_first_bytes"] / row["tuned_peak_bytes"] - 1
+        rows.append([
+            *start,
+            f"{_mb(row['measured_first_bytes'])} / {_mb(row['measured_later_bytes'])}",
+            "to the byte" if exact else "no",
+            f"{_yes(row['first_within_budget'])} / {_yes(row['later_within_budget'])}",
+            f"{row['extra_cost_percent']:.2f}",
+            f"{row['fences']} / {row['veils']} / {row['pins']}",
+            f"{row['added_percent']:.1f}",
+            f"{100 * tuned:+.1f}",
+        ])  # fmt: skip
+    head = [
+        "graph", "share", "original MB", "rewritten MB", "predicted", "in budget", "extra time %",
+        "fences / veils / pins", "their time %", "over tuned %",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g}" if nbytes < 1e8 else f"{nbytes / 1e6:.0f}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+PLAIN = """
+## Plain sessions
+
+`rewrite --session default`, measured in an `InferenceSession(path)` with every option on its
+default, on the CPU. A budget lies at the given share of the way from the certified floor to what
+the original needs in the first run. Figures before the slash are of the first run, behind it of
+every later one, which holds the memory pattern's block; a plan that keeps the budget in all runs is
+looked for first. Dynamic bytes, without workspace. *Their time*: of the nodes that were added, of all
+nodes, under the profiler. *Over tuned*: the first run against the same file in a tuned session.
+"""
+
+
 def document() -> list[str]:
     """The whole page."""
     fixed, free = load("public_fixed"), load("public_free")
     training_records = [load("training_graphs"), load("training_lstm2")]
-    grown, placed = load("scale"), load("placement")
+    grown, placed, sessions = load("scale"), load("placement"), load("plain_sessions")
     return [
         INTRODUCTION,
         *training(training_records),
         "",
         *(f"{origin(record)}\n" for record in training_records),
+        PLAIN,
+        *plain(sessions),
+        f"\n{origin(sessions)}",
         FIXED,
         *public(fixed),
         f"\n{summary(fixed)}\n",

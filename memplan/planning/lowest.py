@@ -17,6 +17,7 @@ from memplan.planning.evaluate import evaluate
 from memplan.planning.neighbourhood import seed_random
 from memplan.planning.ordering import reorder, settle
 from memplan.planning.problem import Flags, Ints, Problem
+from memplan.planning.starts import depth_first
 
 # How far an aim lies below the peak, as shares of what is left above the floor.
 _AIMS = (0.02, 0.1, 0.3, 0.6, 1.0)
@@ -46,10 +47,10 @@ def lowest_order(
     """The order of the problem's nodes with the least peak found, each node once.
 
     Nodes that are not ``movable`` stay where they are among each other. The search starts from
-    ``problem.order``, which is returned as it is where nothing lower was found, and then from
-    ``others``: orders from which other valleys can be reached.
+    ``problem.order``, which is returned as it is where nothing lower was found, and then from the
+    depth-first order and ``others``: orders from which other valleys can be reached.
     """
-    starts = [np.asarray(order, dtype=np.int64) for order in others]
+    starts = [np.asarray(order, dtype=np.int64) for order in (depth_first(problem), *others)]
     starts = [order for order in starts if (order != problem.order).any()]
     share = replace(options, seconds=options.seconds / (1 + len(starts)))
     best = _Descent(problem, share, problem.order)

@@ -198,8 +198,8 @@ PLAIN = """
 `rewrite --session default`, measured in an `InferenceSession(path)` with every option on its
 default, on the CPU. A budget lies at the given share of the way from the certified floor to what
 the original needs in the first run. Figures before the slash are of the first run, behind it of
-every later one, which holds the memory pattern's block; a plan that keeps the budget in all runs is
-looked for first. Dynamic bytes, without workspace. *Their time*: of the nodes that were added, of all
+every later one, which holds the block of the memory pattern. A plan that keeps the budget in all
+runs is looked for first. Dynamic bytes, without workspace. *Their time*: of the added nodes, of all
 nodes, under the profiler. *Over tuned*: the first run against the same file in a tuned session.
 """
 

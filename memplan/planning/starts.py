@@ -56,7 +56,8 @@ def depth_first(problem: Problem) -> Ints:
 
     Depth first from the nodes that nobody reads, the last first; of what a node reads, the last
     made first (:mod:`memplan.simulate.order`). Only what is needed next is made, which suits graphs
-    whose outputs are not read on: the updates of an optimizer.
+    whose outputs are not read on: the updates of an optimizer. Where nodes that must stay would
+    change places, the order is returned as it is.
     """
     arrays, order = problem.arrays, problem.order.tolist()
     producer: dict[int, int] = {}
@@ -81,7 +82,10 @@ def depth_first(problem: Problem) -> Ints:
             seen.add(node)
             stack.append((node, True))
             stack.extend((source, False) for source in sources[node] if source not in seen)
-    return settle(arrays, np.asarray(result, dtype=np.int64))
+    found = settle(arrays, np.asarray(result, dtype=np.int64))
+    stay = ~problem.movable
+    kept = np.array_equal(found[stay[found]], problem.order[stay[problem.order]])
+    return found if kept else problem.order
 
 
 def shaken_start(problem: Problem, movable: Flags, random: np.random.Generator, best: Ints) -> Ints:

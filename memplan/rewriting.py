@@ -161,6 +161,7 @@ def _plain_json(result: Rewrite) -> dict[str, object] | None:
         "veils": result.plain.veils,
         "pins": result.plain.pins,
         "added_nodes": result.plain.added_nodes,
+        "tuned_peak_with_workspace_bytes": result.plain.tuned_peak_bytes,
         "later_runs_peak_bytes": later.peak_bytes,
         "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
         "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,

@@ -326,7 +326,11 @@ def _refusal_line(result: Rewrite) -> str:
 def _added_line(plain: PlainModel) -> str:
     counts = [(plain.fences, "fence"), (plain.veils, "veil"), (plain.pins, "pin")]
     named = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
-    return f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies)"
+    more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
+    return (
+        f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies); a tuned "
+        f"session takes {format_bytes(plain.tuned_peak_bytes)}, a plain one {format_delta(more)}"
+    )
 
 
 def _loading_lines(result: Rewrite) -> list[Text]:

@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 _CLOSED = 5e-4
 _PEERS = (
     "auto", "greedy", "segments", "dtr{heuristic=h_eq}", "dtr{heuristic=h_local}", "knapsack",
-    "knapsack{cut=0}", "min-cut",
+    "knapsack{cut=0}", "min-cut", "mirror", "mirror{function=kind}", "speed", "memory",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -85,6 +85,8 @@ def training(records: Sequence[dict[str, Any]]) -> list[str]:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
+    if row.get("refusal"):
+        return "refused"
     cost = f"{row['extra_cost_percent']:.2f}"
     if row["fits"]:
         return cost
@@ -210,9 +212,9 @@ def _yes(value: bool) -> str:
 
 
 TIGHTEST = """
-The same plan (60% of the peak in a tuned session) in a plain session with every fence, veil and pin,
-against the tuned session; predicted, with workspace. The first run takes the same; the block of the
-later runs is why `tuned` stays the default of `rewrite`.
+The same plan (60% of the peak in a tuned session) in a plain session with every fence, veil and
+pin, against the tuned session; predicted, with workspace. The first run takes the same; the block
+of the later runs is why `tuned` stays the default of `rewrite`.
 """
 
 PLAIN = """
@@ -230,7 +232,9 @@ nodes, under the profiler. *Over tuned*: the first run against the same file in 
 def document() -> list[str]:
     """The whole page."""
     fixed, free = load("public_fixed"), load("public_free")
-    training_records = [load("training_graphs"), load("training_lstm2")]
+    training_records = [
+        load(name) for name in ("training_graphs", "training_marks", "training_lstm2")
+    ]
     grown, placed = load("scale"), load("placement")
     sessions, tight = load("plain_sessions"), load("plain_tightest")
     return [

@@ -14,6 +14,7 @@ from memplan.graph.types import Graph
 from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
+from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
@@ -30,12 +31,16 @@ PLACEMENT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A file that was read, with its graph and phases."""
+    """A file that was read, with its graph and phases.
+
+    ``devices``: where everything is; its graph then holds the copies between them too.
+    """
 
     prepared: PreparedModel
     graph: Graph
     phases: Phases
     modules: tuple[str, ...]
+    devices: Devices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,17 @@ def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     return OpenModel(prepared, graph, phases, modules(graph, phases))
 
 
+def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
+    """The model as a session on CUDA holds it: fallbacks, copies, host tensors; else the same."""
+    if session.provider != "cuda" or model.devices is not None:
+        return model
+    graph, devices = place(model.graph)
+    if not devices.copies:
+        return replace(model, graph=graph, devices=devices)
+    phases = find_phases(graph, loss)
+    return OpenModel(model.prepared, graph, phases, modules(graph, phases), devices)
+
+
 def analyze(
     path: Path,
     dims: Mapping[str, int] | None = None,
@@ -174,7 +190,8 @@ def analyze(
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: an unknown dimension or loss output was named.
     """
-    analysis = analyze_open(open_model(path, dims, loss), session_kind(session, provider))
+    kind = session_kind(session, provider)
+    analysis = analyze_open(on_devices(open_model(path, dims, loss), kind, loss), kind)
     return with_placement(analysis) if placement else analysis
 
 
@@ -182,7 +199,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     """The same for a model that is already open."""
     from memplan.simulate.floor import structural_floor
 
-    timeline = simulate(model.graph, session)
+    timeline = simulate(model.graph, session, model.devices)
     explainer = Explainer(timeline, model.phases, model.modules)
     floor = structural_floor(model.graph, timeline)
     return Analysis(

@@ -17,7 +17,11 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("cuda_stub.c")
 # Opened by name at run time; the others are in the provider's own list of needed libraries.
-_OPENED = ("libcudnn.so.9", "libcufft.so.12", "libcurand.so.10", "libnvrtc.so.13")
+_OPENED = (
+    *("libcudnn.so.9", "libcufft.so.12", "libcurand.so.10", "libnvrtc.so.13"),
+    *("libcuda.so.1", "libnvinfer.so.10", "libnvonnxparser.so.10"),
+)
+_TENSORRT = "libonnxruntime_providers_tensorrt.so"
 _LOOKED_UP = re.compile(rb"\0((?:cudnn|cufft)[A-Z][A-Za-z0-9_]+)(?=\0)")
 _DEFINED = re.compile(r"^(?:const char \*|size_t |int |void \*\*)(\w+)\(", re.MULTILINE)
 
@@ -50,7 +54,7 @@ def build(folder: Path) -> Path:
     if provider is None or missing():
         raise RuntimeError(f"no stub without {missing()}")
     text = SOURCE.read_text()
-    wanted = _undefined(provider)
+    wanted = _undefined([provider, provider.with_name(_TENSORRT)])
     for name in _LOOKED_UP.findall(provider.read_bytes()):
         wanted[""].add(name.decode())
     defined = set(_DEFINED.findall(text))
@@ -70,19 +74,20 @@ def build(folder: Path) -> Path:
          "-o", str(library), str(source)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    for name in {*_OPENED, *(v for v in wanted if v), "libcuda.so.1"}:
+    for name in {*_OPENED, *(version for version in wanted if version)}:
         (folder / name).symlink_to(library.name)
     return folder
 
 
-def _undefined(provider: Path) -> defaultdict[str, set[str]]:
-    """CUDA functions that the provider leaves undefined, by the version that they carry."""
+def _undefined(libraries: list[Path]) -> defaultdict[str, set[str]]:
+    """Functions of NVIDIA's that the libraries leave undefined, by the version that they carry."""
+    there = [str(library) for library in libraries if library.exists()]
     listing = subprocess.run(
-        ["nm", "-D", "--undefined-only", str(provider)], check=True, capture_output=True, text=True
+        ["nm", "-D", "--undefined-only", *there], check=True, capture_output=True, text=True
     ).stdout
     found: defaultdict[str, set[str]] = defaultdict(set)
     for line in listing.splitlines():
-        name, _, version = line.split()[-1].partition("@")
-        if re.match(r"(__cuda|cu[A-Zbdfr])", name):
+        name, _, version = line.split()[-1].partition("@") if line else ("", "", "")
+        if re.match(r"(__cuda|cu[A-Zbdfr]|createInfer|createNv|getInfer|getPlugin)", name):
             found[version].add(name)
     return found

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from memplan.graph.copies import COPY_OPS
 from memplan.graph.types import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.kernels import Kernels, cuda_kernels, schema_version
 from memplan.simulate.session import SessionKind
 
-COPY_OPS = ("MemcpyFromHost", "MemcpyToHost")
 _SMALL = 100  # elements of an initializer that does not keep a node on the device
 _DEVICE_ONLY = frozenset(
     {

@@ -107,6 +107,9 @@ int cudaGetDeviceCount(int *count) {
   *count = getenv("CUDA_STUB_NO_DEVICE") ? 0 : 1;
   return *count ? SUCCESS : INSUFFICIENT_DRIVER;
 }
+int cudaSetDevice(int device) {
+  return getenv("CUDA_STUB_NO_DEVICE") ? INSUFFICIENT_DRIVER : SUCCESS;
+}
 int cudaGetDevice(int *device) { *device = 0; return SUCCESS; }
 int cudaDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
 int cudaRuntimeGetVersion(int *version) { *version = 13000; return SUCCESS; }

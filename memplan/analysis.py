@@ -121,6 +121,14 @@ class Analysis:
             "stash_by_module": _by_module(self.stashes),
             "assumptions": list(self.assumptions),
         }
+        devices = timeline.devices
+        if devices is not None:
+            from memplan.on_cuda import fallbacks_json
+
+            result["cpu_nodes"] = fallbacks_json(devices)
+            result["host_dynamic_peak_bytes"] = (
+                0 if timeline.host is None else int(timeline.host.max(initial=0))
+            )
         if self.placement is not None:
             result["placement"] = {
                 "max_live_bytes": self.placement.max_live,
@@ -216,7 +224,12 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         by_class=explainer.by_class(timeline.peak_step),
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
-        assumptions=(*model.prepared.assumptions, *timeline.assumptions, *_caveats(session)),
+        assumptions=(
+            *model.prepared.assumptions,
+            *_fallback_notes(model),
+            *timeline.assumptions,
+            *_caveats(session),
+        ),
     )
 
 
@@ -237,6 +250,12 @@ def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> An
         for name in ("birth", "death", "nbytes")
     )
     return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
+
+
+def _fallback_notes(model: OpenModel) -> list[str]:
+    from memplan.on_cuda import fallback_notes
+
+    return fallback_notes(model.devices)
 
 
 def _caveats(session: SessionKind) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ the graph outputs beside it (``execution_frame.cc``, ``mem_pattern_planner.h``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,10 @@ class LaterRuns:
 def later_runs(timeline: Timeline) -> LaterRuns:
     """What every run after the first one of the same session needs."""
     allocation = timeline.allocation
+    if timeline.devices is not None:
+        away = timeline.devices.host_tensors
+        kept = tuple(b for b in allocation.buffers if b.root not in away)
+        allocation = replace(allocation, buffers=kept)
     block = pattern_block(allocation).block_bytes
     outputs = np.zeros(len(allocation.order), np.int64)
     for buffer in allocation.buffers:

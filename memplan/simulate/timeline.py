@@ -90,9 +90,7 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
     else:
         order = placed_order(graph, session, devices)
     allocation = allocate(graph, order, session, devices)
-    workspace, assumptions = node_workspace(graph, session)
-    if devices is not None:
-        workspace[sorted(devices.host_nodes)] = 0
+    workspace, assumptions = node_workspace(graph, session, devices)
     steps = np.asarray(allocation.order, dtype=np.int64)
     inside = bodies_of(graph, session)
     away = devices.host_tensors if devices else frozenset()
@@ -159,13 +157,19 @@ def live_bytes(allocation: Allocation, away: frozenset[int] = frozenset()) -> By
     return np.cumsum(change)[:-1]
 
 
-def node_workspace(graph: Graph, session: SessionKind) -> tuple[Bytes, list[str]]:
-    """Scratch bytes per node id, and what had to be assumed for operators not probed."""
+def node_workspace(
+    graph: Graph, session: SessionKind, devices: Devices | None = None
+) -> tuple[Bytes, list[str]]:
+    """Scratch bytes per node id, and what had to be assumed for operators not probed.
+
+    What ``devices`` has on the host takes nothing of the device; nor do copies.
+    """
+    away = {*devices.host_nodes, *devices.copies} if devices else set()
     rules = semantics(session.provider)
     scratch = np.zeros(len(graph.nodes), dtype=np.int64)
     unknown: dict[str, int] = {}
     for node in graph.nodes:
-        if node.key in CONTROL_FLOW_OPS:
+        if node.key in CONTROL_FLOW_OPS or node.id in away:
             continue
         found = _scratch(graph, node, session)
         if found is None and node.key not in rules.known:

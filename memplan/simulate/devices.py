@@ -83,36 +83,31 @@ def streams_order(graph: Graph, order: list[int], devices: Devices) -> list[int]
     for node in order:
         streams.setdefault(node in devices.host_nodes, []).append(node)
     position = dict.fromkeys(streams, 0)
-    running: set[bool] = set()
+    waits: set[bool] = set()
     done: set[int] = set()
     needs = {
         node.id: {p for t in node.reads if (p := graph.tensors[t].producer) >= 0}
         for node in graph.nodes
     }
     result: list[int] = []
-    waiting = list(streams)
-
-    def ready(stream: bool) -> bool:
-        place = position[stream]
-        return place < len(streams[stream]) and needs[streams[stream][place]] <= done
-
-    # A stack of streams instead of recursion: the last one on it runs.
-    for first in waiting:
+    for first in streams:
+        # A stack of streams instead of recursion: the last one on it runs.
         stack = [first]
-        running.add(first)
         while stack:
             stream = stack[-1]
-            if not ready(stream):
-                running.discard(stack.pop())
+            place = position[stream]
+            if place == len(streams[stream]) or not needs[streams[stream][place]] <= done:
+                waits.add(stack.pop())
                 continue
-            node = streams[stream][position[stream]]
+            node = streams[stream][place]
             position[stream] += 1
             done.add(node)
             result.append(node)
+            # Only a stream that has come to its barrier is run on; others find it open.
             other = not stream
-            if other in streams and other not in running and _feeds(graph, node, devices):
+            if other in waits and _feeds(graph, node, devices):
+                waits.discard(other)
                 stack.append(other)
-                running.add(other)
     return result
 
 

@@ -30,7 +30,8 @@ def later_runs(timeline: Timeline) -> LaterRuns:
     allocation = timeline.allocation
     if timeline.devices is not None:
         away = timeline.devices.host_tensors
-        kept = tuple(b for b in allocation.buffers if b.root not in away)
+        here = [b for b in allocation.buffers if b.root not in away]
+        kept = tuple(replace(b, id=index) for index, b in enumerate(here))
         allocation = replace(allocation, buffers=kept)
     block = pattern_block(allocation).block_bytes
     outputs = np.zeros(len(allocation.order), np.int64)

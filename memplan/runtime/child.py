@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +230,16 @@ def _timed_runs(request: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
     rss_before = _reset_peak_rss()
     session.run(names, feeds)
     rss = max(_peak_rss() - rss_before, 0)
+    step: Callable[[], Any] = partial(session.run, names, feeds)
+    if request["provider"] == "cuda":
+        from memplan.runtime.child_cuda import resident_step
+
+        step = resident_step(session, feeds)
+        step()
     seconds = []
     for _ in range(request["runs"]):
         start = time.perf_counter()
-        session.run(names, feeds)
+        step()
         seconds.append(time.perf_counter() - start)
     return {
         "seconds_median": statistics.median(seconds) if seconds else None,

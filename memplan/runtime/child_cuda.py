@@ -50,6 +50,26 @@ def measure_cuda(make: MakeSession, profiled: ProfiledRun, feeds: Mapping[str, A
     return {**counted_run(make, feeds), "tight_arena_bytes": tight["arena_bytes"]}
 
 
+def resident_step(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
+    """One step with inputs and outputs that stay on the device, as a training loop has them.
+
+    Returns when the device has ended the step. With ``session.run`` every step would copy all
+    parameters to the device and all gradients back.
+    """
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cuda", 0)
+
+    def step() -> None:
+        binding.synchronize_inputs()
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+
+    return step
+
+
 def trivial_model() -> bytes:
     """A product of two matrices: it needs a kernel library, so all of the runtime must be there."""
     value = helper.make_tensor_value_info

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """How to run: session kind, provider, symbolic dims, number of timed runs, random seed."""
+    """How to run: session kind, provider and its options, symbolic dims, timed runs, seed."""
 
     session: str
     provider: str
@@ -85,6 +85,7 @@ class RunRequest:
     runs: int = 5
     seed: int = 0
     threads: int = 0
+    provider_options: Mapping[str, str] = field(default_factory=dict)
 
 
 def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Measurement:
@@ -103,6 +104,7 @@ def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Me
             "runs": request.runs,
             "seed": request.seed,
             "threads": request.threads,
+            "provider_options": dict(request.provider_options),
             "inputs": str(inputs),
             "outputs": str(outputs),
         },

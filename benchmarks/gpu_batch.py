@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Rows = Iterator[tuple[dict[str, Any], Callable[[], Mapping[str, Any]]]]
 _MOST = 1 << 16
-_GROWTH = 3.0  # no budget tried here made a batch more than this many times larger
+_GROWTH = 16
+_FINE = 16  # a batch is found to one part in so many
 
 
 @cache
@@ -56,7 +57,7 @@ def _largest(
     while step <= high and fits(symbolic, step):
         low, step = step, 2 * step
     high = min(high, step - 1)
-    while low < high:
+    while high - low > low // _FINE:
         middle = (low + high + 1) // 2
         if fits(symbolic, middle):
             low = middle
@@ -91,7 +92,6 @@ def _row(bench: Bench, graphs: list[GraphFile], budget: int) -> dict[str, Any]:
             options = RewriteOptions(
                 parse_size(str(budget)),
                 provider=bench.provider,
-                optimize="basic" if bench.provider == "cpu" else "extended",
                 time_limit=bench.options.plan_seconds,
             )
             try:
@@ -101,7 +101,7 @@ def _row(bench: Bench, graphs: list[GraphFile], budget: int) -> dict[str, Any]:
             return True
 
         larger = [g for g in graphs if g.dim or (g.batch or 1) > batch]
-        most = _largest(larger, fits, low=batch, high=int(batch * _GROWTH))
+        most = _largest(larger, fits, low=batch, high=batch * _GROWTH)
         found = {
             "batch_without": batch,
             "without": figures(bench, graph, batch, "tuned", before),

@@ -34,7 +34,10 @@ def figures(
     bench: Bench, graph: GraphFile, batch: int, session: str, measured: Measurement,
     path: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What was measured of a file, and what memplan predicts for it."""
+    """What was measured of a file, and what memplan predicts for it.
+
+    ``path`` is what memplan made of the graph: there the runtime finds nothing left to fuse.
+    """
     from memplan.analysis import open_model
     from memplan.errors import MemplanError
     from memplan.loaded import analyze_as_loaded
@@ -44,7 +47,7 @@ def figures(
     kind = session_kind(session, bench.provider)
     model = open_model(path or graph.path, graph.dims(batch))
     try:
-        if session == "default":
+        if session == "default" and path is None:
             found = analyze_as_loaded(model, kind)
         else:
             found = analyze_open(on_devices(model, kind), kind)

@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "sample_models"))
 # Tracing ties a symbolic dimension to every fixed one of the same size: no layer has this one.
 EXAMPLE_BATCH = 7
 FAMILIES = ("resnet50", "unet", "gpt2", "bert")
@@ -41,11 +42,11 @@ def main() -> int:
 
 def make(name: str, size: str, folder: Path, batch: int | None = None) -> Path:
     """Write the graph of one network; its path."""
-    from benchmarks.gpu_nets import NETS  # puts sample_models on the path
-
     import onnx
     import torch
     from capture import TrainStep, capture
+
+    from benchmarks.gpu_nets import NETS
 
     torch.manual_seed(0)
     net = NETS[name, size]

@@ -172,9 +172,7 @@ NETS: dict[tuple[str, str], Net] = {
     ("resnet50", "tiny"): Net(lambda: ResNet((1, 1), 8, 10), _images(32, 10, False), _listed),
     ("unet", "full"): Net(lambda: nets.UNet(64, 4, 2), _images(512, 2, True), _unet_blocks),
     ("unet", "tiny"): Net(lambda: nets.UNet(8, 2, 2), _images(32, 2, True), _unet_blocks),
-    ("gpt2", "full"): Net(
-        lambda: Gpt(50257, 1024, 768, 12, 12), _tokens(50257, 1024), _listed
-    ),
+    ("gpt2", "full"): Net(lambda: Gpt(50257, 1024, 768, 12, 12), _tokens(50257, 1024), _listed),
     ("gpt2", "tiny"): Net(lambda: Gpt(96, 48, 32, 2, 2), _tokens(96, 48), _listed),
     ("bert", "full"): Net(lambda: Bert(30522, 512, 768, 12, 12), _tokens(30522, 512), _listed),
     ("bert", "tiny"): Net(lambda: Bert(96, 48, 32, 2, 2), _tokens(96, 48), _listed),

@@ -38,6 +38,7 @@ def main() -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Peak bytes and median seconds per step, or why there are none."""
     import torch
+
     from benchmarks.gpu_nets import NETS
 
     torch.manual_seed(0)

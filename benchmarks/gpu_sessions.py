@@ -38,10 +38,9 @@ def figures(
 
     ``path`` is what memplan made of the graph: there the runtime finds nothing left to fuse.
     """
-    from memplan.analysis import open_model
+    from memplan.analysis import analyze_open, on_devices, open_model
     from memplan.errors import MemplanError
     from memplan.loaded import analyze_as_loaded
-    from memplan.analysis import analyze_open, on_devices
     from memplan.simulate.session import session_kind
 
     kind = session_kind(session, bench.provider)

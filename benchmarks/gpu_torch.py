@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from benchmarks.gpu import Bench
 
 Rows = Iterator[tuple[dict[str, Any], Callable[[], Mapping[str, Any]]]]
-_MODES = (("eager", None), ("checkpoint", None), ("compile", 0.7), ("compile", 0.5), ("compile", 0.35))
+_MODES = (
+    ("eager", None),
+    ("checkpoint", None),
+    ("compile", 0.7),
+    ("compile", 0.5),
+    ("compile", 0.35),
+)
 _TIMEOUT = 300
 # On the CPU: give memory back at once, or the resident set shows no peak.
 _TRIM = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

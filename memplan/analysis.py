@@ -16,6 +16,7 @@ from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -123,8 +124,6 @@ class Analysis:
         }
         devices = timeline.devices
         if devices is not None:
-            from memplan.on_cuda import fallbacks_json
-
             result["cpu_nodes"] = fallbacks_json(devices)
             result["host_dynamic_peak_bytes"] = (
                 0 if timeline.host is None else int(timeline.host.max(initial=0))
@@ -226,7 +225,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         stashes=tuple(explainer.stashes()),
         assumptions=(
             *model.prepared.assumptions,
-            *_fallback_notes(model),
+            *fallback_notes(model.devices),
             *timeline.assumptions,
             *_caveats(session),
         ),
@@ -250,12 +249,6 @@ def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> An
         for name in ("birth", "death", "nbytes")
     )
     return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
-
-
-def _fallback_notes(model: OpenModel) -> list[str]:
-    from memplan.on_cuda import fallback_notes
-
-    return fallback_notes(model.devices)
 
 
 def _caveats(session: SessionKind) -> tuple[str, ...]:

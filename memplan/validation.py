@@ -15,12 +15,13 @@ from memplan.model.prepare import prepare
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import write_model
-from memplan.on_cuda import fallback_notes, measured_notes, misplaced
+from memplan.on_cuda import measured_notes, misplaced
 from memplan.recomputed import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
 from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
 from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.simulate.fallbacks import fallback_notes
 from memplan.simulate.later import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
@@ -315,7 +316,10 @@ def _validate(
         equality="bitwise" if comparison.bitwise else "different",
     )
     result = _judge_equality(result, bench, treated.prepared.path, first_out, before)
-    findings = [*_findings(result, misplaced(after, second)), *clone_findings(after, timeline, second)]
+    findings = [
+        *_findings(result, misplaced(after, second)),
+        *clone_findings(after, timeline, second),
+    ]
     return replace(result, findings=tuple(findings), notes=(*bench.notes, *result.notes))
 
 

@@ -1,4 +1,4 @@
-"""What a child process measures on CUDA beside the rest: counted bytes, arenas, the device itself."""
+"""What a child process measures on CUDA beside the rest: counted bytes, arenas, the device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def counted_run(make: MakeSession, feeds: Mapping[str, Any]) -> dict[str, int]:
     return result
 
 
-def measure_cuda(make: MakeSession, profiled: ProfiledRun, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def measure_cuda(
+    make: MakeSession, profiled: ProfiledRun, feeds: Mapping[str, Any]
+) -> dict[str, Any]:
     """Counted peak, and the arena with tight growth beside the default's."""
     tight = profiled(TIGHT_ARENA)
     return {**counted_run(make, feeds), "tight_arena_bytes": tight["arena_bytes"]}
@@ -81,9 +83,9 @@ def trivial_model() -> bytes:
         [value("y", kind, [8, 8])],
         [numpy_helper.from_array(np.ones((8, 8), np.float32), "w")],
     )
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    ).SerializeToString()
+    imports = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    return bytes(model.SerializeToString())
 
 
 def start_provider(provider: str) -> dict[str, Any]:

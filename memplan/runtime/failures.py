@@ -20,7 +20,9 @@ _MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-_CUDA = re.compile(r"CUDA(?: failure|_ERROR\w*| error)[^;]{0,160}|cudaError\w+|CU(?:BLAS|DNN) failure[^;]{0,120}")
+_CUDA = re.compile(
+    r"CUDA(?: failure|_ERROR\w*| error)[^;]{0,160}|cudaError\w+|CU(?:BLAS|DNN) failure[^;]{0,120}"
+)
 _DRIVER = ("driver", "no CUDA-capable device", "cudaErrorNoDevice", "cudaErrorInsufficientDriver")
 INSTALL_CUDA = (
     "install onnxruntime-gpu, an NVIDIA driver, CUDA 13 and cuDNN 9 (pip: nvidia-cuda-runtime "

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import RuntimeUnavailableError
 from memplan.runtime.failures import explain
 
 Array = npt.NDArray[np.generic]

@@ -291,7 +291,9 @@ class _Copier:
         return new
 
     def _new_node(self, op: str, source: int, target: int) -> None:
-        node = Node(len(self.nodes), f"{op}/{self.tensors[source].name}", "", op, (source,), (target,))
+        node = Node(
+            len(self.nodes), f"{op}/{self.tensors[source].name}", "", op, (source,), (target,)
+        )
         self.nodes.append(node)
 
     def _device_readers(self, tensor: int, new: int) -> None:

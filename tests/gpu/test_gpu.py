@@ -30,9 +30,7 @@ def test_a_rewritten_model_keeps_its_budget(
     name: str, session: str, gpu: str, tmp_path: Path
 ) -> None:
     model, target = SAMPLES / f"{name}.onnx", tmp_path / "fits.onnx"
-    options = RewriteOptions(
-        parse_size("80%"), provider="cuda", session=session, time_limit=5.0
-    )
+    options = RewriteOptions(parse_size("80%"), provider="cuda", session=session, time_limit=5.0)
     rewrite(model, options, target)
     proof = validate(model, target, ValidateOptions(provider="cuda", runs=2))
     assert proof.within_budget

@@ -16,7 +16,11 @@ from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+<<<<<<< HEAD
 from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
+=======
+from memplan.simulate.narrowing import narrowings
+>>>>>>> 6154cc75f52ec0defdcdfaa3c85fb848eb6acaf2
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 1
+ACCOUNTING_VERSION = 2
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 
@@ -120,6 +124,7 @@ class Analysis:
             ],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": _by_module(self.stashes),
+            "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "assumptions": list(self.assumptions),
         }
         devices = timeline.devices
@@ -256,8 +261,9 @@ def _caveats(session: SessionKind) -> tuple[str, ...]:
     notes = []
     if session.name == "default":
         notes.append(
-            "default session: ONNX Runtime fuses nodes at load, which is not simulated here; "
-            "order and buffer reuse are"
+            "default session: order and buffer reuse of a first run are simulated; fusions at load "
+            "and the memory pattern of later runs are not (validate and rewrite --session default "
+            "ask the runtime)"
         )
     if session.provider == "cuda":
         notes.append(

@@ -91,7 +91,9 @@ def analyze_as_loaded(model: OpenModel, session: SessionKind, loss: str | None =
         found,
         session=session,
         fingerprint=model.prepared.fingerprint,
-        assumptions=tuple(note for note in found.assumptions if "at load" not in note),
+        assumptions=tuple(
+            note for note in found.assumptions if not note.startswith("default session")
+        ),
     )
 
 

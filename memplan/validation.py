@@ -16,6 +16,7 @@ from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import write_model
 from memplan.on_cuda import measured_notes, misplaced
+from memplan.passes.interface import gone_names, gone_notes, without_inputs
 from memplan.recomputed import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
@@ -186,6 +187,7 @@ class Validation:
             "other": self.other.as_json() if self.other else None,
             "budget_bytes": self.budget_bytes,
             "within_budget": self.within_budget,
+            "compared_outputs": self.comparison.outputs,
             "later_runs_within_budget": self.later_within_budget,
             "clones": self.clones,
             "surviving_clones": self.surviving_clones,
@@ -201,12 +203,14 @@ class _Bench:
 
     folder: Path
     inputs: Path
+    fewer_inputs: Mapping[Path, Path]
     request: RunRequest
     notes: list[str] = field(default_factory=list)
 
     def run(self, path: Path, label: str, session: str) -> tuple[Measurement, Path]:
         outputs = self.folder / f"{label.replace(' ', '_').replace(',', '')}.npz"
-        return measure(path, replace(self.request, session=session), self.inputs, outputs), outputs
+        inputs = self.fewer_inputs.get(path, self.inputs)
+        return measure(path, replace(self.request, session=session), inputs, outputs), outputs
 
 
 def validate(
@@ -232,7 +236,8 @@ def validate(
     metadata = get_metadata(read_model(rewritten))
     bound = dict(dims or _dims(metadata))
     before, after = open_model(original, bound), open_model(rewritten, bound)
-    _check_same_interface(before, after)
+    gone = gone_names(metadata)
+    _check_same_interface(before, after, gone)
     provider = _provider(options, metadata)
     feeds: dict[str, Array]
     feeds = (
@@ -242,7 +247,9 @@ def validate(
     )
     with saved_inputs(feeds) as (folder, archive):
         request = RunRequest("tuned", provider, bound, options.runs, options.seed, options.threads)
-        bench = _Bench(folder, archive, request)
+        fewer = {after.prepared.path: without_inputs(archive, feeds, gone["input"])}
+        bench = _Bench(folder, archive, fewer, request)
+        bench.notes.extend(gone_notes(gone))
         return _validate(bench, before, after, str(metadata.get("optimize", "none")),
                          metadata, options)  # fmt: skip
 
@@ -261,9 +268,12 @@ def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
     return recorded if isinstance(recorded, str) and recorded in PROVIDER_NAMES else "cpu"
 
 
-def _check_same_interface(before: OpenModel, after: OpenModel) -> None:
+def _check_same_interface(
+    before: OpenModel, after: OpenModel, gone: Mapping[str, tuple[str, ...]]
+) -> None:
     for which in ("input", "output"):
         names = [v.name for v in getattr(before.prepared.proto.graph, which)]
+        names = [name for name in names if name not in gone[which]]
         if names != [v.name for v in getattr(after.prepared.proto.graph, which)]:
             raise UsageError(
                 f"the two models have different graph {which}s",
@@ -291,9 +301,11 @@ def _validate(
         third_session = "tuned" if session == "default" else "default"
         third, third_out = bench.run(model.prepared.path, "other", third_session)
         other = _run(kept, third, model, session_kind(third_session, kind.provider), bench)
-        other_comparison = compare_outputs(third_out, second_out, third.output_names)
+        other_comparison = compare_outputs(
+            third_out, second_out, third.output_names, second.output_names
+        )
     clones = clone_names(after)
-    comparison = compare_outputs(first_out, second_out, first.output_names)
+    comparison = compare_outputs(first_out, second_out, first.output_names, second.output_names)
     budget = metadata.get("budget_bytes")
     result = Validation(
         provider=bench.request.provider,

@@ -16,11 +16,8 @@ from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
-<<<<<<< HEAD
 from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
-=======
 from memplan.simulate.narrowing import narrowings
->>>>>>> 6154cc75f52ec0defdcdfaa3c85fb848eb6acaf2
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 

@@ -32,6 +32,9 @@ Feeds = dict[str, npt.NDArray[np.generic]]
 def main(request_path: str, result_path: str) -> int:
     """Carry out the request and write the result; failures are results too."""
     request = json.loads(Path(request_path).read_text())
+    if request.get("provider") == "cuda" and hasattr(ort, "preload_dlls"):
+        # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
+        ort.preload_dlls()
     try:
         result = _TASKS[request["task"]](request)
     except Exception as error:  # reported to the parent, which words it for the user

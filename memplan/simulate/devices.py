@@ -128,8 +128,17 @@ def _has_kernel(graph: Graph, node: Node, kernels: Kernels) -> bool:
 
     if node.op in COPY_OPS:
         return True
+    if _left_to_the_cpu(node):
+        return False
     version = schema_version(node.domain, node.op, graph.opset)
     return kernels.has(node.key, version, types(node.inputs), types(node.outputs))
+
+
+def _left_to_the_cpu(node: Node) -> bool:
+    """Recurrent nodes that cuDNN cannot do (``RNNNeedFallbackToCPU``; two of its conditions)."""
+    if node.key == ":GRU":
+        return not node.attributes.get("linear_before_reset", 0)
+    return node.key == ":LSTM" and len(node.inputs) > 7 and node.inputs[7] != ABSENT
 
 
 def _preferred_on_cpu(graph: Graph, kernels: Kernels, capable: set[int]) -> set[int]:

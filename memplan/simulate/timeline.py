@@ -168,16 +168,19 @@ def node_workspace(
     rules = semantics(session.provider)
     scratch = np.zeros(len(graph.nodes), dtype=np.int64)
     unknown: dict[str, int] = {}
+    library: dict[str, int] = {}
     for node in graph.nodes:
         if node.key in CONTROL_FLOW_OPS or node.id in away:
             continue
         found = _scratch(graph, node, session)
-        if found is None and node.key not in rules.known:
+        if found is None and node.key in rules.known and session.provider == "cuda":
+            library[node.op] = library.get(node.op, 0) + 1
+        elif found is None and node.key not in rules.known:
             unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
         scratch[node.id] = found or 0
     for index, nbytes in bodies_of(graph, session).closing.items():
         scratch[index] = nbytes
-    return scratch, _unknown_notes(unknown, session.provider)
+    return scratch, [*_unknown_notes(unknown, session.provider), *_library_notes(library)]
 
 
 def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
@@ -189,6 +192,14 @@ def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
         node.domain, node.op, attributes, inputs, outputs,
         provider=session.provider, threads=session.threads,
     )  # fmt: skip
+
+
+def _library_notes(library: Mapping[str, int]) -> list[str]:
+    """Kernels of which only what they take through the provider's allocator could be seen."""
+    if not library:
+        return []
+    names = ", ".join(f"{op} ×{count}" for op, count in sorted(library.items()))
+    return [f"cuda: workspace not known, counted as 0: {names}"]
 
 
 def _unknown_notes(unknown: Mapping[str, int], provider: str) -> list[str]:

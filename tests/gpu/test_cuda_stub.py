@@ -201,3 +201,12 @@ def test_device_tells_a_stub_by_its_results(cuda_stub: Path) -> None:
     assert report["reserve_bytes"] is None  # nobody measured it
     states = {p["provider"]: (p["starts"], p["right"]) for p in report["providers"]}
     assert states == {"cpu": (True, True), "cuda": (True, False)}
+
+
+def test_every_probed_operator_is_placed_as_the_runtime_does(cuda_stub: Path) -> None:
+    script = Path(__file__).with_name("placed_cases.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["different"] == []
+    assert found["compared"] > 1400

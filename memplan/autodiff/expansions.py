@@ -16,6 +16,7 @@ from memplan.autodiff.forward import Annotator, constants_of, default_opset
 from memplan.autodiff.registry import entry_for
 from memplan.errors import MemplanError, ModelError
 from memplan.model.prepare import name_nodes
+from memplan.model.read import subgraphs
 
 _ROUNDS = 8
 
@@ -29,13 +30,20 @@ class Expanded:
     activity: Activity
 
 
-def expand_all(model: onnx.ModelProto, ys: Collection[str], xs: Collection[str]) -> Expanded:
+def expand_all(
+    model: onnx.ModelProto,
+    ys: Collection[str],
+    xs: Collection[str],
+    taken: set[str] | None = None,
+    mark: str = "",
+) -> Expanded:
     """Rewrite nodes by their expansions, and inline function operators without a rule.
 
-    ``model`` is changed. Only operators that gradients flow through are touched.
+    ``model`` is changed. Only operators that gradients flow through are touched. ``taken`` and
+    ``mark``: see :func:`emitter_for`.
     """
     for _ in range(_ROUNDS):
-        emitter = emitter_for(model, xs)
+        emitter = emitter_for(model, xs, taken, mark)
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]
@@ -50,17 +58,37 @@ def expand_all(model: onnx.ModelProto, ys: Collection[str], xs: Collection[str])
     raise ModelError("function operators are nested too deeply to be differentiated")
 
 
-def emitter_for(model: onnx.ModelProto, xs: Collection[str]) -> Emitter:
-    """An emitter that knows the types, constants and names of ``model``."""
+def emitter_for(
+    model: onnx.ModelProto, xs: Collection[str], taken: set[str] | None = None, mark: str = ""
+) -> Emitter:
+    """An emitter that knows the types, constants and names of ``model``.
+
+    Where ``model`` stands for a body, ``taken`` are the names of the whole model, which grow, and
+    ``mark`` tells its unnamed dimensions from those around it.
+    """
     graph = model.graph
     constants = constants_of(graph, xs)
-    types = Annotator(model, constants).run()
-    taken = set(types) | {node.name for node in graph.node}
-    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version)
+    types = Annotator(model, constants, mark).run()
+    taken = set() if taken is None else taken
+    taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
+    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version, mark)
     for node in graph.node:
         emitter.places.update(dict.fromkeys(node.output, node.name))
         emitter.makers.update(dict.fromkeys(node.output, node))
     return emitter
+
+
+def inner_names(graph: onnx.GraphProto) -> set[str]:
+    """The names of everything inside the bodies of a graph's nodes, at any depth."""
+    found: set[str] = set()
+    for node in graph.node:
+        for body in subgraphs(node):
+            found.update(value.name for value in body.input)
+            found.update(tensor.name for tensor in body.initializer)
+            for item in body.node:
+                found.update((item.name, *item.output))
+            found |= inner_names(body)
+    return found
 
 
 def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodeProto]) -> None:

@@ -61,13 +61,14 @@ class Cell:
     """A cell, as one step computes it.
 
     ``nodes`` are in order; ``inputs`` are the states and slices that a step starts with, ``needed``
-    all that the backward reads of the step; every other tensor that ``nodes`` read comes from
-    outside the loop.
+    all that the backward reads of the step; ``stacked`` are computed tensors that the loop gives
+    out at every step anyway. Every other tensor that ``nodes`` read comes from outside the loop.
     """
 
     nodes: Sequence[onnx.NodeProto]
     inputs: tuple[str, ...]
     needed: frozenset[str]
+    stacked: frozenset[str]
     types: Mapping[str, TensorType]
 
 
@@ -94,7 +95,8 @@ def decide(cell: Cell, wish: ScanRecompute) -> Kept:
     computed = [name for node in cell.nodes for name in node.output if name]
     wish.offered.update(dict.fromkeys(name for name in computed if name not in constant))
     if wish.text == "all":
-        chosen = {name for node in cell.nodes if not _unsafe(node) for name in node.output if name}
+        safe = (node for node in cell.nodes if not _unsafe(node))
+        chosen = {name for node in safe for name in node.output if name} - cell.stacked
     elif wish.text == "auto":
         chosen = _cheap(cell, constant)
     else:
@@ -186,8 +188,8 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     names = [n for n in (*cell.inputs, *(o for node in cell.nodes for o in node.output if o))]
     number = {name: 2 + 2 * k for k, name in enumerate(names) if name not in constant}
     weight = {name: _bytes(cell.types[name]) for name in number}
-    for name in cell.inputs:  # what the backward keeps in any case costs nothing more
-        if name in cell.needed:
+    for name in number:  # what is kept in any case costs nothing more
+        if name in cell.stacked or (name in cell.needed and name in cell.inputs):
             weight[name] = 0
     network = Network(2 + 2 * len(names))
     endless = sum(weight.values()) + 1

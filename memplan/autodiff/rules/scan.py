@@ -92,6 +92,9 @@ class _ScanGradient:
             nodes=list(self.call.body.node),
             inputs=self._inputs,
             needed=frozenset(names_read(nodes) - made - own),
+            stacked=frozenset(
+                name for node in self.call.body.node for name in node.output if self._stacked(name)
+            ),
             types=self.body.types,
         )
         return decide(cell, self.outer.scan_recompute)

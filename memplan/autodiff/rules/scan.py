@@ -157,12 +157,12 @@ class _ScanGradient:
     def _stack(self, inner: str) -> Sequence:
         """Make the forward Scan stack a tensor of its body."""
         call, body = self.call, self.call.body
-        name = self.outer.fresh(f"{call.node.name}/{inner}")
+        name = self.outer.fresh(f"{inner}/stash")
         last = {value.name for value in body.output}
         made = {out for node in body.node for out in node.output}
         source = inner
         if inner in last or inner not in made:
-            source = self.outer.fresh(f"{inner}/stash")
+            source = self.outer.fresh(f"{inner}/kept")
             body.node.append(helper.make_node("Identity", [inner], [source], name=source))
         found = self.body.types[inner]
         add_stacked(call.node, name, source, write_type(found, final=True))

@@ -75,10 +75,12 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Kept:
     """``stored``: computed tensors of the cell that are kept at every step; ``used``: its inputs
-    that the backward reads; ``again``: the nodes to run again, in order."""
+    that the backward reads, ``needed`` those that it would read if nothing ran again; ``again``:
+    the nodes to run again, in order."""
 
     stored: tuple[str, ...]
     used: frozenset[str]
+    needed: frozenset[str]
     again: tuple[onnx.NodeProto, ...]
 
 
@@ -127,6 +129,7 @@ def _trace(cell: Cell, chosen: Collection[str]) -> Kept:
     return Kept(
         tuple(name for name in order if name in stored - made),
         frozenset(used),
+        cell.needed & inputs,
         tuple(cell.nodes[k] for k in sorted(again)),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx
 
 from memplan.autodiff.activity import find_activity, require_rules
@@ -17,6 +19,18 @@ from memplan.graph.phases import KEY as PHASE_KEY
 from memplan.graph.types import Phase
 
 
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """The gradient of the outer tensor ``name`` is Σ leftᵀ·right over the steps.
+
+    An entry is the number of a slice, whose gradients those are, or an input of the forward body.
+    """
+
+    name: str
+    left: int | str
+    right: int | str
+
+
 class ScanBody:
     """One backward step.
 
@@ -24,6 +38,7 @@ class ScanBody:
     gradients of the outer tensors ``captured``, gradients of the stacked outputs ``seeded`` (their
     numbers); what the caller adds (kept tensors of the step) comes behind. Its outputs are the
     gradients and sums in the same order, then gradients of the slices ``sliced`` (their numbers).
+    Gradients that one matrix product behind the loop gives are ``hoisted`` instead of summed.
     The forward body is changed as rules want it.
     """
 
@@ -50,6 +65,7 @@ class ScanBody:
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
+        self.hoisted: list[Hoisted] = []
         graph = expanded.model.graph
         ends = {value.name for value in graph.output}
         nodes = see_patterns(list(graph.node), self.emitter.constants, {*xs, *ys, *ends})
@@ -65,6 +81,7 @@ class ScanBody:
         ]
         with self.emitter.scope(Scope(f"{self.name}/grad", {PHASE_KEY: Phase.BACKWARD})):
             found = self._reverse(nodes, {tensor.name for tensor in graph.initializer})
+            self._hoist(found)
             self._finish(found)
         restored(expanded.model, call.body, self.emitter)
 
@@ -130,6 +147,41 @@ class ScanBody:
         )  # fmt: skip
         reverse.run(seeds)
         return found
+
+    def _hoist(self, found: dict[str, Value]) -> None:
+        """Take gradients out of the loop that need nothing but what is stacked anyway."""
+        slots = {found[n].name: k for k, n in enumerate(self.call.slice_inputs)
+                 if k in self.sliced and n in found}  # fmt: skip
+        for name, total in list(zip(self.captured, self.sums, strict=True)):
+            made = self.emitter.maker(found[name]) if name in found else None
+            if made is None or made.op_type != "Gemm" or len(made.input) != 2:
+                continue
+            given = {a.name: onnx.helper.get_attribute_value(a) for a in made.attribute}
+            flags = given.get("transA", 0), given.get("transB", 0), given.get("alpha", 1.0)
+            sides = [slots.get(n, n if n in self._formal() else None) for n in made.input]
+            left, right = sides
+            if flags != (1, 0, 1.0) or left is None or right is None or not self._aligned(sides):
+                continue
+            self.hoisted.append(Hoisted(name, left, right))
+            self.captured.remove(name)
+            self.sums.remove(total)
+            gone = next(v for v in self.writer.inputs if v.name == total.name)
+            self.writer.inputs.remove(gone)
+
+    def _aligned(self, sides: list[int | str | None]) -> bool:
+        """Whether two sequences have their steps along axis 0, in the same order."""
+        items = [
+            self.call.sequences[side] if isinstance(side, int) else self.call.kept_as(str(side))
+            for side in sides
+        ]
+        widths = [
+            self.inner_types[side if isinstance(side, str) else self.call.slice_inputs[side or 0]]
+            for side in sides
+        ]
+        flat = all(t.shape is not None and len(t.shape) == 2 and isinstance(t.shape[1], int)
+                   for t in widths)  # fmt: skip
+        axes, orders = {item.axis for item in items}, {item.direction for item in items}
+        return flat and axes == {0} and len(orders) == 1
 
     def _finish(self, found: dict[str, Value]) -> None:
         """The outputs of the backward step."""

@@ -11,8 +11,6 @@ from memplan.autodiff.bodies import graph_attribute
 from memplan.autodiff.emitter import Emitter
 from memplan.autodiff.types import Dim, TensorType
 
-_PER_OUTPUT = ("scan_output_axes", "scan_output_directions")
-
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
@@ -57,6 +55,32 @@ class ScanCall:
     def slice_outputs(self) -> tuple[str, ...]:
         """The step's slices of what is stacked."""
         return tuple(value.name for value in self.body.output[len(self.initials) :])
+
+    def root(self, inner: str) -> str:
+        """What a chain of ``Identity`` in the body starts from."""
+        makers = {n.output[0]: n for n in self.body.node if n.op_type == "Identity"}
+        while inner in makers:
+            inner = makers[inner].input[0]
+        return inner
+
+    def stacked_as(self, inner: str) -> Sequence | None:
+        """The output that holds a tensor of the body at all steps, if there is one."""
+        for item, name in zip(self.stacked, self.slice_outputs, strict=False):
+            if item.name and self.root(name) == self.root(inner):
+                return item
+        return None
+
+    def kept_as(self, inner: str) -> Sequence:
+        """Where a tensor of the body is, or would be, kept for the backward; name "" if it is not.
+
+        A state is found among the states behind each step, shifted by one.
+        """
+        if inner in self.slice_inputs:
+            return self.sequences[self.slice_inputs.index(inner)]
+        found = self.stacked_as(inner)
+        if found is None and inner in self.state_inputs:
+            found = self.stacked_as(self.state_outputs[self.state_inputs.index(inner)])
+        return found or Sequence("", 0, self.sequences[0].direction)
 
 
 def read_scan(node: onnx.NodeProto, emitter: Emitter) -> ScanCall:
@@ -110,18 +134,23 @@ def input_types(call: ScanCall, emitter: Emitter) -> list[TensorType]:
     ]
 
 
-def add_stacked(node: onnx.NodeProto, name: str, inner: str, found: onnx.TypeProto) -> None:
-    """Make a Scan stack one more tensor of its body, along axis 0, in the order of steps.
+def add_stacked(call: ScanCall, item: Sequence, inner: str, found: onnx.TypeProto) -> None:
+    """Make a Scan stack one more tensor of its body, as ``item``, along axis 0.
 
     ``inner`` must be made by a node of the body and be no output yet; ``found`` is its type.
     """
-    body = graph_attribute(node, "body")
+    node, body = call.node, call.body
     node.output.extend([""] * (len(body.output) - len(node.output)))
-    node.output.append(name)
+    node.output.append(item.name)
+    before = len(body.output) - len(call.initials)
     body.output.append(onnx.ValueInfoProto(name=inner, type=found))
-    for item in node.attribute:
-        if item.name in _PER_OUTPUT and item.ints:
-            item.ints.append(0)
+    for name, number in (("scan_output_axes", 0), ("scan_output_directions", item.direction)):
+        old = [attribute for attribute in node.attribute if attribute.name == name]
+        numbers = list(old[0].ints) if old and old[0].ints else [0] * before
+        for attribute in old:
+            node.attribute.remove(attribute)
+        if any((*numbers, number)):
+            node.attribute.append(helper.make_attribute(name, [*numbers, number]))
 
 
 def scan_attributes(

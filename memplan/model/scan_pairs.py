@@ -38,7 +38,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ScanPair:
-    """``stored`` are outputs of the forward Scan that the backward one reads, ``sequences`` inputs
+    """``stored`` are outputs of the forward Scan that its backward part reads, ``sequences`` inputs
     of the forward Scan that it reads again; ``steps`` is a size, a name, or "" if unknown."""
 
     forward: str
@@ -89,15 +89,17 @@ def find_scan_pairs(model: onnx.ModelProto) -> tuple[ScanPair, ...]:
 def _pairs(graph: onnx.GraphProto) -> Iterator[ScanPair]:
     makers = {name: node for node in graph.node for name in node.output if name}
     types = {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
-    backward = {
-        note.value: node
-        for node in graph.node
-        for note in node.metadata_props
-        if node.op_type == "Scan" and note.key == FORWARD_KEY
-    }
+    backward: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
-        if node.op_type == "Scan" and node.name in backward:
-            yield _pair(node, backward[node.name], makers, types)
+        for note in node.metadata_props:
+            if note.key == FORWARD_KEY:
+                backward.setdefault(note.value, []).append(node)
+    for node in graph.node:
+        made = backward.get(node.name, ())
+        scans = [other for other in made if other.op_type == "Scan"]
+        if node.op_type == "Scan" and scans:
+            read = {name for other in made for name in other.input}
+            yield _pair(node, scans[-1], read, makers, types)
         for body in subgraphs(node):
             yield from _pairs(body)
 
@@ -105,13 +107,13 @@ def _pairs(graph: onnx.GraphProto) -> Iterator[ScanPair]:
 def _pair(
     forward: onnx.NodeProto,
     backward: onnx.NodeProto,
+    read: set[str],
     makers: Mapping[str, onnx.NodeProto],
     types: Mapping[str, onnx.TypeProto],
 ) -> ScanPair:
     body, scanned = _body(forward)
     states = len(forward.input) - scanned
-    read = list(backward.input[len(backward.input) - _body(backward)[1] :])
-    origins = [origin for name in read for origin in _origins(name, makers)]
+    origins = {origin for name in read for origin in _origins(name, makers)}
     stored = tuple(
         _stored(name, inner.name, types, _number(forward, "scan_output_axes", slot))
         for slot, (name, inner) in enumerate(

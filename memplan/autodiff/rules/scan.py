@@ -14,14 +14,16 @@ from onnx import helper
 from memplan.autodiff.bodies import live_nodes, names_read
 from memplan.autodiff.context import Context
 from memplan.autodiff.emitter import FORWARD_KEY
+from memplan.autodiff.projections import Projection, find_projection
 from memplan.autodiff.recompute import Cell, Kept, decide
 from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.scan_body import ScanBody
+from memplan.autodiff.scan_body import Hoisted, ScanBody
 from memplan.autodiff.scan_call import (
     Sequence,
     add_stacked,
     read_scan,
     scan_attributes,
+    slice_type,
     stacked_type,
 )
 from memplan.autodiff.types import Dim, write_type
@@ -49,10 +51,7 @@ class _ScanGradient:
         self.writer = self.step.writer
         self.body = self.step.emitter
         self._inputs = self.call.state_inputs + self.call.slice_inputs
-        self.roots: dict[str, str] = {}
-        for node in self.call.body.node:
-            if node.op_type == "Identity":
-                self.roots[node.output[0]] = self._root(node.input[0])
+        self.read: dict[str, Sequence] = {}
 
     def run(self) -> dict[str, Value | None]:
         """The gradients by outer name."""
@@ -67,21 +66,57 @@ class _ScanGradient:
             )
             if grad is not None
         ]
-        for inner in (*(n for n in self._inputs if n in kept.used), *kept.stored):
+        projections = self._projections(kept)
+        for found in projections.values():
+            source = found.source
+            kind = slice_type(self.outer.tensor(source.name).type, source.axis)
+            self.writer.input(found.formal, kind, new=False)
+            scanned.append(Sequence(source.name, source.axis, 1 - source.direction))
+        used = [n for n in self._inputs if n in kept.used and n not in projections]
+        for inner in (*used, *kept.stored):
             self.writer.input(inner, self.body.types[inner], new=False)
             scanned.append(self._sequence(inner))
         stacked = [
             Sequence("", call.sequences[k].axis, 1 - call.sequences[k].direction)
             for k in step.sliced
         ]
-        outs = self._emit(kept, scanned, stacked)
+        again = [*(item.node for item in projections.values()), *_again(kept)]
+        outs = self._emit(again, scanned, stacked)
         names = [call.initials[k] for k in step.states] + step.captured
         names += [call.sequences[k].name for k in step.sliced]
-        found: dict[str, Value | None] = {}
+        result: dict[str, Value | None] = {}
         for name, grad in zip(names, outs, strict=True):
-            before = found.get(name)
-            found[name] = grad if before is None else before + grad
-        return found
+            before = result.get(name)
+            result[name] = grad if before is None else before + grad
+        for item in step.hoisted:
+            before = result.get(item.name)
+            grad = self._product(item, outs[len(outs) - len(step.sliced) :])
+            result[item.name] = grad if before is None else before + grad
+        return result
+
+    def _product(self, item: Hoisted, slices: tuple[Value, ...]) -> Value:
+        """The sum of matrix products over all steps, as one product."""
+        sides = []
+        for side in (item.left, item.right):
+            if isinstance(side, int):
+                value = slices[self.step.sliced.index(side)]
+            else:
+                value = self.outer.tensor(self._sequence(side).name)
+            width, count = value.shape[2], value.type.elements
+            assert isinstance(width, int)
+            rows = count // width if count is not None and width else ""
+            sides.append(self.outer.reshape(value, (rows, width)))
+        return self.outer.gemm(sides[0], sides[1], 1)
+
+    def _projections(self, kept: Kept) -> dict[str, Projection]:
+        """Slices that only a step run again reads, and that are made again, too."""
+        if self.outer.scan_recompute.text != "all":
+            return {}
+        names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
+        found = {
+            name: find_projection(self.outer, self.call.kept_as(name), name) for name in names
+        }
+        return {name: item for name, item in found.items() if item is not None}
 
     def _kept(self) -> Kept:
         """What the backward step reads of the forward step, and how it comes by it."""
@@ -93,14 +128,14 @@ class _ScanGradient:
             inputs=self._inputs,
             needed=frozenset(names_read(nodes) - made - own),
             stacked=frozenset(
-                name for node in self.call.body.node for name in node.output if self._stacked(name)
+                name for node in self.call.body.node for name in node.output if self.call.stacked_as(name)
             ),
             types=self.body.types,
         )
         return decide(cell, self.outer.scan_recompute)
 
     def _emit(
-        self, kept: Kept, scanned: list[Sequence], stacked: list[Sequence]
+        self, again: list[onnx.NodeProto], scanned: list[Sequence], stacked: list[Sequence]
     ) -> tuple[Value, ...]:
         """The backward Scan; its outputs."""
         ctx, step, call = self.ctx, self.step, self.call
@@ -116,7 +151,7 @@ class _ScanGradient:
         types += [self.outer.tensor(call.sequences[k].name).type for k in step.sliced]
         inputs += [self.outer.tensor(item.name) for item in scanned]
         constants = {tensor.name: tensor for tensor in call.body.initializer}
-        body = self.writer.graph(f"{call.body.name}_grad", constants, _again(kept))
+        body = self.writer.graph(f"{call.body.name}_grad", constants, again)
         return self.outer.ops(
             "Scan",
             *inputs,
@@ -127,34 +162,22 @@ class _ScanGradient:
 
     # -- what is kept --------------------------------------------------------------------------
 
-    def _root(self, name: str) -> str:
-        """What a chain of ``Identity`` in the body starts from."""
-        return self.roots.get(name, name)
-
     def _sequence(self, inner: str) -> Sequence:
         """A tensor of the body at all steps, read from the last step on."""
+        if inner not in self.read:
+            self.read[inner] = self._new_sequence(inner)
+        return self.read[inner]
+
+    def _new_sequence(self, inner: str) -> Sequence:
         call = self.call
-        if inner in call.slice_inputs:
-            item = call.sequences[call.slice_inputs.index(inner)]
-            return Sequence(item.name, item.axis, 1 - item.direction)
-        found = self._stacked(inner)
-        if found is None and inner in call.state_inputs:
-            k = call.state_inputs.index(inner)
-            after = self._stacked(call.state_outputs[k])
-            if after is not None:
-                return self._shifted(after, call.initials[k])
-        if found is None:
-            found = self._stack(inner)
+        found = call.kept_as(inner)
+        if not found.name:
+            found = self._stack(inner, found)
+        elif inner in call.state_inputs and call.stacked_as(inner) is None:
+            found = self._shifted(found, call.initials[call.state_inputs.index(inner)])
         return Sequence(found.name, found.axis, 1 - found.direction)
 
-    def _stacked(self, inner: str) -> Sequence | None:
-        """The output of the forward Scan that holds a tensor of its body at all steps."""
-        for item, name in zip(self.call.stacked, self.call.slice_outputs, strict=False):
-            if item.name and self._root(name) == self._root(inner):
-                return item
-        return None
-
-    def _stack(self, inner: str) -> Sequence:
+    def _stack(self, inner: str, place: Sequence) -> Sequence:
         """Make the forward Scan stack a tensor of its body."""
         call, body = self.call, self.call.body
         name = self.outer.fresh(f"{inner}/stash")
@@ -165,11 +188,12 @@ class _ScanGradient:
             source = self.outer.fresh(f"{inner}/kept")
             body.node.append(helper.make_node("Identity", [inner], [source], name=source))
         found = self.body.types[inner]
-        add_stacked(call.node, name, source, write_type(found, final=True))
+        item = Sequence(name, 0, place.direction)
+        add_stacked(call, item, source, write_type(found, final=True))
         self.outer.types[name] = stacked_type(found, 0, self._steps())
         self.outer.places[name] = call.node.name
         self.outer.makers[name] = call.node
-        return Sequence(name, 0, 0)
+        return item
 
     def _steps(self) -> Dim:
         item = self.call.sequences[0]
@@ -185,7 +209,7 @@ class _ScanGradient:
         else:
             parts = [first, self.outer.slice(whole, [0], [-1], [axis])]
         found = self.outer.op("Concat", *parts, axis=axis, result=whole.type)
-        return Sequence(found.name, axis, 1 - after.direction)
+        return Sequence(found.name, axis, after.direction)
 
 
 def _again(kept: Kept) -> list[onnx.NodeProto]:

@@ -17,6 +17,7 @@ from memplan.autodiff.types import TensorType, write_type
 from memplan.autodiff.value import Value
 from memplan.graph.build import captured_names
 from memplan.model.prepare import name_nodes
+from memplan.model.read import subgraphs
 
 
 def graph_attribute(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
@@ -137,6 +138,28 @@ class BodyWriter:
 
 def _info(name: str, found: TensorType) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
+
+
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Let a node, and its bodies at any depth, read other tensors; no body has such names itself."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    for body in subgraphs(node):
+        for inner in body.node:
+            rename_reads(inner, names)
+        for value in body.output:
+            value.name = names.get(value.name, value.name)
+
+
+def separate_outputs(graph: onnx.GraphProto, emitter: Emitter) -> None:
+    """Make every output of a body a tensor of its own that a node makes; see the module's text."""
+    made = {name for node in graph.node for name in node.output}
+    seen: set[str] = set()
+    for value in graph.output:
+        if value.name in seen or value.name not in made:
+            name = emitter.fresh(f"{value.name}/output")
+            graph.node.append(helper.make_node("Identity", [value.name], [name], name=name))
+            value.name = name
+        seen.add(value.name)
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: Iterable[str]) -> list[onnx.NodeProto]:

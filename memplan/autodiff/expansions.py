@@ -10,6 +10,7 @@ import onnx.inliner
 from onnx import helper
 
 from memplan.autodiff.activity import Activity, find_activity
+from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.context import Context
 from memplan.autodiff.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.forward import Annotator, constants_of, default_opset
@@ -123,8 +124,8 @@ def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]
             else:
                 made.append(helper.make_node("Identity", [value.name], [name], name=name))
     for item in made:
-        for field in (item.input, item.output):
-            field[:] = [names.get(name, name) for name in field]
+        rename_reads(item, names)
+        item.output[:] = [names.get(name, name) for name in item.output]
         item.metadata_props.extend(node.metadata_props)
     return made
 

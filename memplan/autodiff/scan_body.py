@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.autodiff.activity import find_activity, require_rules
-from memplan.autodiff.bodies import BodyWriter, body_model, captured_by, restored
+from memplan.autodiff.bodies import (
+    BodyWriter,
+    body_model,
+    captured_by,
+    restored,
+    separate_outputs,
+)
 from memplan.autodiff.context import Context
 from memplan.autodiff.emitter import Scope
 from memplan.autodiff.expansions import emitter_for, expand_all
@@ -47,6 +53,7 @@ class ScanBody:
         self.name = ctx.node.name
         outer = ctx.emitter
         mark = f"{self.name}:"
+        separate_outputs(call.body, outer)
         model = body_model(outer, call.body, input_types(call, outer))
         captured = [name for name in captured_by(call.body) if name in ctx.needed]
         formal = zip(ctx.node.input, self._formal(), strict=True)

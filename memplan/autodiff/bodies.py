@@ -22,7 +22,8 @@ from memplan.model.read import subgraphs
 
 def graph_attribute(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     """The body in an attribute of ``node``."""
-    return next(item.g for item in node.attribute if item.name == name)
+    found: onnx.GraphProto = next(item.g for item in node.attribute if item.name == name)
+    return found
 
 
 def captured_by(graph: onnx.GraphProto) -> tuple[str, ...]:
@@ -141,7 +142,7 @@ def _info(name: str, found: TensorType) -> onnx.ValueInfoProto:
 
 
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Let a node, and its bodies at any depth, read other tensors; no body has such names itself."""
+    """Let a node, and its bodies at any depth, read other tensors (no body may define them)."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for body in subgraphs(node):
         for inner in body.node:

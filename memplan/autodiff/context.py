@@ -23,7 +23,8 @@ class Context(Operations):
 
     ``inputs`` and ``outputs`` are the node's tensors, None where an optional one is left out;
     ``grads`` the gradients of the outputs, None where none flows in; ``wanted[k]`` whether input
-    ``k`` needs a gradient, ``needed`` all tensors that need one. Dimensions may be symbolic (:mod:`memplan.autodiff.types`).
+    ``k`` needs a gradient, ``needed`` all tensors that need one. Dimensions may be symbolic
+    (:mod:`memplan.autodiff.types`).
     """
 
     def __init__(

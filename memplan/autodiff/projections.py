@@ -66,7 +66,9 @@ def _product(outer: Emitter, made: onnx.NodeProto) -> _Found | None:
     if flat is None or flat.op_type != "Reshape" or "transA" in given:
         return None
     others = [str(name) for name in product.input[1:]]
-    if any(len(outer.tensor(name).type.shape or (0, 0, 0)) > 2 - k for k, name in enumerate(others)):
+    if any(
+        len(outer.tensor(name).type.shape or (0, 0, 0)) > 2 - k for k, name in enumerate(others)
+    ):
         return None
     return flat.input[0], "Gemm", others, list(product.attribute)
 

@@ -1,4 +1,4 @@
-"""Which tensors of a recurrent cell are stored at every step, and which its backward makes again."""
+"""Which tensors of a recurrent cell are stored at every step, and which are made again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class ScanRecompute:
-    """``--scan-recompute``: ``none``, ``all``, ``auto``, or names of cell tensors with ``+`` between
-    them, in which ``*`` stands for any letters.
+    """``--scan-recompute``: ``none``, ``all``, ``auto``, or names of cell tensors, in which ``*``
+    stands for any letters, with ``+`` between them.
 
     ``seen`` grows: the patterns that have matched; ``offered`` the cell tensors there are.
     """
@@ -188,7 +188,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     A minimum cut between what the step is given and what its backward reads, as PyTorch's
     partitioner has it (``torch/_functorch/partitioners.py``), over one step.
     """
-    names = [n for n in (*cell.inputs, *(o for node in cell.nodes for o in node.output if o))]
+    names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
     number = {name: 2 + 2 * k for k, name in enumerate(names) if name not in constant}
     weight = {name: _bytes(cell.types[name]) for name in number}
     for name in number:  # what is kept in any case costs nothing more

@@ -140,9 +140,7 @@ class ScanBody:
             write(f"{call.state_inputs[k]}_grad", types[call.state_inputs[k]]) for k in self.states
         ]
         self.sums = [write(f"{name}_sum", types[name]) for name in self.captured]
-        seeds = {
-            call.state_outputs[k]: grad for k, grad in zip(self.states, carried, strict=True)
-        }
+        seeds = {call.state_outputs[k]: grad for k, grad in zip(self.states, carried, strict=True)}
         for k in self.seeded:
             inner = call.slice_outputs[k]
             part = write(f"{inner}_grad", types[inner])

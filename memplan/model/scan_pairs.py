@@ -33,7 +33,9 @@ class Stored:
         """Bytes of one step; None if a dimension is not known."""
         sizes = [dim if isinstance(dim, int) else dims.get(dim) for dim in self.shape]
         known = [size for size in sizes if size is not None]
-        return math.ceil(math.prod(known) * self.element_bytes) if len(known) == len(sizes) else None
+        return (
+            math.ceil(math.prod(known) * self.element_bytes) if len(known) == len(sizes) else None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from gradients import Array, check, draw, reference, runtime, single
-
-from memplan.autodiff.builder import Request, build_gradients
+from gradients import Array, check, draw, runtime, single
 
 STEPS, BATCH, WIDTH, HIDDEN = 3, 2, 3, 2
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -7,6 +7,7 @@ keep a tensor of one type, they share the output; where only one does, the other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import onnx
@@ -81,9 +82,7 @@ class _Branch:
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
-        nodes = see_patterns(
-            list(expanded.model.graph.node), self.emitter.constants, {*xs, *ends}
-        )
+        nodes = see_patterns(list(expanded.model.graph.node), self.emitter.constants, {*xs, *ends})
         activity = find_activity(nodes, self.emitter.types, set(grads), xs)
         require_rules(nodes, activity)
         seeds = {
@@ -102,10 +101,8 @@ class _Branch:
         self.known: dict[str, str] = dict(zip(ends, ctx.node.output, strict=False))
         self.again: list[onnx.NodeProto] = []
 
-    def _scope(self):  # type: ignore[no-untyped-def]
-        return self.emitter.scope(
-            Scope(f"{self.ctx.node.name}/grad", {PHASE_KEY: Phase.BACKWARD})
-        )
+    def _scope(self) -> AbstractContextManager[None]:
+        return self.emitter.scope(Scope(f"{self.ctx.node.name}/grad", {PHASE_KEY: Phase.BACKWARD}))
 
     def finish(self, targets: Sequence[Value]) -> None:
         """The outputs: a gradient for each target, zeros where there is none."""

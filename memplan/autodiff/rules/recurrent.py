@@ -6,13 +6,14 @@ order and defaults are those of ONNX's operator documentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
+import onnx
 from onnx import TensorProto
 
 from memplan.autodiff.bodies import BodyWriter
+from memplan.autodiff.cells import Cell, Gru, Lstm, Rnn, Weights, activations
 from memplan.autodiff.context import Context
 from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.registry import expansion
@@ -22,48 +23,30 @@ from memplan.autodiff.types import TensorType
 from memplan.autodiff.value import Value
 from memplan.errors import ModelError
 
-Activation = Callable[[Value], Value]
-# Defaults of alpha and beta where an operator has them (ONNX operator documentation of LSTM).
-_ALPHA = {"LeakyRelu": 0.01, "ThresholdedRelu": 1.0, "HardSigmoid": 0.2, "Elu": 1.0}
-_BETA = {"HardSigmoid": 0.5}
-_PLAIN = {"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", *_ALPHA}
-_SCALED = {"Affine", "ScaledTanh"}
-
 
 @expansion("LSTM")
 def lstm(ctx: Context) -> Sequence[Value | None]:
     """Three activations (gates, cell, output), two states, peepholes."""
-    return _Expansion(ctx, _Lstm, gates=4, states=2, defaults=("Sigmoid", "Tanh", "Tanh")).run()
+    return _Expansion(ctx, Lstm, gates=4, states=2, defaults=("Sigmoid", "Tanh", "Tanh")).run()
 
 
 @expansion("GRU")
 def gru(ctx: Context) -> Sequence[Value | None]:
     """Two activations; the reset gate acts before or after the recurrent product."""
-    return _Expansion(ctx, _Gru, gates=3, states=1, defaults=("Sigmoid", "Tanh")).run()
+    return _Expansion(ctx, Gru, gates=3, states=1, defaults=("Sigmoid", "Tanh")).run()
 
 
 @expansion("RNN")
 def rnn(ctx: Context) -> Sequence[Value | None]:
     """Hₜ = f(Xₜ·Wᵀ + Hₜ₋₁·Rᵀ + b)."""
-    return _Expansion(ctx, _Rnn, gates=1, states=1, defaults=("Tanh",)).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Of one direction: ``recurrent`` [gates·hidden, hidden], ``input_bias`` and ``bias``
-    [gates·hidden] or None, ``peepholes`` [3·hidden] or None."""
-
-    recurrent: Value
-    input_bias: Value | None
-    bias: Value | None
-    peepholes: Value | None
+    return _Expansion(ctx, Rnn, gates=1, states=1, defaults=("Tanh",)).run()
 
 
 class _Expansion:
     """An operator of this family, written out."""
 
     def __init__(
-        self, ctx: Context, cell: type[_Cell], gates: int, states: int, defaults: tuple[str, ...]
+        self, ctx: Context, cell: type[Cell], gates: int, states: int, defaults: tuple[str, ...]
     ) -> None:
         self.ctx = ctx
         self.cell = cell
@@ -76,7 +59,7 @@ class _Expansion:
                 "has no gradient here",
                 "remove the attribute, or take the operator off the way to the loss",
             )
-        self.activations = _activations(ctx, defaults, self.directions)
+        self.activations = activations(ctx, defaults, self.directions)
         x, _, r = ctx.tensors[:3]
         self.layout = ctx.attribute("layout", 0)
         self.x = ctx.transpose(x, [1, 0, 2]) if self.layout else x
@@ -118,20 +101,20 @@ class _Expansion:
             value = self.ctx.slice(value, [direction], [direction + 1], [0])
         return self.ctx.squeeze(value, [0])
 
-    def _weights(self, direction: int) -> _Weights:
+    def _weights(self, direction: int) -> Weights:
         ctx, size = self.ctx, self.gates * self.hidden
         recurrent = self._part(2, direction)
         assert recurrent is not None
         bias = self._part(3, direction)
         peepholes = self._part(7, direction) if self.gates == 4 else None
         if bias is None:
-            return _Weights(recurrent, None, None, peepholes)
+            return Weights(recurrent, None, None, peepholes)
         first, second = (
             ctx.slice(bias, [k * size], [(k + 1) * size], [0]) for k in (0, 1)
         )  # fmt: skip
         if not self.cell.keeps_bias(ctx):
-            return _Weights(recurrent, first + second, None, peepholes)
-        return _Weights(recurrent, first, second, peepholes)
+            return Weights(recurrent, first + second, None, peepholes)
+        return Weights(recurrent, first, second, peepholes)
 
     def _projected(self, direction: int, bias: Value | None) -> Value:
         """X·Wᵀ + b of all steps at once, [T, B, gates·hidden]."""
@@ -204,10 +187,10 @@ class _Expansion:
         self,
         initials: list[Value],
         scanned: list[Value],
-        weights: _Weights,
+        weights: Weights,
         direction: int,
         sequence: bool,
-    ):  # type: ignore[no-untyped-def]
+    ) -> onnx.GraphProto:
         """One step."""
         outer = self.ctx.emitter
         emitter = Emitter(
@@ -240,175 +223,3 @@ class _Expansion:
         if sequence:
             writer.output(shown)
         return writer.graph(f"{stem}/step")
-
-
-class _Cell:
-    """The arithmetic of one step, in a body."""
-
-    def __init__(
-        self,
-        ctx: Context,
-        writer: BodyWriter,
-        weights: _Weights,
-        activations: Sequence[Activation],
-        stem: str,
-    ) -> None:
-        self.emitter = writer.emitter
-        self.ctx = ctx
-        self.stem = stem
-        self.activations = activations
-        self.recurrent = writer.captured(weights.recurrent)
-        self.bias = writer.captured(weights.bias) if weights.bias is not None else None
-        self.peepholes: list[Value] = []
-        if weights.peepholes is not None:
-            size = weights.recurrent.shape[1]
-            assert isinstance(size, int)
-            for k in range(3):
-                part = ctx.slice(weights.peepholes, [k * size], [(k + 1) * size], [0])
-                self.peepholes.append(writer.captured(part))
-
-    @classmethod
-    def keeps_bias(cls, ctx: Context) -> bool:
-        """Whether the recurrent bias is added within the step."""
-        return False
-
-    def step(self, x: Value, *states: Value) -> list[Value]:
-        """The new states; the first is the output."""
-        raise NotImplementedError
-
-    def named(self, what: str):  # type: ignore[no-untyped-def]
-        """Nodes made inside are named after a part of the cell."""
-        return self.emitter.scope(Scope(f"{self.stem}/{what}"))
-
-    def product(self, h: Value, weight: Value, added: Value | None) -> Value:
-        """h·weightᵀ + added."""
-        return self.emitter.op("Gemm", h, weight, added, transB=1)
-
-    def split(self, value: Value, sizes: list[int]) -> tuple[Value, ...]:
-        """Pieces along the last axis."""
-        return self.emitter.ops(
-            "Split", value, self.emitter.const(sizes), outputs=len(sizes), axis=-1
-        )
-
-    @property
-    def hidden(self) -> int:
-        """Units."""
-        size = self.recurrent.shape[1]
-        assert isinstance(size, int)
-        return size
-
-
-class _Rnn(_Cell):
-    def step(self, x: Value, *states: Value) -> list[Value]:
-        with self.named("h"):
-            return [self.activations[0](self.product(states[0], self.recurrent, x))]
-
-
-class _Lstm(_Cell):
-    def step(self, x: Value, *states: Value) -> list[Value]:
-        h, c = states
-        gate, inner, outer = self.activations
-        with self.named("gates"):
-            parts = self.split(self.product(h, self.recurrent, x), [self.hidden] * 4)
-        i, o, f, new = parts
-        with self.named("input"):
-            i = gate(self._peep(i, c, 0))
-        with self.named("forget"):
-            coupled = self.ctx.attribute("input_forget", 0)
-            f = 1 - i if coupled else gate(self._peep(f, c, 2))
-        with self.named("candidate"):
-            new = inner(new)
-        with self.named("c"):
-            after = f * c + i * new
-        with self.named("output"):
-            o = gate(self._peep(o, after, 1))
-        with self.named("h"):
-            return [o * outer(after), after]
-
-    def _peep(self, part: Value, c: Value, which: int) -> Value:
-        return part + self.peepholes[which] * c if self.peepholes else part
-
-
-class _Gru(_Cell):
-    @classmethod
-    def keeps_bias(cls, ctx: Context) -> bool:
-        return bool(ctx.attribute("linear_before_reset", 0))
-
-    def step(self, x: Value, *states: Value) -> list[Value]:
-        h, size = states[0], self.hidden
-        gate, inner = self.activations
-        with self.named("gates"):
-            fresh = self.split(x, [2 * size, size])
-            if self.keeps_bias(self.ctx):
-                old = self.split(self.product(h, self.recurrent, self.bias), [2 * size, size])
-                both = gate(fresh[0] + old[0])
-            else:
-                first, last = self._rows(2 * size)
-                both = gate(self.product(h, first, fresh[0]))
-            z, r = self.split(both, [size, size])
-        with self.named("candidate"):
-            if self.keeps_bias(self.ctx):
-                new = inner(fresh[1] + r * old[1])
-            else:
-                new = inner(self.product(r * h, last, fresh[1]))
-        with self.named("h"):
-            return [new + z * (h - new)]
-
-    def _rows(self, count: int) -> tuple[Value, Value]:
-        """The recurrent weight of the two gates, and of the candidate: cut outside the loop."""
-        whole = self.ctx.tensor(self.recurrent.name)
-        parts = (
-            self.ctx.slice(whole, [0], [count], [0]),
-            self.ctx.slice(whole, [count], [count + self.hidden], [0]),
-        )
-        for part in parts:
-            self.emitter.types[part.name] = part.type
-        first, last = (self.emitter.tensor(part.name) for part in parts)
-        return first, last
-
-
-def _activations(
-    ctx: Context, defaults: tuple[str, ...], directions: int
-) -> list[list[Activation]]:
-    """The functions of each direction.
-
-    Raises:
-        ModelError: one is not known.
-    """
-    names = [str(_text(name)) for name in ctx.attribute("activations", list[str]())]
-    names = names or list(defaults) * directions
-    # alphas and betas are lists for those functions that take one, in order.
-    alphas = list(ctx.attribute("activation_alpha", list[float]()))
-    betas = list(ctx.attribute("activation_beta", list[float]()))
-    found: list[Activation] = []
-    known = {name.lower(): name for name in (*_PLAIN, *_SCALED)}
-    for name in names:
-        op = known.get(name.lower())
-        if op is None:
-            raise ModelError(
-                f"{ctx.node.op_type} '{ctx.node.name}' has an activation '{name}' that is not known"
-            )
-        takes_alpha, takes_beta = op in _ALPHA or op in _SCALED, op in _BETA or op in _SCALED
-        alpha = alphas.pop(0) if takes_alpha and alphas else _ALPHA.get(op, 1.0)
-        beta = betas.pop(0) if takes_beta and betas else _BETA.get(op, 0.0)
-        found.append(_activation(op, alpha, beta))
-    count = len(defaults)
-    return [found[k * count : (k + 1) * count] for k in range(directions)]
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
-
-
-def _activation(op: str, alpha: float, beta: float) -> Activation:
-    """The function as nodes."""
-    if op == "Affine":
-        return lambda x: x * alpha + beta
-    if op == "ScaledTanh":
-        return lambda x: x.emitter.op("Tanh", x * beta) * alpha
-    given: dict[str, float] = {}
-    if op in _ALPHA:
-        given["alpha"] = alpha
-    if op in _BETA:
-        given["beta"] = beta
-    return lambda x: x.emitter.op(op, x, **given)

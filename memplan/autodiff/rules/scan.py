@@ -113,9 +113,7 @@ class _ScanGradient:
         if self.outer.scan_recompute.text != "all":
             return {}
         names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
-        found = {
-            name: find_projection(self.outer, self.call.kept_as(name), name) for name in names
-        }
+        found = {name: find_projection(self.outer, self.call.kept_as(name), name) for name in names}
         return {name: item for name, item in found.items() if item is not None}
 
     def _kept(self) -> Kept:
@@ -128,7 +126,10 @@ class _ScanGradient:
             inputs=self._inputs,
             needed=frozenset(names_read(nodes) - made - own),
             stacked=frozenset(
-                name for node in self.call.body.node for name in node.output if self.call.stacked_as(name)
+                name
+                for node in self.call.body.node
+                for name in node.output
+                if self.call.stacked_as(name)
             ),
             types=self.body.types,
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 1
+ACCOUNTING_VERSION = 2
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 

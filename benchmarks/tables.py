@@ -170,11 +170,11 @@ The graphs of the Moccasin paper (ICML 2023): random layered graphs (RL) and the
 Checkmate (MLSys 2020). Points below the structural floor are left out.
 """
 RECURRENT = """\
-What `grad --scan-recompute` stores for the backward of one layer (200 steps, batch 16, 512 inputs and
-units, differentiated by its weights), and what that costs. Peaks are those of the training step in a
-tuned session; seconds are medians of runs in turn on a machine that did other work, too. `*` names
-every tensor of the cell, which is what Caffe2's option did (it reported about 15% more time for an
-LSTM): the product of inputs and weights stays in memory. `all` makes that again, too.
+What `grad --scan-recompute` stores for the backward of one layer (200 steps, batch 16, 512 inputs
+and units, differentiated by its weights), and what that costs. Peaks are those of the training step
+in a tuned session; seconds are medians of runs in turn on a machine that did other work, too. `*`
+names every tensor of the cell, which is what Caffe2's option did (it reported about 15% more time
+for an LSTM): the product of inputs and weights stays in memory. `all` makes that again, too.
 """
 
 

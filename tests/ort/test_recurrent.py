@@ -6,9 +6,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+from conftest import load_benchmark
 
 import memplan
-from benchmarks.recurrent import Case, forward_graph
 from memplan.validation import ValidateOptions, validate
 
 pytestmark = pytest.mark.ort
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.ort
 )  # fmt: skip
 def test_peak(op: str, steps: int, recompute: str, tmp_path: Path) -> None:
     """To the byte; and the bits are those of the graph that makes nothing again."""
-    forward = forward_graph(Case(op, steps, 4, 64, 64))
+    bench = load_benchmark("recurrent")
+    forward = bench.forward_graph(bench.Case(op, steps, 4, 64, 64))
     paths = []
     for wish in ("none", recompute):
         model = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=wish)

@@ -1,0 +1,87 @@
+"""Existing forward and backward Scans: stored tensors are dropped and made again."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from gradients import runtime
+from test_grad_recurrent import BATCH, STEPS, WIDTH, layer
+from test_gradient_rules_scan import MIXED, RNN, feeds_for, model_of_text
+
+import memplan
+from memplan.autodiff.recompute import ScanRecompute
+from memplan.autodiff.scan_rewrite import recompute_in_scans
+from memplan.errors import UsageError
+from memplan.model.scan_pairs import find_scan_pairs
+
+
+def same_bits(one: onnx.ModelProto, other: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    onnx.checker.check_model(other, full_check=True)
+    before, after = runtime(one, feeds), runtime(other, feeds)
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes(), name
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+@pytest.mark.parametrize("wish", ["all", "auto", "*"])
+def test_as_if_it_had_been_made_so(op: str, wish: str) -> None:
+    """A pair that grad made without recomputation stores in the end what grad would have stored
+    with it, and computes the same bits."""
+    forward = layer(op)
+    plain = memplan.gradients(forward, "loss", ["W", "R", "B"])
+    rewritten = recompute_in_scans(plain, ScanRecompute(wish))
+    direct = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=wish)
+    (found,), (wanted,) = find_scan_pairs(rewritten), find_scan_pairs(direct)
+    assert found.step_bytes({"N": 1}) == wanted.step_bytes({"N": 1})
+    assert [s.tensor for s in found.sequences] == [s.tensor for s in wanted.sequences]
+    feeds = {"x": np.random.default_rng(0).normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)}
+    same_bits(plain, rewritten, feeds)
+
+
+@pytest.mark.parametrize("wish", ["all", "auto", "*", "m+t1"])
+@pytest.mark.parametrize("text", [MIXED, RNN.split("\n", 2)[2]])
+def test_axes_directions_and_states(text: str, wish: str) -> None:
+    if wish == "m+t1" and text is not MIXED:
+        wish = "next"
+    model = model_of_text(text)
+    feeds = feeds_for(model)
+    ys = [value.name for value in model.graph.output]
+    plain = memplan.gradients(model, ys, list(feeds))
+    same_bits(plain, recompute_in_scans(plain, ScanRecompute(wish)), feeds)
+
+
+FOREIGN = """
+    g (float[4,3] x, float[3] h0, float[3] d)
+        => (float[3] last, float[3] h0_grad, float[4,3] x_grad)
+    {
+        [forward] last, es, ts, hs = Scan<num_scan_inputs = 1, body = step
+            (float[3] h, float[3] u) => (float[3] next, float[3] eo, float[3] t, float[3] ho)
+            { [e] e = Exp(u) [t] t = Tanh(e) [n] next = Mul(t, h) [eo] eo = Identity(e)
+              [ho] ho = Identity(h) }>(h0, x)
+        [back] h0_grad, x_grad = Scan<num_scan_inputs = 3, scan_input_directions = [1, 1, 1],
+            scan_output_directions = [1], body = reverse
+            (float[3] h, float[3] a, float[3] next, float[3] t) => (float[3] g1, float[3] gx)
+            { [g1] g1 = Mul(h, next) [q] q = Mul(h, t)
+              [bb] bb = Mul(next, next) [s] s = Sub(q, bb)
+              [gx] gx = Mul(s, a) }>(d, es, ts, hs)
+    }"""
+
+
+def test_a_pair_of_another_tool() -> None:
+    """Names differ between the bodies, and nothing says what belongs together but the data flow."""
+    model = model_of_text(FOREIGN)
+    feeds = {"x": np.ones((4, 3), np.float32) / 3, "h0": np.ones(3, np.float32),
+             "d": np.full(3, 0.7, np.float32)}  # fmt: skip
+    for wish, outputs in (
+        ("all", ["last", "hs"]),
+        ("t", ["last", "es", "hs"]),
+        ("e", ["last", "ts", "hs"]),
+    ):
+        rewritten = recompute_in_scans(model, ScanRecompute(wish))
+        assert list(rewritten.graph.node[0].output) == outputs
+        same_bits(model, rewritten, feeds)
+    with pytest.raises(UsageError, match="--scan-recompute a: no Scan"):
+        recompute_in_scans(model, ScanRecompute("a"))

@@ -18,6 +18,7 @@ from memplan.loaded import analyze_as_loaded
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
 from memplan.model.read import read_model
+from memplan.model.scan_pairs import find_scan_pairs
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.plain_sessions import load_notes, plain_notes, plan_plain
@@ -33,7 +34,7 @@ from memplan.rewriter.postconditions import ensure
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, parse_size
-from memplan.variants import Attempt, variants
+from memplan.variants import Attempt, variants, with_recomputed_cells
 
 SCHEMA = "memplan.rewrite/1"
 
@@ -61,6 +62,7 @@ class RewriteOptions:
     profile: bool = False
     device: str | None = None
     loss: str | None = None
+    scan_recompute: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Rewrite:
             "bound_fraction": plan.bound_fraction,
             "bound_kind": plan.bound_kind,
             "recomputed_nodes": plan.clones,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.original.dims) for pair in find_scan_pairs(self.model)],
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
             "costs": {
@@ -200,6 +204,8 @@ def rewrite(
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
+    if options.scan_recompute != "none":
+        attempts = with_recomputed_cells(attempts, options.scan_recompute, options.loss)
     (level, model, notes), (analysis, costs, plan, plain) = _first_plan(attempts, plan_one)
     if plain is not None:
         result, timeline = plain.model, plain.timeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -47,6 +48,25 @@ def variants(
         return [("none", source, (note,))]
     fallback: Attempt = ("none", source, ("planned without fusions: with them no plan was found",))
     return [(optimize, model, ()), fallback]
+
+
+def with_recomputed_cells(
+    attempts: Sequence[Attempt], wish: str, loss: str | None
+) -> list[Attempt]:
+    """The same models with tensors of recurrent cells made again instead of stored.
+
+    Raises:
+        UsageError: see :func:`memplan.autodiff.scan_rewrite.recompute_in_scans`.
+    """
+    from memplan.autodiff.recompute import ScanRecompute
+    from memplan.autodiff.scan_rewrite import recompute_in_scans
+
+    found: list[Attempt] = []
+    for level, model, notes in attempts:
+        proto = recompute_in_scans(model.prepared.proto, ScanRecompute(wish))
+        prepared = prepare_model(proto, model.prepared.path, model.prepared.dims)
+        found.append((level, opened(prepared, loss), notes))
+    return found
 
 
 def _optimized(

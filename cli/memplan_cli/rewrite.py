@@ -36,6 +36,9 @@ from memplan_cli.progress import planning_progress
               show_default=True, help="Let ONNX Runtime fuse nodes first.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option("--scan-recompute", default="none", show_default=True, metavar="NAMES",
+              help="Cell tensors of recurrent layers to make again at every step instead of "
+                   "storing them: all, auto, or names as in 'a+b*'.")  # fmt: skip
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
 @click.option("--profile", is_flag=True,
@@ -60,6 +63,7 @@ def command(
     optimize: str,
     keep: tuple[str, ...],
     recompute: tuple[str, ...],
+    scan_recompute: str,
     reserve: str | None,
     costs: Path | None,
     profile: bool,
@@ -96,6 +100,7 @@ def command(
         time_limit=time_limit,
         keep=keep,
         recompute=recompute,
+        scan_recompute=scan_recompute,
         costs=costs,
         profile=profile,
         device=device,

@@ -62,8 +62,8 @@ def _product(outer: Emitter, made: onnx.NodeProto) -> _Found | None:
     if product is None or product.op_type != "Gemm":
         return None
     flat = outer.makers.get(product.input[0])
-    given = {item.name for item in product.attribute}
-    if flat is None or flat.op_type != "Reshape" or "transA" in given:
+    given = {item.name: item.i for item in product.attribute}
+    if flat is None or flat.op_type != "Reshape" or given.get("transA"):
         return None
     others = [str(name) for name in product.input[1:]]
     if any(

@@ -102,7 +102,7 @@ def _rewrite_backward(model: onnx.ModelProto, name: str, wish: ScanRecompute) ->
 def _is_forward(node: onnx.NodeProto) -> bool:
     """Whether the node says so; a second layer may read the first one's steps backwards, too."""
     notes = {item.key: item.value for item in node.metadata_props}
-    return notes.get(PHASE_KEY, Phase.BACKWARD) != Phase.BACKWARD
+    return bool(notes.get(PHASE_KEY, Phase.BACKWARD) != Phase.BACKWARD)
 
 
 class _Pair:
@@ -250,6 +250,34 @@ class _Pair:
         del self.model.graph.node[:]
         self.model.graph.node.extend(kept)
         self.model.graph.initializer.extend(self.outer.initializers.values())
+        self._merge()
+
+    def _merge(self) -> None:
+        """Let those who shift the states behind the new nodes read what these made."""
+        new = {item.name for item in self.outer.nodes}
+        names: dict[str, str] = {}
+        seen: dict[tuple[object, ...], str] = {}
+        kept: list[onnx.NodeProto] = []
+        outputs = {value.name for value in self.model.graph.output}
+        for item in self.model.graph.node:
+            rename_reads(item, names)
+            key = self._key(item)
+            if item.name in new:
+                seen.setdefault(key, item.output[0])
+            elif key in seen and item.output[0] not in outputs:
+                names[item.output[0]] = seen[key]
+                continue
+            kept.append(item)
+        copies = [onnx.NodeProto.FromString(item.SerializeToString()) for item in kept]
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(copies)
+
+    def _key(self, node: onnx.NodeProto) -> tuple[object, ...]:
+        """Equal for nodes that compute the same."""
+        known = self.outer.constants
+        reads = (known[n].tobytes() if n in known else n for n in node.input)
+        attributes = sorted(item.SerializeToString() for item in node.attribute)
+        return (node.domain, node.op_type, *reads, *attributes)
 
     def _drop_unread(self) -> None:
         """Take outputs that nobody reads any more off the forward Scan."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 from gradients import runtime
-from test_grad_recurrent import BATCH, STEPS, WIDTH, layer
+from running import runner
+from test_grad_recurrent import BATCH, HIDDEN, STEPS, WIDTH, layer
 from test_gradient_rules_scan import MIXED, RNN, feeds_for, model_of_text
 
 import memplan
@@ -36,6 +41,9 @@ def test_as_if_it_had_been_made_so(op: str, wish: str) -> None:
     direct = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=wish)
     (found,), (wanted,) = find_scan_pairs(rewritten), find_scan_pairs(direct)
     assert found.step_bytes({"N": 1}) == wanted.step_bytes({"N": 1})
+    assert Counter(n.op_type for n in rewritten.graph.node) == Counter(
+        n.op_type for n in direct.graph.node
+    )
     assert [s.tensor for s in found.sequences] == [s.tensor for s in wanted.sequences]
     feeds = {"x": np.random.default_rng(0).normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)}
     same_bits(plain, rewritten, feeds)
@@ -83,5 +91,27 @@ def test_a_pair_of_another_tool() -> None:
         rewritten = recompute_in_scans(model, ScanRecompute(wish))
         assert list(rewritten.graph.node[0].output) == outputs
         same_bits(model, rewritten, feeds)
+    (pair,) = find_scan_pairs(model)
+    assert (pair.forward, pair.backward, pair.steps) == ("forward", "back", 4)
+    assert [item.tensor for item in pair.stored] == ["eo", "t", "ho"]
     with pytest.raises(UsageError, match="--scan-recompute a: no Scan"):
         recompute_in_scans(model, ScanRecompute("a"))
+
+
+def test_rewrite_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The peak falls; the report says what is stored now; unknown names are refused."""
+    run = runner(tmp_path, monkeypatch, capfd)
+    onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
+    common = ("rewrite", "step.onnx", "--budget", "100%", "--strategy", "none", "--dim",
+              "N=64", "--optimize", "none")  # fmt: skip
+    found = run(*common, "--scan-recompute", "all", "--format", "json")
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert report["predicted_peak_bytes"] < 0.8 * report["baseline_peak_bytes"]
+    assert report["scan_recompute"] == "all"
+    assert report["scans"][0]["stored_bytes_per_step"] == 2 * 64 * HIDDEN * 4
+    found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
+    assert found.returncode == 2
+    assert "not named: rnn/forward/gates/Split/1" in found.stderr

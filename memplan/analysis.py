@@ -14,6 +14,7 @@ from memplan.graph.types import Graph
 from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
+from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
@@ -61,6 +62,7 @@ class Analysis:
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
     placement: Placement | None = None
+    scans: tuple[ScanPair, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -114,6 +116,7 @@ class Analysis:
             ],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": _by_module(self.stashes),
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
             "assumptions": list(self.assumptions),
         }
         if self.placement is not None:
@@ -200,6 +203,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
         assumptions=(*model.prepared.assumptions, *timeline.assumptions, *_caveats(session)),
+        scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
     )
 
 

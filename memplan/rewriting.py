@@ -18,7 +18,7 @@ from memplan.loaded import analyze_as_loaded
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
 from memplan.model.read import read_model
-from memplan.model.scan_pairs import find_scan_pairs
+from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.plain_sessions import load_notes, plain_notes, plan_plain
@@ -94,6 +94,11 @@ class Rewrite:
         """How many nodes of the planned graph have measured seconds."""
         return self.costs.measured_nodes(self.optimized.graph)
 
+    @property
+    def scans(self) -> tuple[ScanPair, ...]:
+        """The recurrent layers of the rewritten model."""
+        return find_scan_pairs(self.model)
+
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         plan = self.plan
@@ -117,7 +122,7 @@ class Rewrite:
             "bound_kind": plan.bound_kind,
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,
-            "scans": [pair.as_json(self.original.dims) for pair in find_scan_pairs(self.model)],
+            "scans": [pair.as_json(self.original.dims) for pair in self.scans],
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
             "costs": {

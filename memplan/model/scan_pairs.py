@@ -11,6 +11,7 @@ from onnx import helper
 
 from memplan.errors import ModelError
 from memplan.model.read import subgraphs
+from memplan.model.shapes import ValueType
 
 FORWARD_KEY = "memplan.forward"
 # A backward Scan may read states shifted by one step: behind these.
@@ -83,18 +84,27 @@ class ScanPair:
         }
 
 
-def find_scan_pairs(model: onnx.ModelProto) -> tuple[ScanPair, ...]:
+def find_scan_pairs(
+    model: onnx.ModelProto, known: Mapping[str, ValueType] | None = None
+) -> tuple[ScanPair, ...]:
     """The pairs in the main graph and in bodies, in the order of forward Scans.
 
     A backward Scan says whose it is (``memplan grad`` writes that), or reads an output of an
-    earlier one the other way round.
+    earlier one the other way round. ``known`` are types of the main graph's tensors, beside those
+    that the file states.
     """
-    return tuple(_pairs(model.graph))
+    types = {
+        name: helper.make_tensor_type_proto(value.dtype, value.shape)
+        for name, value in (known or {}).items()
+        if value.shape is not None
+    }
+    return tuple(_pairs(model.graph, types))
 
 
-def _pairs(graph: onnx.GraphProto) -> Iterator[ScanPair]:
+def _pairs(graph: onnx.GraphProto, known: Mapping[str, onnx.TypeProto]) -> Iterator[ScanPair]:
     makers = {name: node for node in graph.node for name in node.output if name}
-    types = {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
+    stated = (*graph.value_info, *graph.input, *graph.output)
+    types = {value.name: value.type for value in stated} | dict(known)
     backward: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for note in node.metadata_props:
@@ -113,7 +123,7 @@ def _pairs(graph: onnx.GraphProto) -> Iterator[ScanPair]:
             read = {name for other in made for name in other.input}
             yield _pair(node, theirs[-1], read, makers, types)
         for body in subgraphs(node):
-            yield from _pairs(body)
+            yield from _pairs(body, {})
 
 
 def _reads_reversed(reader: onnx.NodeProto, node: onnx.NodeProto) -> bool:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from memplan.report.text_scans import scan_line
 from memplan.simulate.explain import Live
 from memplan.units import echo_size, format_bytes, format_delta
 
@@ -93,6 +94,7 @@ def render_analysis(
     ]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
+    facts += [scan_line(pair, analysis.dims, details) for pair in analysis.scans]
     parts: list[RenderableType] = [Text(headline(analysis), style="bold"), *map(Text, facts)]
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
@@ -232,7 +234,8 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
             + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
     elif plan.baseline_peak_with_workspace_bytes <= result.budget_bytes:
-        first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"
+        again = "nothing" if result.options.scan_recompute == "none" else "nothing outside of cells"
+        first = f"the budget already holds: peak {format_bytes(after)}, {again} is recomputed"
     else:
         first = f"fits by node order alone: peak {format_bytes(after)}, nothing is recomputed"
     parts: list[RenderableType] = [Text(first, style="bold")]
@@ -249,6 +252,7 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
+    parts += [Text(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(Text(_added_line(result.plain)))
     if result.output is not None:
@@ -266,9 +270,13 @@ def _steps_table(result: Rewrite) -> Group:
     plain = result.plain
     first = "original, as a plain session loads it" if plain else "original"
     rows = [(first, len(result.original.graph.nodes), result.original.timeline)]
-    if result.optimize_level != "none":
-        fused = f"fused by ONNX Runtime ({result.optimize_level})"
-        rows.append((fused, len(result.optimized.graph.nodes), result.optimized.timeline))
+    level, cells = result.optimize_level, result.options.scan_recompute
+    treated = [f"fused by ONNX Runtime ({level})"] if level != "none" else []
+    treated += [f"cells run again ({cells})"] if cells != "none" else []
+    if treated:
+        rows.append(
+            (", ".join(treated), len(result.optimized.graph.nodes), result.optimized.timeline)
+        )
     rows.append(("rewritten", len(result.timeline.graph.nodes), result.timeline))
     previous = rows[0][2].peak_with_workspace_bytes
     for name, nodes, timeline in rows:

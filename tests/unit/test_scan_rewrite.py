@@ -112,6 +112,11 @@ def test_rewrite_command(
     assert report["predicted_peak_bytes"] < 0.8 * report["baseline_peak_bytes"]
     assert report["scan_recompute"] == "all"
     assert report["scans"][0]["stored_bytes_per_step"] == 2 * 64 * HIDDEN * 4
+    found = run(*common, "--scan-recompute", "*", "--force")
+    assert "cells run again (*)" in found.stdout
+    assert "rnn/forward/c/kept, 4,096 B per step × 6" in " ".join(found.stdout.split())
+    text = " ".join(run("analyze", "step.onnx", "--dim", "N=64").stdout.split())
+    assert "rnn/forward/candidate/Tanh, ..., 14,336 B per step × 6 = 86,016 B" in text
     found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
     assert found.returncode == 2
     assert "not named: rnn/forward/gates/Split/1" in found.stderr

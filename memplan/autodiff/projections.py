@@ -47,7 +47,9 @@ def find_projection(outer: Emitter, item: Sequence, inner: str) -> Projection | 
     if _step_bytes(given) > _step_bytes(whole):
         return None
     formal = outer.fresh(f"{inner}/source")
-    node = helper.make_node(op, [formal, *others], [inner], name=f"{made.name}/recompute")
+    node = helper.make_node(
+        op, [formal, *others], [inner], name=outer.fresh(f"{made.name}/recompute")
+    )
     node.attribute.extend(attributes)
     helper.set_metadata_props(node, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: made.name})
     return Projection(Sequence(source, 0, item.direction), formal, node)

@@ -138,7 +138,10 @@ class _Pair:
         inputs = {value.name: value for value in self.backward.body.input}
         clones: list[onnx.NodeProto] = []
         with self.outer.scope(Scope(f"{self.forward.node.name}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            for inner in (*sorted(kept.used), *kept.stored):
+            used = sorted(kept.used)
+            if not (stays or used or kept.stored):  # a Scan must read something to count its steps
+                used = [self.forward.slice_inputs[0]]
+            for inner in (*used, *kept.stored):
                 formal = self.links.get(inner)
                 if formal is not None:
                     stays[formal] = items[formal]
@@ -204,7 +207,7 @@ class _Pair:
     def _clones(self, kept: Kept, renamed: dict[str, str]) -> list[onnx.NodeProto]:
         """The nodes that run again, reading and writing what the backward body calls them."""
         names = dict(renamed)
-        clones = run_again(kept)
+        clones = run_again(kept, self.outer)
         for clone in clones:
             for name in filter(None, clone.output):
                 names[name] = self.links.get(name) or self._new_formal(name)

@@ -80,12 +80,12 @@ class ScanStash:
         return Sequence(found.name, axis, after.direction)
 
 
-def run_again(kept: Kept) -> list[onnx.NodeProto]:
+def run_again(kept: Kept, outer: Emitter) -> list[onnx.NodeProto]:
     """The nodes that run again, as nodes of the backward step."""
     clones = []
     for node in kept.again:
         clone = onnx.NodeProto.FromString(node.SerializeToString())
-        clone.name = f"{node.name}/recompute"
+        clone.name = outer.fresh(f"{node.name}/recompute")
         helper.set_metadata_props(clone, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: node.name})
         clones.append(clone)
     return clones

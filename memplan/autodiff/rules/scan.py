@@ -67,6 +67,8 @@ class _ScanGradient:
             self.writer.input(found.formal, kind, new=False)
             scanned.append(Sequence(source.name, source.axis, 1 - source.direction))
         used = [n for n in self._inputs if n in kept.used and n not in projections]
+        if not (scanned or used or kept.stored):  # a Scan must read something to count its steps
+            used = [call.slice_inputs[0]]
         for inner in (*used, *kept.stored):
             self.writer.input(inner, self.body.types[inner], new=False)
             scanned.append(self.stash.sequence(inner))
@@ -74,7 +76,7 @@ class _ScanGradient:
             Sequence("", call.sequences[k].axis, 1 - call.sequences[k].direction)
             for k in step.sliced
         ]
-        again = [*(item.node for item in projections.values()), *run_again(kept)]
+        again = [*(item.node for item in projections.values()), *run_again(kept, self.outer)]
         outs = self._emit(again, scanned, stacked)
         names = [call.initials[k] for k in step.states] + step.captured
         names += [call.sequences[k].name for k in step.sliced]

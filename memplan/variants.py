@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
 
 from memplan.analysis import OpenModel, opened
-from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.errors import InfeasibleError, MemplanError, RuntimeUnavailableError, UsageError
 from memplan.graph.marks import carry_marks
 from memplan.model.external import external_tensors
 from memplan.model.prepare import prepare as prepare_model
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 
+Planned = TypeVar("Planned")
 Attempt = tuple[str, OpenModel, tuple[str, ...]]
 """What may be planned: the level of optimization, the model and what to know about it."""
 
@@ -67,6 +69,50 @@ def with_recomputed_cells(
         prepared = prepare_model(proto, model.prepared.path, model.prepared.dims)
         found.append((level, opened(prepared, loss), notes))
     return found
+
+
+def first_plan(
+    attempts: list[Attempt], plan: Callable[[OpenModel], Planned]
+) -> tuple[Attempt, Planned]:
+    """The first attempt for which there is a plan, and what was planned.
+
+    Raises:
+        InfeasibleError: there is none; the first reason.
+        UsageError: the strategy cannot work on the last attempt, the file's own nodes.
+    """
+    failure: InfeasibleError | None = None
+    for attempt in attempts:
+        model = attempt[1]
+        try:
+            return attempt, plan(model)
+        except InfeasibleError as error:
+            failure = failure or error
+        except UsageError:
+            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
+            if model is attempts[-1][1]:
+                raise
+    assert failure is not None
+    raise failure
+
+
+def best_plan(
+    ways: list[Callable[[], Planned]], figures: Callable[[Planned], tuple[float, float]]
+) -> Planned:
+    """Of what several ways plan, the one of least ``figures``.
+
+    Raises:
+        InfeasibleError, UsageError: there is no plan by any of them; why not by the last.
+    """
+    found: list[Planned] = []
+    failure: MemplanError | None = None
+    for way in ways:
+        try:
+            found.append(way())
+        except (InfeasibleError, UsageError) as error:
+            failure = error
+    if failure is not None and not found:
+        raise failure
+    return min(found, key=figures)
 
 
 def _optimized(

@@ -34,6 +34,10 @@ from memplan_cli.progress import planning_progress
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--optimize", type=click.Choice(["none", "basic", "extended"]), default="extended",
               show_default=True, help="Let ONNX Runtime fuse nodes first.")  # fmt: skip
+@click.option("--passes", default="all", show_default=True, metavar="NAMES",
+              help="Free savings first: all, none, or elide,prune,order,early-update.")  # fmt: skip
+@click.option("--wrt", multiple=True, metavar="GLOB",
+              help="Only the gradients of these parameters are wanted.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
 @click.option("--scan-recompute", default="none", show_default=True, metavar="NAMES",
@@ -61,6 +65,8 @@ def command(
     session: str,
     provider: str,
     optimize: str,
+    passes: str,
+    wrt: tuple[str, ...],
     keep: tuple[str, ...],
     recompute: tuple[str, ...],
     scan_recompute: str,
@@ -105,6 +111,8 @@ def command(
         profile=profile,
         device=device,
         loss=loss,
+        passes=passes,
+        wrt=wrt,
     )
     to_stdout = output is not None and str(output) == "-" and not dry_run
     if to_stdout and form == "json":

@@ -42,7 +42,8 @@ from memplan_cli.progress import planning_progress
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
 @click.option("--scan-recompute", default="none", show_default=True, metavar="NAMES",
               help="Cell tensors of recurrent layers to make again at every step instead of "
-                   "storing them: all, auto, or names as in 'a+b*'.")  # fmt: skip
+                   "storing them: all, auto, names as in 'a+b*', or fit (the first of none, auto "
+                   "and all for which there is a plan).")  # fmt: skip
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
 @click.option("--profile", is_flag=True,

@@ -120,3 +120,24 @@ def test_rewrite_command(
     found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
     assert found.returncode == 2
     assert "not named: rnn/forward/gates/Split/1" in found.stderr
+
+
+def test_as_much_as_the_budget_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``fit`` changes nothing where the budget holds, and finds what no plan outside reaches."""
+    run = runner(tmp_path, monkeypatch, capfd)
+    onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
+    stored = {}
+    for budget in ("100%", "80%"):
+        found = run("rewrite", "step.onnx", "--budget", budget, "--strategy", "greedy", "--dim",
+                    "N=64", "--optimize", "none", "--scan-recompute", "fit", "--force",
+                    "--format", "json")  # fmt: skip
+        assert found.returncode == 0, found.stderr
+        report = json.loads(found.stdout)
+        stored[budget] = report["scans"][0]["stored_bytes_per_step"] // (64 * HIDDEN * 4)
+        assert any("is the first of none, auto and all" in note for note in report["assumptions"])
+    assert stored == {"100%": 7, "80%": 2}
+    found = run("rewrite", "step.onnx", "--budget", "80%", "--dim", "N=64", "--optimize", "none",
+                "--strategy", "greedy", "--force")  # fmt: skip
+    assert found.returncode == 4

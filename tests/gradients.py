@@ -7,16 +7,15 @@ models.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+from float64_ops import OPS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
 from memplan.autodiff.builder import Request, build_gradients
 
@@ -27,24 +26,6 @@ TOLERANCE = 1e-6
 """Of central differences with that step: rounding about 1e-11, truncation about 1e-10."""
 _ALL_ELEMENTS = 12
 _DIRECTIONS = 4
-
-
-class Erf(OpRun):
-    """ONNX's own rounds to float32."""
-
-    def _run(self, x: Array) -> tuple[Array]:
-        return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
-
-
-class Gelu(OpRun):
-    """ONNX's own goes through its Erf."""
-
-    def _run(self, x: Array, approximate: str = "none") -> tuple[Array]:
-        if approximate == "tanh":
-            inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-            return (0.5 * x * (1 + np.tanh(inner)),)
-        (erf,) = Erf._run(self, x / math.sqrt(2))
-        return (0.5 * x * (1 + erf),)
 
 
 def draw(shape: Sequence[int], seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:
@@ -117,7 +98,7 @@ def with_symbols(
 def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """All outputs by ONNX's own evaluator."""
     names = [value.name for value in model.graph.output]
-    evaluator = ReferenceEvaluator(model, new_ops=[Erf, Gelu])
+    evaluator = ReferenceEvaluator(model, new_ops=OPS)
     return dict(zip(names, evaluator.run(None, dict(feeds)), strict=True))
 
 

@@ -27,6 +27,7 @@ class _Functional(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, parameters: tuple[Any, ...], inputs: tuple[Any, ...]) -> Any:
         known = dict(zip(self.names, parameters, strict=True))
+        known |= {name: buffer.clone() for name, buffer in self.inner[0].named_buffers()}
         return torch.func.functional_call(self.inner[0], known, inputs)
 
 

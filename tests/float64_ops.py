@@ -78,11 +78,14 @@ class Grid:
     def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[Array, ...]]]:
         """Each element of the kernel, and where it lies, per axis, for each window."""
         for tap in itertools.product(*map(range, self.kernel)):
-            yield tap, tuple(
-                np.arange(self.counts[k]) * self.strides[k]
-                - self.before[k]
-                + tap[k] * self.dilations[k]
-                for k in range(len(tap))
+            yield (
+                tap,
+                tuple(
+                    np.arange(self.counts[k]) * self.strides[k]
+                    - self.before[k]
+                    + tap[k] * self.dilations[k]
+                    for k in range(len(tap))
+                ),
             )
 
     def take(self, x: Array, places: Sequence[Array], fill: float) -> Array:
@@ -144,7 +147,9 @@ class ConvTranspose(OpRun):
             total[(..., *where)] += part
         total = total.reshape(x.shape[0], -1, *sizes)
         same = auto_pad in ("SAME_UPPER", "SAME_LOWER")
-        wanted = output_shape or ([x.shape[2 + k] * steps[k] for k in range(rank)] if same else None)
+        wanted = output_shape or (
+            [x.shape[2 + k] * steps[k] for k in range(rank)] if same else None
+        )
         before, behind = (list(pads or [0] * 2 * rank)[k * rank :][:rank] for k in (0, 1))
         if wanted:
             rests = [max(sizes[k] - wanted[k], 0) for k in range(rank)]
@@ -219,4 +224,44 @@ class LpPool(OpRun):
         return (total ** (1 / (p or 2)),)
 
 
-OPS = [Erf, Gelu, Conv, ConvTranspose, MaxPool, AveragePool, LpPool]
+class GlobalMaxPool(OpRun):
+    """By definition."""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class GlobalLpPool(OpRun):
+    """By definition."""
+
+    def _run(self, x: Array, p: int | None = 2) -> tuple[Array]:
+        powers = np.abs(x) ** (p or 2)
+        return (powers.sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / (p or 2)),)
+
+
+class LRN(OpRun):
+    """By definition."""
+
+    def _run(
+        self, x: Array, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1
+    ) -> tuple[Array]:
+        before, behind = (size - 1) // 2, size // 2
+        pads = [(0, 0), (before, behind)] + [(0, 0)] * (x.ndim - 2)
+        squares = np.pad(x * x, pads)
+        total = sum(squares[:, k : k + x.shape[1]] for k in range(size))
+        return (x / (bias + alpha / size * total) ** beta,)
+
+
+class LpNormalization(OpRun):
+    """By definition; 0 where the norm is 0."""
+
+    def _run(self, x: Array, axis: int | None = -1, p: int | None = 2) -> tuple[Array]:
+        along = -1 if axis is None else axis
+        norm = np.linalg.norm(x, ord=p or 2, axis=along, keepdims=True)
+        return (x / np.where(norm == 0, 1, norm),)
+
+
+OPS = [
+    Erf, Gelu, Conv, ConvTranspose, MaxPool, AveragePool, LpPool, GlobalMaxPool, GlobalLpPool, LRN,
+    LpNormalization,
+]  # fmt: skip

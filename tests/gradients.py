@@ -107,7 +107,7 @@ def runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Arr
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails raises
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -150,6 +150,47 @@ def check(
     for x in xs:
         _compare(model, feeds, x, found[f"{x}_grad"], weights, run, tolerance, step)
     return trained
+
+
+def check_on_runtime(
+    made: tuple[onnx.ModelProto, dict[str, Array]],
+    *,
+    xs: Sequence[str] | None = None,
+    ys: Sequence[str] | None = None,
+    tolerance: float = 1e-4,
+) -> None:
+    """:func:`check`; then the same in float32 on ONNX Runtime, whose outputs and gradients must be
+    those of the float64 evaluator (errors relative to the largest entry, at least 1)."""
+    model, feeds = made
+    check(made, xs=xs, ys=ys)
+    values = reference(model, feeds)
+    ys = list(ys or [name for name, value in values.items() if value.dtype.kind == "f"])
+    request = Request(tuple(ys), tuple(xs or feeds), tuple(f"seed_{y}" for y in ys))
+    given = feeds | {f"seed_{y}": draw(values[y].shape, 7 + k) for k, y in enumerate(ys)}
+    single = {name: array.astype(np.float32) for name, array in given.items()}
+    wanted = reference(build_gradients(model, request), given)
+    found = runtime(build_gradients(in_float32(model), request), single)
+    for name, value in wanted.items():
+        scale = max(1.0, float(np.abs(value).max(initial=0.0)))
+        error = np.abs(found[name].astype(np.float64) - value).max(initial=0.0)
+        assert found[name].shape == value.shape, name
+        assert error <= tolerance * scale, (name, error, found[name], value)
+
+
+def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A float64 model in float32."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
+    del result.graph.value_info[:]
+    for value in (*result.graph.input, *result.graph.output):
+        if value.type.tensor_type.elem_type == double:
+            value.type.tensor_type.elem_type = single
+    for k, tensor in enumerate(result.graph.initializer):
+        if tensor.data_type == double:
+            array = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            result.graph.initializer[k].CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return onnx.shape_inference.infer_shapes(result)
 
 
 def _compare(

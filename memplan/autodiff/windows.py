@@ -105,14 +105,21 @@ def windows_of(ctx: Context, kernel: Sequence[int], image: Shape, places: Shape)
 
 
 def spread(
-    ctx: Context, grad: Value, weight: Value, windows: Windows, like: Value, group: int = 1
+    ctx: Context,
+    grad: Value,
+    weight: Value,
+    windows: Windows,
+    shape: Shape,
+    group: int = 1,
+    like: Value | None = None,
 ) -> Value:
     """Every element of ``grad`` times the kernel, added at the places that its window covers.
 
-    This is the transpose of a convolution; the result has the shape of ``like``.
+    This is the transpose of a convolution. ``shape`` is that of the result; ``like`` is a tensor of
+    that shape, where spatial sizes may be symbolic.
     """
     behind, further, fits = [], [], True
-    for axis, (size, count) in enumerate(zip(like.shape[2:], grad.shape[2:], strict=True)):
+    for axis, (size, count) in enumerate(zip(shape[2:], grad.shape[2:], strict=True)):
         rest = windows.behind[axis]
         if isinstance(size, int) and isinstance(count, int):
             rest = windows.reach(axis, count) - windows.before[axis] - size
@@ -129,9 +136,12 @@ def spread(
         pads=[*windows.before, *behind],
         output_padding=further if any(further) else None,
         group=group if group != 1 else None,
-        result=like.type if fits else None,
+        result=TensorType(grad.dtype, shape) if fits else None,
     )
-    return result if fits else _fitted(ctx, result, like)
+    if fits:
+        return result
+    assert like is not None
+    return _fitted(ctx, result, like)
 
 
 def _fitted(ctx: Context, value: Value, like: Value) -> Value:
@@ -168,9 +178,7 @@ def correlate(
     return _transposed(ctx, image, marks, windows, weight, group)
 
 
-def _pointwise(
-    ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value
-) -> Value:
+def _pointwise(ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value) -> Value:
     """A matrix product, for kernels of one element."""
     for axis, stride in enumerate(windows.strides):
         k, count = 2 + axis, marks.shape[2 + axis]
@@ -281,4 +289,3 @@ def _convolved(
         shape[axis] = kept
     kind = TensorType(found.dtype, tuple(shape))
     return ctx.slice(found, [0] * len(cut), sizes, axes, result=kind)
-

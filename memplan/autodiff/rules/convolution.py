@@ -17,7 +17,7 @@ def conv(ctx: Context) -> Gradients:
     windows = windows_of(ctx, _kernel(ctx, weight), x.shape[2:], ctx.y.shape[2:])
     group = ctx.attribute("group", 1)
     return (
-        lambda: spread(ctx, ctx.dy, weight, windows, x, group),
+        lambda: spread(ctx, ctx.dy, weight, windows, x.shape, group, x),
         lambda: correlate(ctx, x, ctx.dy, windows, weight, group),
         lambda: _bias(ctx),
     )
@@ -56,10 +56,11 @@ def _transposed_windows(ctx: Context, x: Value, weight: Value) -> Windows:
     An odd rest stands in front, but behind under ``SAME_UPPER``, as in ONNX Runtime (ONNX's text
     leaves ``NOTSET`` open).
     """
-    sizes, counts = ctx.y.shape[2:], x.shape[2:]
+    stated, counts = ctx.attribute("output_shape", list[int]()), x.shape[2:]
+    sizes = tuple(stated[-len(counts) :]) or ctx.y.shape[2:]
     windows = windows_of(ctx, _kernel(ctx, weight), sizes, counts)
     auto = ctx.attribute("auto_pad", "NOTSET")
-    if auto.startswith("SAME") or ctx.has_attribute("output_shape"):
+    if auto.startswith("SAME") or stated:
         further = ctx.attribute("output_padding", list[int]())
         upper = auto == "SAME_UPPER"
         return windows.filling(ctx, sizes, counts, upper=upper, further=further)

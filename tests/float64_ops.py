@@ -261,7 +261,41 @@ class LpNormalization(OpRun):
         return (x / np.where(norm == 0, 1, norm),)
 
 
+class BatchNormalization(OpRun):
+    """By definition; before opset 14, further outputs mean training."""
+
+    def _run(
+        self, x: Array, scale: Array, bias: Array, mean: Array, var: Array,
+        epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int | None = 0,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+        old, trains = (mean, var), training_mode or len(self.output) > 1
+        if trains:
+            mean, var = x.mean(axes), x.var(axes)
+        a, m, v, b = (vector.reshape(column) for vector in (scale, mean, var, bias))
+        y = a * (x - m) / np.sqrt(v + epsilon) + b
+        pairs = zip(old, (mean, var), strict=True)
+        running = [before * momentum + now * (1 - momentum) for before, now in pairs]
+        return (y, *running, mean, var)[: len(self.output)]
+
+
+class GroupNormalization(OpRun):
+    """By definition, at any opset; ONNX's function computes in float32."""
+
+    def _run(
+        self, x: Array, scale: Array, bias: Array, epsilon: float = 1e-5, num_groups: int = 1,
+        stash_type: int | None = 1,
+    ) -> tuple[Array]:  # fmt: skip
+        groups = x.reshape(x.shape[0], num_groups, -1)
+        mean, var = groups.mean(2, keepdims=True), groups.var(2, keepdims=True)
+        normal = (groups - mean) / np.sqrt(var + epsilon)
+        if len(scale) < x.shape[1]:
+            return ((normal * scale[:, None] + bias[:, None]).reshape(x.shape),)
+        column = (-1, *[1] * (x.ndim - 2))
+        return (normal.reshape(x.shape) * scale.reshape(column) + bias.reshape(column),)
+
+
 OPS = [
     Erf, Gelu, Conv, ConvTranspose, MaxPool, AveragePool, LpPool, GlobalMaxPool, GlobalLpPool, LRN,
-    LpNormalization,
+    LpNormalization, BatchNormalization, GroupNormalization,
 ]  # fmt: skip

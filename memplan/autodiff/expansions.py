@@ -39,7 +39,7 @@ def expand_all(model: onnx.ModelProto, ys: Collection[str], xs: Collection[str])
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]
-        todo = [node for node in active if (entry := entry_for(node)) and entry.expansion]
+        todo = [node for node in active if (entry := entry_for(node)) and entry.expands(node)]
         if todo:
             _expand(model, emitter, todo)
             continue

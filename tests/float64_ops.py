@@ -1,8 +1,8 @@
 """Operators in float64, to evaluate models with.
 
-ONNX Runtime has float32 kernels only for most of them, and ``onnx.reference`` rounds some to float32
-or is wrong for some attributes (indices and padding of pools). They are compared with ONNX Runtime
-by ``tests/ort/test_float64_ops.py``.
+ONNX Runtime has float32 kernels only for most of them, and ``onnx.reference`` rounds some to
+float32 or is wrong for some attributes (padding and indices of pools, ranks of others). What is
+computed by them is compared with ONNX Runtime in float32 (``gradients.check_on_runtime``).
 """
 
 from __future__ import annotations

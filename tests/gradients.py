@@ -56,6 +56,21 @@ def single(
     return model_of([node], feeds, dict(zip(outs, kinds, strict=True)), opset)
 
 
+def frozen(
+    made: tuple[onnx.ModelProto, dict[str, Array]], *names: str
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Some inputs as initializers."""
+    model, feeds = made
+    kept = [value for value in model.graph.input if value.name not in names]
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    del model.graph.input[:]
+    model.graph.input.extend(copies)
+    for name in names:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
+    rest = {name: array for name, array in feeds.items() if name not in names}
+    return onnx.shape_inference.infer_shapes(model), rest
+
+
 def model_of(
     nodes: Sequence[onnx.NodeProto],
     feeds: Mapping[str, Array],
@@ -206,7 +221,7 @@ def _compare(
     assert grad.shape == feeds[x].shape, (x, grad.shape, feeds[x].shape)
 
     def objective(moved: Array) -> float:
-        values = run(model, {**feeds, x: moved})
+        values = run(model, {**feeds, x: moved.astype(feeds[x].dtype)})
         return float(sum((values[y] * weight).sum() for y, weight in weights.items()))
 
     scale = max(1.0, float(np.abs(grad).max(initial=0.0)))

@@ -1,8 +1,8 @@
 """Functions that exporters wrote out, seen as one operator each.
 
 ``x·½·(1 + erf(x/√2))`` in five nodes would keep three tensors for the backward part; the gradient
-of Gelu reads x alone, and so does that of a group normalization. The forward nodes stay as they are:
-only the reverse pass sees one node.
+of Gelu reads x alone, and so does that of a group normalization. The forward nodes stay as they
+are: only the reverse pass sees one node.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Matcher:
         return None
 
     def group_norm(self, index: int) -> _Found | None:
-        """γ·n + β, where n normalizes groups of channels: InstanceNormalization between Reshapes."""
+        """γ·n + β, where InstanceNormalization between two Reshapes normalizes groups to n."""
         for scaled, bias in self.sides(index):
             product = self.made(scaled, "Mul")
             for normal, scale in self.sides(product):

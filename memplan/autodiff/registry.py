@@ -42,10 +42,9 @@ forward node (only where a gradient flows through it) and returns its outputs::
         x = ctx.tensors[0]
         return [ctx.reduce("ReduceMean", x, range(2, x.rank))]
 
-An operator may have both: ``when`` says of a node whether it is rewritten. Function operators of ONNX
-with neither are inlined. ``no_gradient`` names
-those whose derivative is zero wherever it exists. A float operator with none of these is an error
-that names every such operator of the model.
+An operator may have both: ``when`` says of a node whether it is rewritten. Function operators of
+ONNX with neither are inlined. ``no_gradient`` names those whose derivative is zero wherever it
+exists. A float operator with none of these is an error that names every such operator of the model.
 """
 
 from __future__ import annotations

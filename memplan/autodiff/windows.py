@@ -255,7 +255,7 @@ def _convolved(
     groups: int,
     spare: int = 0,
 ) -> Value:
-    """``kernel`` slid over ``whole`` with strides and dilations exchanged, cut to the weight's size.
+    """``kernel`` over ``whole``, strides and dilations exchanged, cut to the weight's size.
 
     ``spare`` leading spatial axes are no axes of the windows.
     """

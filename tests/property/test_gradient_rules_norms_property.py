@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from gradients import Array, check, check_on_runtime, draw, reference, single, with_symbols
+import numpy as np
+import onnx
+from gradients import Array, check, check_on_runtime, draw, runtime, single
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,14 @@ Draw = Any
 def shaped(draw_: Draw, low: int, high: int, size: int = 4) -> tuple[int, ...]:
     rank = draw_(st.integers(low, high))
     return tuple(draw_(st.integers(1, size)) for _ in range(rank))
+
+
+def state_shapes(model: onnx.ModelProto, shape: tuple[int, ...]) -> None:
+    """For outputs whose shape ONNX's inference does not find."""
+    for value in model.graph.output:
+        if not value.type.tensor_type.HasField("shape"):
+            for size in shape:
+                value.type.tensor_type.shape.dim.add().dim_value = size
 
 
 def batch_norm_inputs(shape: tuple[int, ...]) -> list[Array]:
@@ -58,8 +67,7 @@ def test_batch_norm_in_training(data: st.DataObject) -> None:
 def test_batch_norm_in_training_before_opset_14() -> None:
     """Further outputs mean training; the runtime has no kernel for that."""
     made = single("BatchNormalization", *batch_norm_inputs((2, 3, 2)), opset=13, outputs=5)
-    for value in made[0].graph.output[1:]:  # which ONNX's shape inference does not find
-        value.type.tensor_type.shape.dim.add().dim_value = 3
+    state_shapes(made[0], (3,))
     model = check(made, xs=["x0", "x1", "x2"], ys=["y0"])
     assert [node.op_type for node in model.graph.node].count("BatchNormalization") == 2
 
@@ -105,8 +113,34 @@ def test_group_norm(data: st.DataObject) -> None:
     attributes = {"num_groups": groups, "epsilon": data.draw(st.sampled_from([1e-2, 0.1]))}
     vectors = [draw((count,), 1), draw((count,), 2)]
     made = single("GroupNormalization", draw(shape), *vectors, opset=opset, **attributes)
-    (output,) = made[0].graph.output
-    if not output.type.tensor_type.HasField("shape"):  # before opset 21 it is deprecated
-        for size in shape:
-            output.type.tensor_type.shape.dim.add().dim_value = size
+    state_shapes(made[0], shape)  # before opset 21 it is deprecated
     check_on_runtime(made)
+
+
+@QUIET
+@given(st.data())
+def test_norms_without_parameters(data: st.DataObject) -> None:
+    op = data.draw(st.sampled_from(["LpNormalization", "LRN"]))
+    opset = data.draw(st.sampled_from([13, 18, 22]))
+    shape, attributes = shaped(data.draw, 4, 4), {"size": data.draw(st.integers(1, 4))}
+    if op == "LpNormalization":
+        shape = shaped(data.draw, 1, 4)
+        axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+        attributes = {"axis": axis, "p": data.draw(st.integers(1, 2))}
+    else:
+        attributes |= {"alpha": 0.5, "beta": 0.6, "bias": 0.7}
+    made = single(op, draw(shape), opset=opset, **attributes)
+    # The runtime knows windows of odd size only.
+    (check if attributes.get("size", 1) % 2 == 0 else check_on_runtime)(made)
+
+
+@QUIET
+@given(st.data())
+def test_mean_variance(data: st.DataObject) -> None:
+    """In float32: ONNX's definition has constants of that type."""
+    shape = tuple(data.draw(st.integers(2, 4)) for _ in range(4))
+    axes = data.draw(st.sampled_from([[0, 2, 3], [2, 3], [0, 1, 2, 3], [1]]))
+    x, kinds = draw(shape).astype(np.float32), [onnx.TensorProto.FLOAT]
+    made = single("MeanVarianceNormalization", x, axes=axes, out_dtypes=kinds)
+    state_shapes(made[0], shape)
+    check(made, run=runtime, step=1e-2, tolerance=1e-2)

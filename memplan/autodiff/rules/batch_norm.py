@@ -1,9 +1,9 @@
 """Batch normalization, with given statistics and with those of the batch.
 
-Training mode is rewritten first: statistics by reductions, then the operator in inference mode. ONNX
-Runtime's CPU kernel for training mode writes the running statistics into its inputs, and its CUDA
-kernel ignores the mode; what is left here has a kernel on both and gives the backward part mean and
-variance without saving anything in full size.
+Training mode is rewritten first: statistics by reductions, then the operator in inference mode.
+ONNX Runtime's CPU kernel for training mode writes the running statistics into its inputs, and its
+CUDA kernel ignores the mode; what is left here has a kernel on both and gives the backward part mean
+and variance without saving anything in full size.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Training mode is rewritten first: statistics by reductions, then the operator in inference mode.
 ONNX Runtime's CPU kernel for training mode writes the running statistics into its inputs, and its
-CUDA kernel ignores the mode; what is left here has a kernel on both and gives the backward part mean
-and variance without saving anything in full size.
+CUDA kernel ignores the mode; what is left here has a kernel on both. The backward part gets mean
+and variance, and nothing in full size is saved for them.
 """
 
 from __future__ import annotations

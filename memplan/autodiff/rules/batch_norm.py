@@ -65,9 +65,9 @@ def _variance(ctx: Context, apart: Value, axes: Sequence[int]) -> Value:
     return ctx.reduce("ReduceSumSquare", apart, axes, keepdims=False) * (1 / float(count.item()))
 
 
-def _shared(ctx: Context, total: Value, count: Value) -> Value:
+def _shared(ctx: Context, total: Value, count: Value, sign: int) -> Value:
     known = ctx.constant(count)
-    return total / count if known is None else total * (1 / float(known.item()))
+    return total / count * sign if known is None else total * (sign / float(known.item()))
 
 
 @gradient("BatchNormalization", outputs=(0,))
@@ -103,7 +103,7 @@ def batch_norm(ctx: Context) -> Gradients:
     def for_x() -> Value:
         rest: Value | None = None
         if of_batch:
-            share = _shared(ctx, -slope(), ctx.count(x, axes, mean.dtype))
+            share = _shared(ctx, slope(), ctx.count(x, axes, mean.dtype), -1)
             factors = [ctx.cast(share * part, scale.dtype) for part in (for_scale(), for_bias())]
             rest = ctx.op("BatchNormalization", x, *factors, mean, variance, epsilon=epsilon)
         direct = ctx.dy * ctx.reshape(ctx.cast(slope(), x.dtype), column)

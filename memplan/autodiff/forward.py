@@ -123,7 +123,7 @@ class Annotator:
             found = infer_types(node, self.types, self.constants, default_opset(self.model))
         except (
             onnx.shape_inference.InferenceError,
-            onnx.checker.ValidationError,
+            onnx.checker.ValidationError,  # a deprecated operator
             RuntimeError,
             ValueError,
         ):

@@ -1,8 +1,8 @@
 """The networks behind the large training graphs that were exported from PyTorch, and their forward
 graphs.
 
-Architectures, sizes and names of parameters are those of torchvision's ResNet-50, of the U-Net paper
-with batch norm, and of Hugging Face's GPT-2 and BERT. Needs PyTorch.
+Architectures, sizes and names of parameters are those of torchvision's ResNet-50, of the U-Net
+paper with batch norm, and of Hugging Face's GPT-2 and BERT. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -194,7 +194,10 @@ class Bert(nn.Module):
         self.token_type_embeddings = nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width, eps=1e-12)
         self.layer = nn.ModuleList(BertLayer(width, 12) for _ in range(12))
-        self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
+        self.transform, self.transform_norm = (
+            nn.Linear(width, width),
+            nn.LayerNorm(width, eps=1e-12),
+        )
         self.bias = nn.Parameter(torch.zeros(30522))
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -69,9 +69,7 @@ class _State:
         made = {
             name for node in self.nodes if node.name not in self.backward for name in node.output
         }
-        above = {
-            name for node in self.nodes if node.name in self.backward for name in node.output
-        }
+        above = {name for node in self.nodes if node.name in self.backward for name in node.output}
         readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
             if node.name in self.backward:

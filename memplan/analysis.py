@@ -14,6 +14,7 @@ from memplan.graph.types import Graph
 from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
+from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 2
+ACCOUNTING_VERSION = 3
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 
@@ -68,6 +69,7 @@ class Analysis:
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
     placement: Placement | None = None
+    scans: tuple[ScanPair, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -121,6 +123,7 @@ class Analysis:
             ],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": _by_module(self.stashes),
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "assumptions": list(self.assumptions),
         }
@@ -231,6 +234,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
             *timeline.assumptions,
             *_caveats(session),
         ),
+        scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
     )
 
 

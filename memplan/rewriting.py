@@ -37,7 +37,7 @@ from memplan.rewritten import Rewrite, RewriteOptions, default_output
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.units import parse_size
-from memplan.variants import best_plan, first_plan, variants
+from memplan.variants import best_plan, first_plan, variants, with_recomputed_cells
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "plan_request", "rewrite"]
 
@@ -112,6 +112,8 @@ def rewrite(
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
+    if options.scan_recompute != "none":
+        attempts = with_recomputed_cells(attempts, options.scan_recompute, options.loss)
     (level, model, notes), (analysis, steps, costs, plan, plain) = first_plan(attempts, plan_one)
     model = steps[-1].model if steps else model
     if plain is not None:

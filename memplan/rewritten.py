@@ -10,6 +10,7 @@ import onnx
 from memplan.analysis import Analysis
 from memplan.costs import NodeCosts
 from memplan.graph.types import Graph
+from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.passes import run as free
 from memplan.passes.waterfall import WaterfallStep, waterfall
 from memplan.planning.plan import Plan
@@ -26,7 +27,7 @@ class RewriteOptions:
 
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.run`.
+    :mod:`memplan.passes.run`, ``scan_recompute`` in :mod:`memplan.autodiff.scan_rewrite`.
     """
 
     budget: SizeSpec
@@ -44,6 +45,7 @@ class RewriteOptions:
     loss: str | None = None
     passes: str = free.ALL
     wrt: tuple[str, ...] = ()
+    scan_recompute: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,20 @@ class Rewrite:
         return self.costs.measured_nodes(self.planned)
 
     @property
+    def scans(self) -> tuple[ScanPair, ...]:
+        """The recurrent layers of the rewritten model."""
+        return find_scan_pairs(self.model)
+
+    @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
         again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
-        fused = self.optimized.timeline if self.optimize_level != "none" else None
+        level, cells = self.optimize_level, self.options.scan_recompute
+        treated = [level] if level != "none" else []
+        treated += [f"cells run again: {cells}"] if cells != "none" else []
+        fused = self.optimized.timeline if treated else None
         first, last = self.original.timeline, (self.timeline, again)
-        return waterfall(first, fused, self.optimize_level, self.passes, last)
+        return waterfall(first, fused, ", ".join(treated), self.passes, last)
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -113,6 +123,8 @@ class Rewrite:
             "passes": [step.as_json() for step in self.waterfall],
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.original.dims) for pair in self.scans],
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
             "costs": {

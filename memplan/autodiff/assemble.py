@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
+from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emitter import Emitter, Scope
+from memplan.autodiff.hoisting import hoist
 from memplan.autodiff.types import UNKNOWN, TensorType, write_type
 from memplan.autodiff.value import Value
 from memplan.graph.build import captured_names
@@ -31,13 +33,14 @@ def assemble(
     """
     renamed = _named_outputs(emitter, outputs)
     wanted = {value.name for value in forward.graph.output} | renamed.keys()
-    nodes = _live(forward.graph, emitter, wanted)
+    new = {node.name for node in emitter.nodes}
+    nodes = hoist(_live(forward.graph, emitter, wanted), new, emitter.types, wanted)
     read = _names_read(nodes)
     needed = read | wanted
     for node in nodes:
         _drop_unread(node, emitter, needed)
-        for field in (node.input, node.output):
-            field[:] = [renamed.get(name, name) for name in field]
+        rename_reads(node, renamed)
+        node.output[:] = [renamed.get(name, name) for name in node.output]
     result = onnx.ModelProto()
     result.CopyFrom(forward)
     graph = result.graph

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from memplan.report.text_scans import scan_line
 from memplan.simulate.explain import Live
 from memplan.units import echo_size, format_bytes, format_delta
 
@@ -95,6 +96,7 @@ def render_analysis(
     ]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
+    facts += [scan_line(pair, analysis.dims, details) for pair in analysis.scans]
     parts: list[RenderableType] = [Text(headline(analysis), style="bold"), *map(Text, facts)]
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
@@ -239,7 +241,8 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
             + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
     elif result.original.timeline.peak_with_workspace_bytes <= result.budget_bytes:
-        first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"
+        again = "nothing" if result.options.scan_recompute == "none" else "nothing outside of cells"
+        first = f"the budget already holds: peak {format_bytes(after)}, {again} is recomputed"
     else:
         how = "what is free" if result.passes else "node order"
         first = f"fits by {how} alone: peak {format_bytes(after)}, nothing is recomputed"
@@ -257,6 +260,7 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
+    parts += [Text(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(Text(_added_line(result.plain)))
     parts += [Text(line) for line in text_passes.removed_lines(result, details)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import onnx
@@ -80,7 +81,7 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = [64 << level for level in range(5)]
-        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        pairs = list(pairwise(widths))
         self.inc = _double(3, widths[0])
         self.down = nn.ModuleList(_double(fine, coarse) for fine, coarse in pairs)
         self.up = nn.ModuleList(

@@ -144,7 +144,10 @@ class ResNet(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
         )
         self.blocks = nn.Sequential(Residual(8, 4, 1), Residual(16, 8, 2))
         self.head = nn.Linear(32, 5)

@@ -65,7 +65,7 @@ class _State:
         self.held = {self.root.get(name, name) for name in held}
 
     def round(self) -> set[str]:
-        """Move every group of nodes that alone keep some buffers, and make less than those are."""
+        """Move every group of nodes that alone keep some buffers, and make far less than those."""
         made = {
             name for node in self.nodes if node.name not in self.backward for name in node.output
         }
@@ -81,12 +81,9 @@ class _State:
             names = {node.name for node in group}
             if any(not above.isdisjoint(node.input) or captured_names(node) for node in group):
                 continue
+            roots = {self.root[name] for node in group for name in node.input if name in made}
             freed = [
-                root
-                for root in {
-                    self.root[name] for node in group for name in node.input if name in made
-                }
-                if root not in self.held and {node.name for node in readers[root]} <= names
+                root for root in roots - self.held if {node.name for node in readers[root]} <= names
             ]
             kept = [name for node in group for name in node.output if name]
             if self._are_smaller(kept, freed):
@@ -95,7 +92,7 @@ class _State:
         return found
 
     def _are_smaller(self, some: Sequence[str], others: Sequence[str]) -> bool:
-        """Whether some tensors are together smaller than others are."""
+        """Whether some tensors are together at most half as large as others are."""
         names = [*some, *others]
         known = [self.types.get(name, UNKNOWN) for name in names]
         if any(kind.dtype == 0 or kind.shape is None for kind in known):
@@ -105,7 +102,7 @@ class _State:
             counts = [kind.elements for kind in known]
             sizes = [n * width for n, width in zip(counts, sizes, strict=True) if n is not None]
         split = len(some)
-        return len(sizes) == len(names) and sum(sizes[:split]) < sum(sizes[split:])
+        return len(sizes) == len(names) and 0 < 2 * sum(sizes[:split]) <= sum(sizes[split:])
 
 
 def _in_order(nodes: Sequence[onnx.NodeProto], moved: Collection[str]) -> list[onnx.NodeProto]:

@@ -6,10 +6,12 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("memplan", "numpy", "numba", "highspy")
+PACKAGES = (
+    "memplan", "numpy", "numba", "highspy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch",
+)  # fmt: skip
 
 
 def write_record(path: Path, command: str, rows: Sequence[object]) -> None:
@@ -19,8 +21,19 @@ def write_record(path: Path, command: str, rows: Sequence[object]) -> None:
         "cpu_count": os.cpu_count(),
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
+            **versions(),
         },
         "results": list(rows),
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that are installed, of those that figures may depend on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

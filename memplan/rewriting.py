@@ -2,150 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+import tempfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import onnx
 
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model
 from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
-from memplan.errors import InfeasibleError, UsageError
+from memplan.errors import UsageError
+from memplan.graph.matching import matching_tensors
 from memplan.graph.phases import differentiated
-from memplan.graph.types import Graph
 from memplan.loaded import analyze_as_loaded
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
+from memplan.model.opset import default_opset, raise_opset
 from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
+from memplan.passes import run as free
 from memplan.plain_sessions import load_notes, plain_notes, plan_plain
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.strategies import parse_strategy
+from memplan.planning.strategies import Search, parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
 from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.fences import OLDEST_OPSET
 from memplan.rewriter.plain import PlainModel
 from memplan.rewriter.postconditions import ensure
+from memplan.rewritten import Rewrite, RewriteOptions, default_output
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
-from memplan.units import SizeSpec, parse_size
-from memplan.variants import Attempt, variants
+from memplan.units import parse_size
+from memplan.variants import best_plan, first_plan, variants, with_recomputed_cells
 
-SCHEMA = "memplan.rewrite/1"
+__all__ = ["Rewrite", "RewriteOptions", "default_output", "plan_request", "rewrite"]
 
-Planned = tuple[Analysis, NodeCosts, Plan, PlainModel | None]
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteOptions:
-    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
-
-    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak.
-    """
-
-    budget: SizeSpec
-    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
-    strategy: str = "auto"
-    session: str = "tuned"
-    provider: str = "cpu"
-    optimize: str = "extended"
-    time_limit: float = 10.0
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    costs: Path | None = None
-    profile: bool = False
-    device: str | None = None
-    loss: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """The answer of ``rewrite``.
-
-    ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
-    object when nothing was), both in a session of the kind that is planned for; ``timeline`` is the
-    rewritten model's. ``output`` is None after a dry run. ``plain`` tells what was added for plain
-    sessions, None for tuned ones.
-    """
-
-    path: Path
-    output: Path | None
-    options: RewriteOptions
-    budget_bytes: int
-    original: Analysis
-    optimized: Analysis
-    optimize_level: str
-    plan: Plan
-    timeline: Timeline
-    model: onnx.ModelProto
-    assumptions: tuple[str, ...]
-    costs: NodeCosts
-    plain: PlainModel | None = None
-
-    @property
-    def measured_nodes(self) -> int:
-        """How many nodes of the planned graph have measured seconds."""
-        return self.costs.measured_nodes(self.optimized.graph)
-
-    def as_json(self) -> dict[str, object]:
-        """The JSON object of the contract."""
-        plan = self.plan
-        return {
-            "schema": SCHEMA,
-            "strategy": plan.strategy,
-            "session": self.options.session,
-            "provider": self.options.provider,
-            "optimize": self.optimize_level,
-            "budget_bytes": self.budget_bytes,
-            "baseline_peak_bytes": self.original.timeline.peak_bytes,
-            "baseline_peak_with_workspace_bytes": (
-                self.original.timeline.peak_with_workspace_bytes
-            ),
-            "optimized_peak_bytes": self.optimized.timeline.peak_bytes,
-            "predicted_peak_bytes": self.timeline.peak_bytes,
-            "predicted_peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
-            "floor_bytes": plan.resident_bytes + plan.floor.nbytes,
-            "extra_cost_fraction": plan.extra_cost_fraction,
-            "bound_fraction": plan.bound_fraction,
-            "bound_kind": plan.bound_kind,
-            "recomputed_nodes": plan.clones,
-            "recomputed": dict(plan.recomputed),
-            "refusals": dict(plan.refusals),
-            "costs": {
-                "source": self.costs.source,
-                "measured_nodes": self.measured_nodes,
-                "estimated_nodes": len(self.optimized.graph.nodes) - self.measured_nodes,
-            },
-            "planning_seconds": plan.planning_seconds,
-            "plain": _plain_json(self),
-            "output": str(self.output) if self.output is not None else None,
-            "assumptions": list(self.assumptions),
-        }
-
-
-def _plain_json(result: Rewrite) -> dict[str, object] | None:
-    if result.plain is None:
-        return None
-    later = result.plain.later
-    return {
-        "fences": result.plain.fences,
-        "veils": result.plain.veils,
-        "pins": result.plain.pins,
-        "added_nodes": result.plain.added_nodes,
-        "later_runs_peak_bytes": later.peak_bytes,
-        "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
-        "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
-    }
-
-
-def default_output(path: Path) -> Path:
-    """``MODEL.memplan.onnx`` beside the model."""
-    return path.with_name(f"{path.stem}.memplan.onnx")
+Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan, PlainModel | None]
+# The pass that orders nodes may take this share of the time for planning, and at most so long.
+_ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
 
 def rewrite(
@@ -178,10 +76,12 @@ def rewrite(
     _check_costs_options(options)
     session = session_kind(options.session, options.provider)
     strategy = parse_strategy(options.strategy)
+    seconds = min(_ORDER_SECONDS, _ORDER_SHARE * options.time_limit)
+    passes = free.passes_for(session, options.passes, options.wrt, seconds)
     target = output if output is not None else default_output(path)
     if not dry_run:
         _check_target(path, target, force)
-    source = open_model(path, dims, options.loss)
+    source, folder = _source(path, dims, options)
     original = _analysis(source, session, options.loss)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
@@ -189,18 +89,33 @@ def rewrite(
     def plan_one(model: OpenModel) -> Planned:
         alike = model is source and session.name == "tuned"
         analysis = original if alike else analyze_open(model, session)
-        costs = given or _profiled_costs(model, analysis, budget_bytes, options)
-        request = plan_request(model, session, options, budget_bytes, costs)
+        steps = free.run_passes(model, analysis.timeline, passes)
+        ways = [steps]
+        if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
+            # A published strategy may get on better in the order that it was made for.
+            ways.append(free.without_order(steps))
+        figures = _by_peak if getattr(strategy, "ignores_budget", False) else _by_cost
+        return best_plan([partial(plan_behind, analysis, model, way) for way in ways], figures)
+
+    def plan_behind(
+        analysis: Analysis, model: OpenModel, steps: tuple[free.PassStep, ...]
+    ) -> Planned:
+        ready = steps[-1].model if steps else model
+        costs = given or _profiled_costs(ready, budget_bytes, session, options)
+        request = plan_request(ready, session, options, budget_bytes, costs)
         if session.name == "default":
-            found = plan_plain(model, request, strategy, options.time_limit, progress)
-            return analysis, costs, *found
+            found = plan_plain(ready, request, strategy, options.time_limit, progress)
+            return analysis, steps, costs, *found
         plan = make_plan(prepare(request), strategy, options.time_limit, progress)
-        return analysis, costs, plan, None
+        return analysis, steps, costs, plan, None
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
-    (level, model, notes), (analysis, costs, plan, plain) = _first_plan(attempts, plan_one)
+    if options.scan_recompute != "none":
+        attempts = with_recomputed_cells(attempts, options.scan_recompute, options.loss)
+    (level, model, notes), (analysis, steps, costs, plan, plain) = first_plan(attempts, plan_one)
+    model = steps[-1].model if steps else model
     if plain is not None:
         result, timeline = plain.model, plain.timeline
         notes = (
@@ -211,7 +126,10 @@ def rewrite(
     else:
         result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
         timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
-    _record(result, level, options, budget_bytes, timeline)
+    _record(result, level, options, budget_bytes, timeline, steps)
+    if folder is not None:
+        notes = (*notes, f"opset raised to {OLDEST_OPSET}: plain sessions need it")
+        folder.cleanup()
     if not dry_run:
         repoint_external_data(result, path, target)
         write_model(result, target, force=force)
@@ -226,10 +144,32 @@ def rewrite(
         plan=plan,
         timeline=timeline,
         model=result,
-        assumptions=(*analysis.assumptions, *notes, *_cost_notes(costs, model, options)),
+        assumptions=(
+            *(original if plain else analysis).assumptions,
+            *notes,
+            *_cost_notes(costs, model, options),
+        ),
         costs=costs,
         plain=plain,
+        passes=steps,
     )
+
+
+def _source(
+    path: Path, dims: Mapping[str, int] | None, options: RewriteOptions
+) -> tuple[OpenModel, tempfile.TemporaryDirectory[str] | None]:
+    """The model, with a newer opset if the session asks for that.
+
+    It then lies in a temporary folder, which must outlive it: the runtime reads it from there.
+    """
+    model = open_model(path, dims, options.loss)
+    if options.session != "default" or default_opset(model.prepared.proto) >= OLDEST_OPSET:
+        return model, None
+    raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
+    folder = tempfile.TemporaryDirectory(prefix="memplan-")
+    copy = Path(folder.name) / path.name
+    write_model(raised, copy, force=True)
+    return open_model(copy, dims, options.loss), folder
 
 
 def _analysis(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
@@ -239,28 +179,13 @@ def _analysis(model: OpenModel, session: SessionKind, loss: str | None) -> Analy
     return analyze_open(model, session)
 
 
-def _first_plan(
-    attempts: list[Attempt], plan: Callable[[OpenModel], Planned]
-) -> tuple[Attempt, Planned]:
-    """The first attempt for which there is a plan, and what was planned.
+def _by_cost(planned: Planned) -> tuple[float, float]:
+    plan = planned[3]
+    return plan.extra_cost_fraction, plan.predicted_peak_with_workspace_bytes
 
-    Raises:
-        InfeasibleError: there is none; the first reason.
-        UsageError: the strategy cannot work on the last attempt, the file's own nodes.
-    """
-    failure: InfeasibleError | None = None
-    for attempt in attempts:
-        model = attempt[1]
-        try:
-            return attempt, plan(model)
-        except InfeasibleError as error:
-            failure = failure or error
-        except UsageError:
-            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
-            if model is attempts[-1][1]:
-                raise
-    assert failure is not None
-    raise failure
+
+def _by_peak(planned: Planned) -> tuple[float, float]:
+    return _by_cost(planned)[::-1]
 
 
 def _check_target(path: Path, target: Path, force: bool) -> None:
@@ -329,10 +254,10 @@ def _given_costs(source: OpenModel, options: RewriteOptions) -> NodeCosts | None
 
 
 def _profiled_costs(
-    model: OpenModel, analysis: Analysis, budget: int, options: RewriteOptions
+    model: OpenModel, budget: int, session: SessionKind, options: RewriteOptions
 ) -> NodeCosts:
     """Measure the graph that is planned: the names of fused nodes are in no costs file."""
-    device = _device(options)
+    device, analysis = _device(options), analyze_open(model, session)
     if budget < analysis.floor_with_workspace_bytes:  # the planner refuses it, whatever the costs
         return NodeCosts("estimate", device, options.provider)
     found = profile_open(model, ProfileOptions(options.provider))
@@ -366,35 +291,13 @@ def _device(options: RewriteOptions) -> Device:
     return DEVICES[options.device]
 
 
-def matching_tensors(graph: Graph, patterns: tuple[str, ...], option: str) -> frozenset[int]:
-    """Computed tensors whose name, or whose producer's name, matches one of the globs.
-
-    Raises:
-        UsageError: a pattern matches nothing.
-    """
-    found: set[int] = set()
-    for pattern in patterns:
-        hits = {
-            tensor.id
-            for tensor in graph.tensors
-            if tensor.producer >= 0
-            and (
-                fnmatchcase(tensor.name, pattern)
-                or fnmatchcase(graph.nodes[tensor.producer].name, pattern)
-            )
-        }
-        if not hits:
-            raise UsageError(
-                f"{option} {pattern}: no tensor or node of that name",
-                "names are listed by 'memplan analyze'; fusions may have renamed them "
-                "(--optimize none keeps them)",
-            )
-        found |= hits
-    return frozenset(found)
-
-
 def _record(
-    model: onnx.ModelProto, level: str, options: RewriteOptions, budget: int, timeline: Timeline
+    model: onnx.ModelProto,
+    level: str,
+    options: RewriteOptions,
+    budget: int,
+    timeline: Timeline,
+    steps: tuple[free.PassStep, ...],
 ) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
     from memplan.model.metadata import get_metadata, set_metadata
@@ -408,6 +311,7 @@ def _record(
             "budget_bytes": budget,
             "predicted_peak_bytes": timeline.peak_bytes,
             "predicted_peak_with_workspace_bytes": timeline.peak_with_workspace_bytes,
+            **free.recorded(steps),
         }
     )
     set_metadata(model, values)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
 
 from memplan.analysis import OpenModel, opened
-from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.errors import (
+    InfeasibleError,
+    MemplanError,
+    ProviderMissingError,
+    RuntimeUnavailableError,
+    UsageError,
+)
 from memplan.graph.marks import carry_marks
 from memplan.model.external import external_tensors
 from memplan.model.prepare import prepare as prepare_model
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 
+Planned = TypeVar("Planned")
 Attempt = tuple[str, OpenModel, tuple[str, ...]]
 """What may be planned: the level of optimization, the model and what to know about it."""
 
@@ -39,6 +48,9 @@ def variants(
         return [("none", source, (note,))]
     try:
         model, lost = _optimized(source, optimize, provider, loss)
+    except ProviderMissingError as error:
+        hint = f"{error.hint}; --optimize none plans without it"
+        raise ProviderMissingError(error.message, hint) from None
     except (RuntimeUnavailableError, MemplanError) as error:
         note = f"not optimized offline: {error.message}"
         return [("none", source, (note,))]
@@ -47,6 +59,81 @@ def variants(
         return [("none", source, (note,))]
     fallback: Attempt = ("none", source, ("planned without fusions: with them no plan was found",))
     return [(optimize, model, ()), fallback]
+
+
+def with_recomputed_cells(
+    attempts: Sequence[Attempt], wish: str, loss: str | None
+) -> list[Attempt]:
+    """The same models with tensors of recurrent cells made again instead of stored.
+
+    ``fit`` stands for ``none``, ``auto`` and ``all``, one after the other: what costs less first.
+
+    Raises:
+        UsageError: see :func:`memplan.autodiff.scan_rewrite.recompute_in_scans`.
+    """
+    if wish != "fit":
+        return [_with_recomputed_cells(attempt, wish, loss) for attempt in attempts]
+    found: list[Attempt] = []
+    for each in ("none", "auto", "all"):
+        note = f"recurrent cells: '{each}' is the first of none, auto and all that has a plan"
+        for level, model, notes in attempts:
+            attempt = (level, model, (*notes, note))
+            found.append(attempt if each == "none" else _with_recomputed_cells(attempt, each, loss))
+    return found
+
+
+def _with_recomputed_cells(attempt: Attempt, wish: str, loss: str | None) -> Attempt:
+    from memplan.autodiff.recompute import ScanRecompute
+    from memplan.autodiff.scan_rewrite import recompute_in_scans
+
+    level, model, notes = attempt
+    proto = recompute_in_scans(model.prepared.proto, ScanRecompute(wish))
+    prepared = prepare_model(proto, model.prepared.path, model.prepared.dims)
+    return level, opened(prepared, loss), notes
+
+
+def first_plan(
+    attempts: list[Attempt], plan: Callable[[OpenModel], Planned]
+) -> tuple[Attempt, Planned]:
+    """The first attempt for which there is a plan, and what was planned.
+
+    Raises:
+        InfeasibleError: there is none; the first reason.
+        UsageError: the strategy cannot work on the last attempt, the file's own nodes.
+    """
+    failure: InfeasibleError | None = None
+    for attempt in attempts:
+        model = attempt[1]
+        try:
+            return attempt, plan(model)
+        except InfeasibleError as error:
+            failure = failure or error
+        except UsageError:
+            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
+            if model is attempts[-1][1]:
+                raise
+    assert failure is not None
+    raise failure
+
+
+def best_plan(
+    ways: list[Callable[[], Planned]], figures: Callable[[Planned], tuple[float, float]]
+) -> Planned:
+    """Of what several ways plan, the one of least ``figures``.
+
+    Raises:
+        InfeasibleError, UsageError: there is no plan by any of them; why not by the last.
+    """
+    found: list[Planned] = []
+    failure: MemplanError | None = None
+    for way in ways:
+        try:
+            found.append(way())
+        except (InfeasibleError, UsageError) as error:
+            failure = error
+    if failure is not None and not found:
+        raise failure
+    return min(found, key=figures)
 
 
 def _optimized(

@@ -34,8 +34,16 @@ from memplan_cli.progress import planning_progress
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--optimize", type=click.Choice(["none", "basic", "extended"]), default="extended",
               show_default=True, help="Let ONNX Runtime fuse nodes first.")  # fmt: skip
+@click.option("--passes", default="all", show_default=True, metavar="NAMES",
+              help="Free savings first: all, none, or elide,prune,order,early-update.")  # fmt: skip
+@click.option("--wrt", multiple=True, metavar="GLOB",
+              help="Only the gradients of these parameters are wanted.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option("--scan-recompute", default="none", show_default=True, metavar="NAMES",
+              help="Cell tensors of recurrent layers to make again at every step instead of "
+                   "storing them: all, auto, names as in 'a+b*', or fit (the first of none, auto "
+                   "and all for which there is a plan).")  # fmt: skip
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
 @click.option("--profile", is_flag=True,
@@ -58,8 +66,11 @@ def command(
     session: str,
     provider: str,
     optimize: str,
+    passes: str,
+    wrt: tuple[str, ...],
     keep: tuple[str, ...],
     recompute: tuple[str, ...],
+    scan_recompute: str,
     reserve: str | None,
     costs: Path | None,
     profile: bool,
@@ -96,10 +107,13 @@ def command(
         time_limit=time_limit,
         keep=keep,
         recompute=recompute,
+        scan_recompute=scan_recompute,
         costs=costs,
         profile=profile,
         device=device,
         loss=loss,
+        passes=passes,
+        wrt=wrt,
     )
     to_stdout = output is not None and str(output) == "-" and not dry_run
     if to_stdout and form == "json":

@@ -51,7 +51,8 @@ class PreparedModel:
     """A model that is ready to become a graph.
 
     ``proto`` keeps symbolic dimensions (a rewritten file must keep its interface); ``types`` has
-    them bound. ``bound`` is the same model with the dimensions bound.
+    them bound. ``bound`` is the same model with the dimensions bound. ``bounded`` names tensors
+    whose shape is only an upper bound.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class PreparedModel:
     types: Mapping[str, ValueType]
     assumptions: tuple[str, ...]
     fingerprint: str
+    bounded: tuple[str, ...] = ()
 
 
 def load(path: Path, dims: Mapping[str, int] | None = None) -> PreparedModel:
@@ -104,7 +106,14 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
             + _some(unplanned)
         )
     return PreparedModel(
-        path, model, bound, dict(dims), types, tuple(assumptions), fingerprint(model, dims)
+        path,
+        model,
+        bound,
+        dict(dims),
+        types,
+        tuple(assumptions),
+        fingerprint(model, dims),
+        tuple(bounded),
     )
 
 

@@ -82,6 +82,12 @@ def semantics(provider: str) -> MemorySemantics:
     )
 
 
+def has_effects(key: str) -> bool:
+    """Whether an operator may do more than make its outputs; of an unknown one, nobody knows."""
+    plain = RANDOM_OPS | CONTROL_FLOW_OPS
+    return key in EFFECT_OPS or not (key in plain or key in semantics("cpu").known)
+
+
 def refusal(key: str, provider: str = "cpu") -> str | None:
     """Why an operator is never run again, or None if running it again gives the same bits."""
     if key in RANDOM_OPS:

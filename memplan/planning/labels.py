@@ -19,8 +19,11 @@ _UNFIT_EXACTLY = frozenset({"Cast", "CastLike", "If"})
 _NORMS = "Normalization"
 
 
-def labels_of(graph: Graph, differentiated: Set[int]) -> Labels:
-    """The labels of a graph whose gradients flow through the nodes ``differentiated``."""
+def labels_of(graph: Graph, differentiated: Set[int], kept: Set[int] = frozenset()) -> Labels:
+    """The labels of a graph whose gradients flow through the nodes ``differentiated``.
+
+    Tensors that the user keeps (``kept``) count as marked, like those that the file marks.
+    """
     unfit = np.zeros(len(graph.tensors), np.bool_)
     for node in graph.nodes:
         whole = node.op in _UNFIT_EXACTLY or any(word in node.op for word in _UNFIT)
@@ -29,7 +32,7 @@ def labels_of(graph: Graph, differentiated: Set[int]) -> Labels:
                 unfit[tensor] = True
     return Labels(
         names=tuple(tensor.name for tensor in graph.tensors),
-        marked=flags(len(graph.tensors), graph.checkpoints),
+        marked=flags(len(graph.tensors), graph.checkpoints | kept),
         elements=np.asarray([math.prod(t.shape) for t in graph.tensors], dtype=np.int64),
         unfit=unfit,
         differentiated=flags(len(graph.nodes), differentiated),

@@ -24,9 +24,10 @@ class Outcome:
 class Strategy(Protocol):
     """What a strategy is: options as fields, and a decision.
 
-    ``summary`` is a line, ``source`` the paper or the system it comes from. Two more class
+    ``summary`` is a line, ``source`` the paper or the system it comes from. Three more class
     variables are read where they are there: ``words``, the values that an option may have, by
-    option; and ``ignores_budget``, True where it makes the same plan for every budget.
+    option; ``ignores_budget``, True where it makes the same plan for every budget; and
+    ``clone_tags``, ``metadata_props`` for the nodes that run again.
     """
 
     name: ClassVar[str]

@@ -342,7 +342,8 @@ def fewest_pins(
         needed: nodes whose pins must stay.
 
     Returns:
-        The pins, and the peaks with them. If no pins keep the budget, those that come nearest.
+        The pins, and the peaks with them. If no pins keep the budget, it breaks by as much as all
+        pins break it, and by what pins take themselves.
     """
     deadline = time.monotonic() + time_limit
     stay = np.zeros(len(session.pin_of), np.bool_) if needed is None else needed
@@ -361,8 +362,8 @@ def fewest_pins(
 
 def _reduced(session: Session, budget: Peaks, stay: Flags, deadline: float) -> Flags:
     pinned = session.pin_of >= 0
-    if not within(plain_peaks(session, pinned, False), budget):
-        return pinned
+    whole = plain_peaks(session, pinned, False)
+    budget = Peaks(max(budget.first, whole.first), max(budget.later, whole.later))
     chunk = max(1, int(pinned.sum()))
     while True:
         spared = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.planning.rebuild import Extended
 from memplan.simulate.floor import Floor
@@ -16,6 +16,7 @@ class Plan:
     ``sequence`` holds node ids of ``extended.graph`` in execution order, recomputations repeated.
     Peaks count resident and dynamic bytes. ``recomputed`` maps node name → times run again.
     ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
+    ``tags`` are ``metadata_props`` by which the strategy marks what runs again.
     """
 
     extended: Extended
@@ -35,6 +36,7 @@ class Plan:
     resident_bytes: int
     planning_seconds: float
     assumptions: tuple[str, ...]
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def clones(self) -> int:

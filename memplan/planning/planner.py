@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -120,7 +120,8 @@ def make_plan(
         if getattr(strategy, "ignores_budget", False):
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision)
-    return as_plan(prepared, problem, outcome, strategy.name, seconds)
+    plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
+    return replace(plan, tags=getattr(strategy, "clone_tags", {}))
 
 
 def as_plan(

@@ -33,11 +33,13 @@ def ordered_start(
 ) -> Ints:
     """The ``number``-th order to start from, as the runtime runs it.
 
-    0 is the given order, 1 the one that a wide beam finds, the others are random. ``counted``:
-    nothing may depend on how fast this machine is.
+    0 is the given order, 1 the one that a wide beam finds, 2 the depth-first one, the others are
+    random. ``counted``: nothing may depend on how fast this machine is.
     """
     start = problem.start
     arrays, length = problem.arrays, len(start)
+    if number == 2 and not problem.protected.any():
+        return ease(problem, depth_first(problem), movable)
     if number == 0 or length > _LONGEST_BEAM:
         return ease(problem, start, movable)
     width = _COUNTED_WIDTH if counted else 0 if number == 1 else _NARROW
@@ -47,6 +49,43 @@ def ordered_start(
         budget = int(problem.budget * random.choice(_BUDGETS))
     order = resequence(arrays, start, movable, budget, 0, length, width, noise)
     return ease(problem, settle(arrays, order), movable)
+
+
+def depth_first(problem: Problem) -> Ints:
+    """The nodes of ``problem.order`` as ONNX Runtime orders them by default.
+
+    Depth first from the nodes that nobody reads, the last first; of what a node reads, the last
+    made first (:mod:`memplan.simulate.order`). Only what is needed next is made, which suits graphs
+    whose outputs are not read on: the updates of an optimizer. Where nodes that must stay would
+    change places, the order is returned as it is.
+    """
+    arrays, order = problem.arrays, problem.order.tolist()
+    producer: dict[int, int] = {}
+    sources: dict[int, list[int]] = {}
+    # In a sorted order what was made last stands last.
+    place = {node: position for position, node in enumerate(order)}
+    for i in order:
+        reads = arrays.reads[arrays.read_start[i] : arrays.read_start[i + 1]].tolist()
+        makers = {producer[t] for t in reads if t in producer}
+        sources[i] = sorted(makers, key=place.__getitem__)
+        for t in arrays.writes[arrays.write_start[i] : arrays.write_start[i + 1]].tolist():
+            producer[t] = i
+    read = {node for nodes in sources.values() for node in nodes}
+    stack = [(node, False) for node in order if node not in read]
+    seen: set[int] = set()
+    result: list[int] = []
+    while stack:
+        node, leaving = stack.pop()
+        if leaving:
+            result.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((source, False) for source in sources[node] if source not in seen)
+    found = settle(arrays, np.asarray(result, dtype=np.int64))
+    stay = ~problem.movable
+    kept = np.array_equal(found[stay[found]], problem.order[stay[problem.order]])
+    return found if kept else problem.order
 
 
 def shaken_start(problem: Problem, movable: Flags, random: np.random.Generator, best: Ints) -> Ints:

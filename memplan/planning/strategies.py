@@ -20,6 +20,7 @@ from memplan.planning.peers.checkpoints import Collection, Named, Speed
 from memplan.planning.peers.dtr import Dtr
 from memplan.planning.peers.knapsack import Knapsack
 from memplan.planning.peers.mincut import MinCut
+from memplan.planning.peers.mirror import Mirror
 from memplan.planning.peers.segments import Segments
 from memplan.planning.problem import Problem
 from memplan.planning.registry import NAME, Offer, all_offers, only
@@ -92,7 +93,8 @@ class Keep:
 BUILT_IN: dict[str, type[Any]] = {
     strategy.name: strategy
     for strategy in (
-        Search, Greedy, Keep, Segments, Dtr, Knapsack, MinCut, Speed, Memory, Named, Collection,
+        Search, Greedy, Keep, Segments, Dtr, Knapsack, MinCut, Mirror, Speed, Memory, Named,
+        Collection,
     )
 }  # fmt: skip
 DEFAULT = Search.name

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from memplan.report.text_scans import scan_line
 from memplan.simulate.explain import Live
 from memplan.units import echo_size, format_bytes, format_delta
 
@@ -81,6 +82,8 @@ def render_analysis(
     analysis: Analysis, points: Sequence[FrontierPoint], top: int, details: bool
 ) -> Group:
     """Headline, classes, modules, tensors at the peak, floor and assumptions."""
+    from memplan.report import text_passes
+
     timeline = analysis.timeline
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     facts = [
@@ -93,10 +96,14 @@ def render_analysis(
     ]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
+    facts += [scan_line(pair, analysis.dims, details) for pair in analysis.scans]
     parts: list[RenderableType] = [Text(headline(analysis), style="bold"), *map(Text, facts)]
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
         parts += [Text(), _module_table(analysis)]
+    narrower = text_passes.narrowing_table(analysis)
+    if narrower is not None:
+        parts += [Text(), narrower]
     if top and analysis.at_peak:
         parts += [Text(), _live_table(analysis.at_peak, top)]
     if points:
@@ -223,6 +230,8 @@ def print_rewrite(result: Rewrite, color: str = "auto", details: bool = False) -
 
 def render_rewrite(result: Rewrite, details: bool) -> Group:
     """Before and after, extra cost, what is recomputed, and how to load the file."""
+    from memplan.report import text_passes
+
     plan = result.plan
     after = result.timeline.peak_with_workspace_bytes
     if plan.clones:
@@ -231,10 +240,12 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
             f"{100 * plan.extra_cost_fraction:.2f}% more time "
             + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
-    elif plan.baseline_peak_with_workspace_bytes <= result.budget_bytes:
-        first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"
+    elif result.original.timeline.peak_with_workspace_bytes <= result.budget_bytes:
+        again = "nothing" if result.options.scan_recompute == "none" else "nothing outside of cells"
+        first = f"the budget already holds: peak {format_bytes(after)}, {again} is recomputed"
     else:
-        first = f"fits by node order alone: peak {format_bytes(after)}, nothing is recomputed"
+        how = "what is free" if result.passes else "node order"
+        first = f"fits by {how} alone: peak {format_bytes(after)}, nothing is recomputed"
     parts: list[RenderableType] = [Text(first, style="bold")]
     parts.append(Text(f"budget {echo_size(result.options.budget, result.budget_bytes)}"))
     parts += [Text(), _steps_table(result)]
@@ -249,8 +260,10 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
+    parts += [Text(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(Text(_added_line(result.plain)))
+    parts += [Text(line) for line in text_passes.removed_lines(result, details)]
     if result.output is not None:
         parts += [Text(f"wrote {result.output}"), Text(), *_loading_lines(result)]
     else:
@@ -262,33 +275,26 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
 def _steps_table(result: Rewrite) -> Group:
     """The way from the original to the result, one row per step."""
     numbers = ("nodes", "peak", "with workspace", "change")
-    table = _table([("", "left"), *((name, "right") for name in numbers)])
-    plain = result.plain
-    first = "original, as a plain session loads it" if plain else "original"
-    rows = [(first, len(result.original.graph.nodes), result.original.timeline)]
-    if result.optimize_level != "none":
-        fused = f"fused by ONNX Runtime ({result.optimize_level})"
-        rows.append((fused, len(result.optimized.graph.nodes), result.optimized.timeline))
-    rows.append(("rewritten", len(result.timeline.graph.nodes), result.timeline))
-    previous = rows[0][2].peak_with_workspace_bytes
-    for name, nodes, timeline in rows:
-        now = timeline.peak_with_workspace_bytes
+    table = _table([("", "left"), *((name, "right") for name in numbers), ("", "fold")])
+    plain, steps = result.plain, result.waterfall
+    for step in steps:
+        name = "original, as a plain session loads it" if plain and step is steps[0] else step.name
         table.add_row(
             name,
-            str(nodes),
-            format_bytes(timeline.peak_bytes),
-            format_bytes(now),
-            format_delta(now - previous) if name != first else "",
+            str(len(step.timeline.graph.nodes)),
+            format_bytes(step.timeline.peak_bytes),
+            format_bytes(step.timeline.peak_with_workspace_bytes),
+            format_delta(-step.saved_bytes) if step is not steps[0] else "",
+            escape(step.note),
         )
-        previous = now
     if plain:
-        later = plain.later
+        later, first_run = plain.later, result.timeline.peak_with_workspace_bytes
         table.add_row(
             "  from the second run on",
             "",
             format_bytes(later.peak_bytes),
             format_bytes(later.peak_with_workspace_bytes),
-            format_delta(later.peak_with_workspace_bytes - previous),
+            format_delta(later.peak_with_workspace_bytes - first_run),
         )
     return _titled("Peak, step by step", table)
 
@@ -324,7 +330,11 @@ def _refusal_line(result: Rewrite) -> str:
 def _added_line(plain: PlainModel) -> str:
     counts = [(plain.fences, "fence"), (plain.veils, "veil"), (plain.pins, "pin")]
     named = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
-    return f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies)"
+    more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
+    return (
+        f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies); a tuned "
+        f"session takes {format_bytes(plain.tuned_peak_bytes)}, a plain one {format_delta(more)}"
+    )
 
 
 def _loading_lines(result: Rewrite) -> list[Text]:

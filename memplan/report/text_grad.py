@@ -10,6 +10,7 @@ from rich.text import Text
 
 from memplan.graph.types import Phase
 from memplan.report.text import console
+from memplan.report.text_scans import scan_line
 
 if TYPE_CHECKING:
     from memplan.differentiation import TrainingGraph
@@ -39,6 +40,7 @@ def render_training_graph(result: TrainingGraph, details: bool) -> Group:
         lines.append(f"new inputs: {_listed(result.new_inputs, details)}")
     if result.new_outputs:
         lines.append(f"new outputs: {_listed(result.new_outputs, details)}")
+    lines += [scan_line(pair, result.dims, details) for pair in result.scans]
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     return Group(Text(headline, style="bold"), *map(Text, lines))

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.graph.types import ABSENT, Graph, Node
-from memplan.model.metadata import set_metadata
+from memplan.model.metadata import node_metadata, set_metadata
 from memplan.planning.plan import Plan
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
@@ -86,6 +86,8 @@ class _Writer:
         if is_clone:
             proto.name = self._fresh(node.name)
             self._mark(proto, node)
+        elif self.plan.tags and node.name in self.plan.recomputed:
+            _add_metadata(proto, self.plan.tags)
         for slot, tensor in enumerate(node.outputs):
             if tensor == ABSENT:
                 continue
@@ -119,13 +121,13 @@ class _Writer:
 
     def _mark(self, proto: onnx.NodeProto, node: Node) -> None:
         saved = sum(self.graph.tensors[t].nbytes for t in node.writes)
-        helper.set_metadata_props(
+        _add_metadata(
             proto,
             {
-                **{item.key: item.value for item in proto.metadata_props},
                 "memplan.role": "recompute",
                 "memplan.of": node.name,
                 "memplan.saves_bytes": str(saved),
+                **self.plan.tags,
             },
         )
 
@@ -150,6 +152,10 @@ class _Writer:
             for value in self.model.graph.input
             for dim in value.type.tensor_type.shape.dim
         )
+
+
+def _add_metadata(proto: onnx.NodeProto, values: Mapping[str, str]) -> None:
+    helper.set_metadata_props(proto, {**node_metadata(proto), **values})
 
 
 def _is_constant(proto: onnx.NodeProto) -> bool:

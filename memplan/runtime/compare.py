@@ -28,12 +28,22 @@ class Comparison:
     outputs: int
 
 
-def compare_outputs(first: Path, second: Path, names: Sequence[str]) -> Comparison:
-    """Compare two output archives of :mod:`memplan.runtime.child`, output by output."""
+def compare_outputs(
+    first: Path, second: Path, names: Sequence[str], second_names: Sequence[str] | None = None
+) -> Comparison:
+    """Compare two output archives of :mod:`memplan.runtime.child`, output by output.
+
+    ``names`` are the outputs of the first, in order; ``second_names`` those of the second where
+    they are fewer: only common ones are compared.
+    """
+    place = {
+        name: index for index, name in enumerate(names if second_names is None else second_names)
+    }
+    common = [(index, name) for index, name in enumerate(names) if name in place]
     worst, worst_rel, worst_abs, differing = "", 0.0, 0.0, 0
     with np.load(first) as a, np.load(second) as b:
-        for index, name in enumerate(names):
-            x, y = a[f"o{index}"], b[f"o{index}"]
+        for index, name in common:
+            x, y = a[f"o{index}"], b[f"o{place[name]}"]
             if x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes():
                 continue
             differing += 1
@@ -41,7 +51,7 @@ def compare_outputs(first: Path, second: Path, names: Sequence[str]) -> Comparis
             worst_abs = max(worst_abs, absolute)
             if relative >= worst_rel:
                 worst, worst_rel = name, relative
-    return Comparison(differing == 0, worst_abs, worst_rel, worst, differing, len(names))
+    return Comparison(differing == 0, worst_abs, worst_rel, worst, differing, len(common))
 
 
 def difference(x: Array, y: Array) -> tuple[float, float]:

@@ -2,14 +2,16 @@
 
 Loop follows ONNX Runtime's ``loop.cc``: the body runs as a graph of its own; its state outputs
 feed the next iteration while they are replaced; its scan outputs are kept one by one and
-concatenated into the node's output at the end, so they are in memory twice for a moment. If and
-Scan are counted conservatively: the largest body, and the states twice.
+concatenated into the node's output at the end, so they are in memory twice for a moment. Scan
+follows ``scan_utils.cc``: its outputs are allocated in front, and the body writes its slices into
+them; states alternate between two buffers until the last step, which writes the final ones; what is
+not scanned along axis 0 is transposed beside. If is counted conservatively: the larger branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memplan.graph.types import ABSENT, Body, Graph, Node
 from memplan.simulate.allocation import passes_through
@@ -48,7 +50,7 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
     notes: list[str] = []
     for index, bodies in graph.bodies.items():
         node = graph.nodes[index]
-        own = sum(graph.tensors[t].nbytes for t in node.writes)
+        own = 0 if node.op == "Scan" else sum(graph.tensors[t].nbytes for t in node.writes)
         inner, with_workspace, kept = 0, 0, 0
         for body in bodies:
             if body.graph is None:
@@ -59,8 +61,12 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
                 guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
                 inner, with_workspace = max(inner, guess), max(with_workspace, guess)
                 continue
-            carried, stacked = _held(node, body, body.graph)
-            dynamic, total = peak(body.graph, session)
+            if node.op == "Scan":
+                carried, stacked = _scan_buffers(node, body, body.graph), _transposed(graph, node)
+                dynamic, total = peak(_writing_outside(body.graph), session)
+            else:
+                carried, stacked = _held(node, body, body.graph)
+                dynamic, total = peak(body.graph, session)
             counters = _LOOP_COUNTERS if node.op == "Loop" else 0
             inner = max(inner, dynamic + carried + stacked + counters)
             with_workspace = max(with_workspace, total + carried + stacked + counters)
@@ -75,17 +81,48 @@ def _held(node: Node, body: Body, graph: Graph) -> tuple[int, int]:
     """Bytes that the iterations before the last one left: states, and stacked scan outputs."""
     if node.op == "If":
         return 0, 0
-    outputs = graph.outputs[1:] if node.op == "Loop" else graph.outputs
+    outputs = graph.outputs[1:]
     states = _state_count(node)
     trips = body.trips if body.trips is not None else 1
     if trips < 2 and body.trips is not None:
         return 0, 0
     carried = _made_bytes(graph, outputs[:states])
-    if node.op == "Loop":
-        carried += _made_bytes(graph, graph.outputs[:1])  # the condition
-        stacked = (trips - 1) * sum(graph.tensors[t].nbytes for t in outputs[states:])
-        return carried, stacked
-    return 2 * carried, 0
+    carried += _made_bytes(graph, graph.outputs[:1])  # the condition
+    stacked = (trips - 1) * sum(graph.tensors[t].nbytes for t in outputs[states:])
+    return carried, stacked
+
+
+def _scan_buffers(node: Node, body: Body, graph: Graph) -> int:
+    """The buffers between which the states of a Scan alternate: none for one step, one for two."""
+    states = sum(graph.tensors[t].nbytes for t in graph.outputs[: _state_count(node)])
+    return states * min(2, max(0, (body.trips if body.trips is not None else 3) - 1))
+
+
+def _transposed(graph: Graph, node: Node) -> int:
+    """Copies of a Scan's sequences that do not have their steps along axis 0."""
+    states = _state_count(node)
+    total = 0
+    for name, tensors in (
+        ("scan_input_axes", node.inputs[states:]), ("scan_output_axes", node.outputs[states:]),
+    ):  # fmt: skip
+        axes = node.attributes.get(name) or []
+        assert isinstance(axes, list)
+        for axis, tensor in zip(axes, tensors, strict=False):
+            if axis and tensor != ABSENT:
+                total += graph.tensors[tensor].nbytes
+    return total
+
+
+def _writing_outside(graph: Graph) -> Graph:
+    """A body whose outputs are slices of buffers that the node around it has allocated."""
+    outputs = set(graph.outputs)
+    return replace(
+        graph,
+        tensors=tuple(
+            replace(tensor, nbytes=0) if tensor.id in outputs else tensor
+            for tensor in graph.tensors
+        ),
+    )
 
 
 def _kept_at_end(node: Node, body: Body, graph: Graph) -> int:
@@ -118,6 +155,7 @@ def _note(node: Node, body: Body) -> str:
             f"{node.op} '{node.name}': its number of iterations is decided by data; "
             "stacked outputs are counted for one iteration inside"
         )
-    how = "as ONNX Runtime's loop.cc does" if node.op == "Loop" else "conservatively"
+    sources = {"Loop": "loop.cc", "Scan": "scan_utils.cc"}
+    how = f"as ONNX Runtime's {sources[node.op]} does" if node.op in sources else "conservatively"
     times = f" × {body.trips}" if node.op != "If" else ""
     return f"{node.op} '{node.name}': body '{body.attribute}'{times} counted {how}"

@@ -211,7 +211,7 @@ def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
         parse_size("100%"), costs=tmp_path / COSTS, strategy="none", optimize="extended"
     )
     result = rewrite(path, options, dry_run=True)
-    whole = len(result.optimized.graph.nodes)
+    whole = len(result.planned.nodes)
     assert 0 < result.measured_nodes < whole
     (note,) = [note for note in result.assumptions if "nodes measured" in note]
     assert f"seconds of {result.measured_nodes} of {whole} nodes measured" in note

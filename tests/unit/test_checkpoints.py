@@ -382,7 +382,7 @@ def test_they_make_one_plan_for_every_budget() -> None:
         assert told.pop() == (above.peak, above.extra_cost / 19)
         assert not told
     listed = {item.name for item in list_strategies() if item.ignores_budget}
-    assert listed == {"speed", "memory", "list", "collection"}
+    assert listed == {"speed", "memory", "list", "collection", "mirror"}
 
 
 def test_what_was_asked_for_stays() -> None:
@@ -469,3 +469,18 @@ def test_results_are_bitwise_equal(name: str, tmp_path: Path) -> None:
     proof = validate(MODEL, output)
     assert not proof.findings, proof.findings
     assert proof.equality == "bitwise"
+
+
+def test_tensors_that_the_user_keeps_are_a_collection() -> None:
+    def planned(strategy: str, *keep: str) -> RewriteOptions:
+        return RewriteOptions(
+            parse_size("100%"), strategy=strategy, optimize="none", keep=keep, passes="none"
+        )
+
+    named = rewrite(MODEL, planned("list{names=addmm*}"), dry_run=True)
+    kept = rewrite(MODEL, planned("collection", "addmm*"), dry_run=True)
+    assert named.plan.clones > 0
+    assert kept.plan.sequence == named.plan.sequence
+    with pytest.raises(UsageError, match="no tensor of the forward part is marked") as caught:
+        rewrite(MODEL, planned("collection"), dry_run=True)
+    assert "--keep GLOB" in caught.value.hint

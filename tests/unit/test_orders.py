@@ -7,6 +7,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from graphs import TUNED, open_text
 from problems import Case, Op
 from test_peers import random_step
 from test_search import irregular
@@ -15,9 +16,11 @@ from memplan.planning.beam import resequence
 from memplan.planning.evaluate import IMPOSSIBLE, evaluate
 from memplan.planning.neighbourhood import seed_random
 from memplan.planning.ordering import reorder
+from memplan.planning.planner import PlanRequest, prepare
 from memplan.planning.problem import Ints, Problem
 from memplan.planning.repair import excess_of
-from memplan.planning.starts import ordered_start, shaken_start
+from memplan.planning.starts import depth_first, ordered_start, shaken_start
+from memplan.simulate.order import execution_order
 
 # Two chains that meet: run one after the other, only one of them is ever open.
 CHAINS = Case(
@@ -127,3 +130,16 @@ def test_a_shaken_plan_still_computes_everything() -> None:
         assert evaluate(problem.arrays, shaken).total.max() < IMPOSSIBLE
         fewer += len(shaken) < len(plan)
     assert fewer > 5
+
+
+def test_depth_first_is_the_runtimes_default_order() -> None:
+    model = open_text(
+        """g (float[4] x) => (float[4] y, float[4] z) {
+          a = Exp(x)  b = Sin(x)  c = Add(a, b)  y = Cos(b)  d = Mul(c, a)  z = Neg(d)
+        }"""
+    )
+    request = PlanRequest(model.graph, TUNED, 1 << 30, lambda graph: [1.0] * len(graph.nodes))
+    found = depth_first(prepare(request).encoded.problem(1 << 30)).tolist()
+    expected = execution_order(model.graph, replace(TUNED, priority_order=False))
+    assert found == expected
+    assert found != list(range(len(found)))

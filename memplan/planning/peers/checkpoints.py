@@ -82,10 +82,11 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Tensors that the author marked in the file stay (:mod:`memplan.graph.marks`)."""
+    """Tensors that the author marked in the file stay (:mod:`memplan.graph.marks`), and those that
+    ``--keep`` names."""
 
     name: ClassVar[str] = "collection"
-    summary: ClassVar[str] = "keep the tensors that are marked in the file, recompute the rest"
+    summary: ClassVar[str] = "keep the tensors marked in the file or named by --keep"
     source: ClassVar[str] = "gradient-checkpointing (TensorFlow): checkpoints='collection'"
     ignores_budget: ClassVar[bool] = True
 
@@ -102,7 +103,8 @@ class Collection:
         if not chosen:
             raise UsageError(
                 "no tensor of the forward part is marked as a checkpoint",
-                "a node or value is marked by metadata_props memplan.checkpoint = true",
+                "mark a node or value by metadata_props memplan.checkpoint = true, or name tensors "
+                "with --keep GLOB",
             )
         return plan_with(step, chosen, progress)
 

@@ -1,0 +1,158 @@
+"""The gradient of ``Scan``: a Scan that runs the other way.
+
+Caffe2's ``recurrent_net`` in standard operators. The backward Scan carries the gradients of the
+states and the sums of the gradients of captured tensors. It reads, slice by slice, the gradients of
+what the forward Scan stacks, and what is kept of its steps; it stacks the gradients of the
+sequences. What is kept of a step is a further output of the forward Scan.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from memplan.autodiff.bodies import live_nodes, names_read
+from memplan.autodiff.context import Context
+from memplan.autodiff.projections import Projection, find_projection
+from memplan.autodiff.recompute import Cell, Kept, decide
+from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.scan_body import Hoisted, ScanBody
+from memplan.autodiff.scan_call import (
+    Sequence,
+    read_scan,
+    scan_attributes,
+    slice_type,
+)
+from memplan.autodiff.scan_stash import ScanStash, run_again
+from memplan.autodiff.value import Value
+
+_END = 2**31 - 1
+
+
+@gradient("Scan")
+def scan(ctx: Context) -> Gradients:
+    """See the module's text."""
+    return _ScanGradient(ctx).run()
+
+
+class _ScanGradient:
+    """Builds the backward of one Scan node."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.outer = ctx.emitter
+        self.call = read_scan(ctx.node, self.outer)
+        self.step = ScanBody(ctx, self.call)
+        self.writer = self.step.writer
+        self.body = self.step.emitter
+        self._inputs = self.call.state_inputs + self.call.slice_inputs
+        self.stash = ScanStash(self.outer, self.call, self.body.types)
+
+    def run(self) -> dict[str, Value | None]:
+        """The gradients by outer name."""
+        step, call = self.step, self.call
+        if not self.writer.outputs:
+            return {}
+        kept = self._kept()
+        scanned = [
+            Sequence(grad.name, item.axis, 1 - item.direction)
+            for item, grad in (
+                (call.stacked[k], self.ctx.grads[len(call.finals) + k]) for k in step.seeded
+            )
+            if grad is not None
+        ]
+        projections = self._projections(kept)
+        for found in projections.values():
+            source = found.source
+            kind = slice_type(self.outer.tensor(source.name).type, source.axis)
+            self.writer.input(found.formal, kind, new=False)
+            scanned.append(Sequence(source.name, source.axis, 1 - source.direction))
+        used = [n for n in self._inputs if n in kept.used and n not in projections]
+        if not (scanned or used or kept.stored):  # a Scan must read something to count its steps
+            used = [call.slice_inputs[0]]
+        for inner in (*used, *kept.stored):
+            self.writer.input(inner, self.body.types[inner], new=False)
+            scanned.append(self.stash.sequence(inner))
+        stacked = [
+            Sequence("", call.sequences[k].axis, 1 - call.sequences[k].direction)
+            for k in step.sliced
+        ]
+        again = [*(item.node for item in projections.values()), *run_again(kept, self.outer)]
+        outs = self._emit(again, scanned, stacked)
+        names = [call.initials[k] for k in step.states] + step.captured
+        names += [call.sequences[k].name for k in step.sliced]
+        result: dict[str, Value | None] = {}
+        for name, grad in zip(names, outs, strict=True):
+            before = result.get(name)
+            result[name] = grad if before is None else before + grad
+        for item in step.hoisted:
+            before = result.get(item.name)
+            grad = self._product(item, outs[len(outs) - len(step.sliced) :])
+            result[item.name] = grad if before is None else before + grad
+        return result
+
+    def _product(self, item: Hoisted, slices: tuple[Value, ...]) -> Value:
+        """The sum of matrix products over all steps, as one product."""
+        sides = []
+        for side in (item.left, item.right):
+            if isinstance(side, int):
+                value = slices[self.step.sliced.index(side)]
+            else:
+                value = self.outer.tensor(self.stash.sequence(side).name)
+            width, count = value.shape[2], value.type.elements
+            assert isinstance(width, int)
+            rows = count // width if count is not None and width else ""
+            sides.append(self.outer.reshape(value, (rows, width)))
+        return self.outer.gemm(sides[0], sides[1], 1)
+
+    def _projections(self, kept: Kept) -> dict[str, Projection]:
+        """Slices that only a step run again reads, and that are made again, too."""
+        if self.outer.scan_recompute.text != "all":
+            return {}
+        names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
+        found = {name: find_projection(self.outer, self.call.kept_as(name), name) for name in names}
+        return {name: item for name, item in found.items() if item is not None}
+
+    def _kept(self) -> Kept:
+        """What the backward step reads of the forward step, and how it comes by it."""
+        nodes = live_nodes(self.body.nodes, [value.name for value in self.writer.outputs])
+        made = {name for node in nodes for name in node.output}
+        own = {value.name for value in self.writer.inputs}
+        cell = Cell(
+            nodes=list(self.call.body.node),
+            inputs=self._inputs,
+            needed=frozenset(names_read(nodes) - made - own),
+            stacked=frozenset(
+                name
+                for node in self.call.body.node
+                for name in node.output
+                if self.call.stacked_as(name)
+            ),
+            types=self.body.types,
+        )
+        return decide(cell, self.outer.scan_recompute)
+
+    def _emit(
+        self, again: list[onnx.NodeProto], scanned: list[Sequence], stacked: list[Sequence]
+    ) -> tuple[Value, ...]:
+        """The backward Scan; its outputs."""
+        ctx, step, call = self.ctx, self.step, self.call
+        inputs: list[Value] = []
+        for k in step.states:
+            grad = ctx.grads[k] if k < len(ctx.grads) else None
+            initial = self.outer.tensor(call.initials[k])
+            inputs.append(self.outer.full_like(initial) if grad is None else grad)
+        types = [value.type for value in inputs]
+        for name in step.captured:
+            inputs.append(ctx.base_of(name))
+            types.append(self.outer.tensor(name).type)
+        types += [self.outer.tensor(call.sequences[k].name).type for k in step.sliced]
+        inputs += [self.outer.tensor(item.name) for item in scanned]
+        constants = {tensor.name: tensor for tensor in call.body.initializer}
+        body = self.writer.graph(f"{call.body.name}_grad", constants, again)
+        return self.outer.ops(
+            "Scan",
+            *inputs,
+            outputs=len(types),
+            results=tuple(types),
+            **scan_attributes(body, scanned, stacked),
+        )

@@ -1,0 +1,234 @@
+"""``elide``: copies that copy nothing, and chains of views.
+
+``Identity``, no-op ``Cast``, ``Reshape``, ``Transpose``, ``Expand``, ``Slice`` and their like go;
+their readers read what they copied. A view of a view becomes one view, a transposed transpose one
+transpose or none. Caffe2's recurrent networks write gradients in place of such copies
+(*recurrent-gradient-alias*); here it is done to any graph afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx
+
+from memplan.analysis import OpenModel
+from memplan.graph.reach import needed_nodes
+from memplan.graph.types import Graph, Node, Tensor, TensorKind
+from memplan.model.fold import small_constants
+from memplan.model.shapes import symbolic_dims
+from memplan.passes.base import Applied, lower_or_equal
+from memplan.passes.same import VIEWS, Facts, permutation, same_value
+from memplan.passes.surgery import (
+    captured,
+    drop_unread,
+    is_constant,
+    reads_of,
+    reopened,
+    with_nodes,
+)
+from memplan.simulate.timeline import Timeline, simulate
+
+# A round sees what the one before left; chains get shorter every time.
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of one node, by name.
+
+    With ``gone`` the node goes and ``source`` stands for its output; else its first input becomes
+    ``source`` and, where ``perm`` is not empty, its axes ``perm``.
+    """
+
+    node: str
+    source: str
+    gone: bool
+    perm: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Elide:
+    """``rounds``: looks at the graph, each at what the one before left."""
+
+    name: ClassVar[str] = "elide"
+    summary: ClassVar[str] = "copies that copy nothing, and views of views"
+    rounds: int = _ROUNDS
+
+    def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
+        """Without copies, as far as no peak rises by it."""
+        start = len(model.graph.nodes)
+        for _ in range(self.rounds):
+            edits = find_edits(model)
+            lower = _largest_part(model, timeline, edits)
+            if lower is None:
+                break
+            model, timeline = lower
+        gone = start - len(model.graph.nodes)
+        return Applied(model, note=f"{gone} nodes" if gone else "")
+
+
+def find_edits(model: OpenModel) -> list[Edit]:
+    """What could go, in order of the nodes. Any part of it may be done."""
+    graph, proto = model.graph, model.prepared.proto
+    exact = not symbolic_dims(proto) and not model.prepared.bounded
+    facts = Facts(graph, small_constants(model.prepared.bound.graph), exact)
+    outer = captured(proto)
+    found: list[Edit] = []
+    taken: set[str] = set()  # renamed to a graph output, or gone
+    for node in graph.nodes:
+        edit = _edit(facts, node)
+        if edit is None or (edit.gone and not _may_go(graph, node, edit, outer, taken)):
+            continue
+        if edit.gone:
+            result = graph.tensors[node.outputs[0]]
+            taken.add(edit.source if result.is_output else result.name)
+        found.append(edit)
+    return found
+
+
+def _edit(facts: Facts, node: Node) -> Edit | None:
+    graph = facts.graph
+    if same_value(facts, node):
+        return Edit(node.name, graph.tensors[node.inputs[0]].name, gone=True)
+    if node.key in VIEWS:
+        return _shorter_chain(facts, node)
+    if node.key == ":Transpose":
+        return _one_transpose(facts, node)
+    return None
+
+
+def _shorter_chain(facts: Facts, node: Node) -> Edit | None:
+    """A view of a view: of what the first one is a view of, or that itself."""
+    graph = facts.graph
+    source = graph.tensors[node.inputs[0]]
+    if source.producer < 0 or graph.nodes[source.producer].key not in VIEWS:
+        return None
+    root, alone = source, True
+    while root.producer >= 0 and graph.nodes[root.producer].key in VIEWS:
+        alone = alone and len(root.readers) == 1 and not root.is_output
+        root = graph.tensors[graph.nodes[root.producer].inputs[0]]
+        if facts.exact and root.shape == graph.tensors[node.outputs[0]].shape:
+            return Edit(node.name, root.name, gone=True)
+    shape = facts.value(node, 1)
+    # An entry of 0 stands for a dimension of the input, which changes here.
+    if node.key == ":Reshape" and alone and shape is not None and bool((shape != 0).all()):
+        return Edit(node.name, root.name, gone=False)
+    return None
+
+
+def _one_transpose(facts: Facts, node: Node) -> Edit | None:
+    """A transposed transpose: one, or none."""
+    graph = facts.graph
+    middle = graph.tensors[node.inputs[0]]
+    if middle.producer < 0 or graph.nodes[middle.producer].key != ":Transpose":
+        return None
+    first = graph.nodes[middle.producer]
+    inner, outer = permutation(graph, first), permutation(graph, node)
+    axes = tuple(inner[axis] for axis in outer)
+    root = graph.tensors[first.inputs[0]]
+    if axes == tuple(range(len(axes))):
+        return Edit(node.name, root.name, gone=True)
+    if len(middle.readers) == 1 and not middle.is_output:
+        return Edit(node.name, root.name, gone=False, perm=axes)
+    return None
+
+
+def _may_go(graph: Graph, node: Node, edit: Edit, outer: set[str], taken: set[str]) -> bool:
+    """Whether names allow it: what the user, a body or the author of a mark goes by stays."""
+    result = graph.tensors[node.outputs[0]]
+    if result.id in graph.checkpoints or result.name in outer:
+        return False
+    if not result.is_output:
+        return True
+    # Its source takes over the name, so it must be made here, and not be wanted by its own.
+    source = graph.tensor_named(edit.source)
+    return source is not None and _may_be_renamed(graph, source, outer | taken)
+
+
+def _may_be_renamed(graph: Graph, source: Tensor, fixed: set[str]) -> bool:
+    free = source.kind is TensorKind.COMPUTED and not source.is_output
+    return free and source.name not in fixed and source.id not in graph.checkpoints
+
+
+def _largest_part(
+    model: OpenModel, timeline: Timeline, edits: Sequence[Edit]
+) -> tuple[OpenModel, Timeline] | None:
+    """The model after as many edits as raise no peak; None if that is none.
+
+    Halves are tried where the whole raises it, so that one bad edit does not spoil the others.
+    """
+    accepted: list[Edit] = []
+    best: tuple[OpenModel, Timeline] | None = None
+    waiting = [list(edits)] if edits else []
+    while waiting:
+        part = waiting.pop()
+        after = reopened(model, apply_edits(model, [*accepted, *part]))
+        lower = simulate(after.graph, timeline.session)
+        if lower_or_equal(lower, best[1] if best is not None else timeline):
+            accepted += part
+            best = (after, lower)
+        elif len(part) > 1:
+            middle = len(part) // 2
+            waiting += [part[middle:], part[:middle]]
+    return best
+
+
+def apply_edits(model: OpenModel, edits: Sequence[Edit]) -> onnx.ModelProto:
+    """A copy of the model's file after ``edits``, without what nobody reads any more."""
+    names = _Names(model.graph, edits)
+    changed = {edit.node: edit for edit in edits}
+    nodes = []
+    for proto in model.prepared.proto.graph.node:
+        edit = None if is_constant(proto) else changed.get(proto.name)
+        if edit is not None and edit.gone:
+            continue
+        node = onnx.NodeProto.FromString(proto.SerializeToString())
+        if edit is not None:
+            node.input[0] = edit.source
+            if edit.perm:
+                del node.attribute[:]
+                node.attribute.append(onnx.helper.make_attribute("perm", list(edit.perm)))
+        for names_of in (node.input, node.output):
+            for slot, name in enumerate(names_of):
+                names_of[slot] = names.now(name)
+        nodes.append(node)
+    result = with_nodes(model.prepared.proto, nodes)
+    _drop_orphans(result, model.graph)
+    drop_unread(result, model.prepared.proto)
+    return result
+
+
+class _Names:
+    """What a tensor is called after the edits."""
+
+    def __init__(self, graph: Graph, edits: Sequence[Edit]) -> None:
+        result = {node.name: graph.tensors[node.outputs[0]] for node in graph.nodes if node.outputs}
+        gone = [(result[edit.node], edit.source) for edit in edits if edit.gone]
+        self.copies = {made.name: source for made, source in gone if not made.is_output}
+        self.outputs = {source: made.name for made, source in gone if made.is_output}
+
+    def now(self, name: str) -> str:
+        """The present name of ``name``."""
+        while name in self.copies:
+            name = self.copies[name]
+        return self.outputs.get(name, name)
+
+
+def _drop_orphans(model: onnx.ModelProto, before: Graph) -> None:
+    """Take out nodes that served an output before the edits and that nobody reads now.
+
+    Dead code is left to ``prune``, with all that it reads.
+    """
+    served = {before.nodes[n].name for n in needed_nodes(before, before.outputs)}
+    read = {value.name for value in model.graph.output}
+    for index in reversed(range(len(model.graph.node))):
+        node = model.graph.node[index]
+        if is_constant(node):
+            continue
+        if node.name in served and not any(name in read for name in node.output):
+            del model.graph.node[index]
+        else:
+            read.update(reads_of(node))

@@ -1,0 +1,156 @@
+"""``prune``: what reaches no wanted output, and the stashes that only it held.
+
+A gradient that nobody wants need not be computed, and then what only it reads need not be kept:
+PyTorch's rule that a tensor is saved only if the derivative that needs it will be computed,
+applied to a ready graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import onnx
+
+from memplan.analysis import OpenModel
+from memplan.errors import UsageError
+from memplan.graph.reach import needed_nodes, trained_outputs
+from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ops.memory import has_effects
+from memplan.passes.base import Applied
+from memplan.passes.surgery import copy_of, drop_unread, is_constant, reads_of, reopened
+from memplan.simulate.floor import OPTIONAL_OUTPUTS
+from memplan.simulate.timeline import Timeline
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """``wrt``: globs on names of parameters or of outputs; of what is there for parameters
+    (gradients, new values, optimizer state) only what one of them matches stays. Empty: all of it.
+    """
+
+    name: ClassVar[str] = "prune"
+    summary: ClassVar[str] = "what reaches no wanted output, and the stashes that only it held"
+    wrt: tuple[str, ...] = ()
+
+    def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
+        """Without what serves no wanted output.
+
+        Raises:
+            UsageError: a glob matches nothing, or the graph has no gradients that could go.
+        """
+        graph = model.graph
+        unwanted, frozen = self._unwanted(model)
+        wanted = [t for t in graph.outputs if t not in unwanted]
+        needed = needed_nodes(graph, wanted, _lasting(graph))
+        idle = _idle_outputs(graph, needed)
+        if len(needed) == len(graph.nodes) and not unwanted and not idle:
+            return Applied(model)
+        dropped = {graph.nodes[n].name for n in range(len(graph.nodes)) if n not in needed}
+        outputs = tuple(graph.tensors[t].name for t in graph.outputs if t in unwanted)
+        proto = _without(model.prepared.proto, dropped, set(outputs), idle)
+        inputs = _drop_inputs(proto, model.prepared.proto) if outputs else ()
+        drop_unread(proto, model.prepared.proto)
+        names = frozenset(graph.tensors[t].name for t in frozen)
+        return Applied(
+            reopened(model, proto, names), outputs, inputs, _note(len(dropped), len(idle))
+        )
+
+    def _unwanted(self, model: OpenModel) -> tuple[set[int], set[int]]:
+        """Outputs that are to go, and the parameters that are then trained no more."""
+        if not self.wrt:
+            return set(), set()
+        graph, owners = model.graph, trained_outputs(model.graph, model.phases)
+        if not owners:
+            raise UsageError(
+                "--wrt: the graph has no outputs that are gradients or new values of its inputs",
+                "they are known by names such as <parameter>.grad; --loss NAME may help",
+            )
+        chosen: set[int] = set()
+        for glob in self.wrt:
+            hits = {t for t, parameters in owners.items() if _matches(graph, glob, t, parameters)}
+            if not hits:
+                raise UsageError(
+                    f"--wrt {glob}: no trained parameter and no output of it has such a name",
+                    "parameters: " + _some({graph.tensors[p].name for o in owners.values()
+                                            for p in o}),
+                )  # fmt: skip
+            chosen |= hits
+        kept = {p for t in chosen for p in owners[t] if len(owners[t]) == 1}
+        frozen = {p for parameters in owners.values() for p in parameters} - kept
+        return owners.keys() - chosen, frozen
+
+
+def _matches(graph: Graph, glob: str, output: int, parameters: frozenset[int]) -> bool:
+    return any(fnmatchcase(graph.tensors[t].name, glob) for t in (output, *parameters))
+
+
+def _some(names: set[str]) -> str:
+    shown = sorted(names)[:_SHOWN]
+    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
+
+
+def _idle_outputs(graph: Graph, needed: set[int]) -> set[str]:
+    """Optional outputs that nobody reads: left out, the kernel does not make them."""
+    return {
+        graph.tensors[t].name
+        for node in graph.nodes
+        if node.id in needed
+        for t in _optional(node)
+        if not graph.tensors[t].is_output
+        and not any(reader in needed for reader in graph.tensors[t].readers)
+    }
+
+
+def _lasting(graph: Graph) -> set[int]:
+    """Nodes that serve no output and yet must run, as they may do more than make theirs."""
+    served = needed_nodes(graph, graph.outputs)
+    return {node.id for node in graph.nodes if node.id not in served and has_effects(node.key)}
+
+
+def _optional(node: Node) -> list[int]:
+    slots = OPTIONAL_OUTPUTS.get(node.key, ())
+    return [node.outputs[k] for k in slots if k < len(node.outputs) and node.outputs[k] != ABSENT]
+
+
+def _without(
+    model: onnx.ModelProto, dropped: set[str], outputs: set[str], idle: set[str]
+) -> onnx.ModelProto:
+    """A copy without nodes, graph outputs and optional results of nodes, by name."""
+    copy = copy_of(model)
+    for index in reversed(range(len(copy.graph.node))):
+        node = copy.graph.node[index]
+        if node.name in dropped and not is_constant(node):
+            del copy.graph.node[index]
+            continue
+        for slot, name in enumerate(node.output):
+            if name in idle:
+                node.output[slot] = ""
+        while len(node.output) > 1 and not node.output[-1]:
+            del node.output[-1]
+    for index in reversed(range(len(copy.graph.output))):
+        if copy.graph.output[index].name in outputs:
+            del copy.graph.output[index]
+    return copy
+
+
+def _drop_inputs(model: onnx.ModelProto, before: onnx.ModelProto) -> tuple[str, ...]:
+    """Take out graph inputs that were read in ``before`` only; their names."""
+    had = {name for node in before.graph.node for name in reads_of(node)}
+    read = {name for node in model.graph.node for name in reads_of(node)}
+    read.update(value.name for value in model.graph.output)
+    gone = tuple(v.name for v in model.graph.input if v.name in had and v.name not in read)
+    for index in reversed(range(len(model.graph.input))):
+        if model.graph.input[index].name in gone:
+            del model.graph.input[index]
+    return gone
+
+
+def _note(nodes: int, results: int) -> str:
+    """What went, in a few words."""
+    parts = [f"{nodes} nodes"] if nodes else []
+    parts += [f"{results} results that nobody reads"] if results else []
+    return ", ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -24,6 +24,7 @@ from memplan.model.faults import find_fault
 from memplan.model.metadata import node_metadata, set_metadata
 from memplan.model.prepare import inline_functions, name_nodes
 from memplan.model.read import read_model
+from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.model.write import check_output, write_model
 
 SCHEMA = "memplan.grad/1"
@@ -37,7 +38,8 @@ class GradOptions:
     ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
     along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
     ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
-    ``checkpoints``: see :func:`memplan.checkpointing.with_checkpoints`.
+    ``checkpoints``: see :func:`memplan.checkpointing.with_checkpoints`. ``scan_recompute``: see
+    :class:`memplan.autodiff.recompute.ScanRecompute`.
     """
 
     loss: str
@@ -47,6 +49,7 @@ class GradOptions:
     optimizer: str = "none"
     checkpoints: str = "none"
     forward_only: bool = False
+    scan_recompute: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class TrainingGraph:
     new_inputs: tuple[str, ...]
     new_outputs: tuple[str, ...]
     class_axis: int | None
+    scans: tuple[ScanPair, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -81,6 +86,8 @@ class TrainingGraph:
             "wrt": list(self.wrt),
             "optimizer": self.options.optimizer,
             "checkpoints": self.options.checkpoints,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
             "not_trained": [n for n in self.candidates.all if n not in self.wrt],
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
@@ -96,6 +103,7 @@ def gradients(
     grad_ys: Seed | Sequence[Seed] = None,
     checkpoints: Checkpoints | None = None,
     dims: Mapping[str, int] | None = None,
+    scan_recompute: str | Sequence[str] = "none",
 ) -> onnx.ModelProto:
     """``model`` with further outputs ``<x>_grad``: the gradients of the sum of ``ys`` by each x.
 
@@ -108,6 +116,9 @@ def gradients(
         checkpoints: ``memory``, ``speed``, ``collection`` or a list of names: everything else is
             recomputed in the backward part. None: nothing is.
         dims: values for symbolic dimensions, which checkpoints need.
+        scan_recompute: what the backward of a Scan, LSTM, GRU or RNN makes again at every step
+            instead of storing it: ``none``, ``all`` (states alone are stored), ``auto`` (what takes
+            no matrix product, so that the fewest bytes are stored), or names of cell tensors.
 
     Raises:
         InfeasibleError: with the checkpoints the graph would need more memory than without.
@@ -120,7 +131,9 @@ def gradients(
     seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
     if grad_ys is None:
         seeds = ()
-    result = _finished(build_gradients(proto, Request(_names(ys), _names(xs), seeds)))
+    again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
+    request = Request(_names(ys), _names(xs), seeds, again)
+    result = _finished(build_gradients(proto, request))
     return _checkpointed(result, path, checkpoints, dims or {}, None)
 
 
@@ -160,7 +173,8 @@ def grad(
         result = flat
     else:
         wrt = choose(candidates, options.wrt)
-        result = build_gradients(flat, Request((loss,), wrt), optimizer or gradient_outputs)
+        request = Request((loss,), wrt, (), options.scan_recompute)
+        result = build_gradients(flat, request, optimizer or gradient_outputs)
     _require_output(result.graph, loss, types[loss].dtype)
     result = _finished(result)
     if not options.forward_only:
@@ -180,6 +194,8 @@ def grad(
         new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
         new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
         class_axis=class_axis,
+        scans=find_scan_pairs(result),
+        dims=dims or {},
     )
 
 

@@ -142,6 +142,7 @@ def check(
     run: Run = reference,
     tolerance: float = TOLERANCE,
     step: float = STEP,
+    recompute: str = "none",
 ) -> onnx.ModelProto:
     """Compare the gradients of Σ y·w by each x with finite differences; the training graph.
 
@@ -153,6 +154,7 @@ def check(
         tolerance: of differences, relative to the largest gradient (at least 1).
         step: of the central differences. Operators that are defined for float32 only need a larger
             step and tolerance, such as 1e-2 and 1e-3.
+        recompute: the request's ``scan_recompute``.
     """
     model, feeds = made
     values = run(model, feeds)
@@ -163,7 +165,7 @@ def check(
     }
     # Weights come in as graph inputs, so that no constant folds away what is to be tested.
     seeds = tuple(f"seed_{y}" for y in ys)
-    trained = build_gradients(model, Request(tuple(ys), tuple(xs), seeds))
+    trained = build_gradients(model, Request(tuple(ys), tuple(xs), seeds, recompute))
     onnx.checker.check_model(trained, full_check=True)
     found = run(trained, {**feeds, **{f"seed_{y}": w for y, w in weights.items()}})
     for x in xs:

@@ -39,8 +39,16 @@ from memplan_cli.options import bound, configuration_option, emit, keep_inputs, 
     metavar="NAMES",
     help="Recompute all but these: memory, speed, collection, or names as in 'a+b*'.",
 )
+@click.option(
+    "--scan-recompute",
+    default="none",
+    show_default=True,
+    metavar="NAMES",
+    help="Cell tensors of recurrent layers to make again at every step instead of storing them: "
+    "all, auto, or names as in 'a+b*'.",
+)
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE",
-              help="Bind a symbolic dimension, for --checkpoints.")  # fmt: skip
+              help="Bind a symbolic dimension, for --checkpoints and byte counts.")  # fmt: skip
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
               show_default=True, help="Of the report on stdout.")  # fmt: skip
@@ -55,6 +63,7 @@ def command(
     wrt: tuple[str, ...],
     optimizer: str,
     checkpoints: str,
+    scan_recompute: str,
     dims: tuple[str, ...],
     forward_only: bool,
     form: str,
@@ -84,6 +93,7 @@ def command(
         wrt=wrt,
         optimizer=optimizer,
         checkpoints=checkpoints,
+        scan_recompute=scan_recompute,
         forward_only=forward_only,
     )
     result = grad(forward, options, None if to_stdout else output, dims=bound(dims), force=force)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
+from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.types import UNKNOWN, TensorType, write_type
 from memplan.autodiff.value import Value
@@ -36,8 +37,8 @@ def assemble(
     needed = read | wanted
     for node in nodes:
         _drop_unread(node, emitter, needed)
-        for field in (node.input, node.output):
-            field[:] = [renamed.get(name, name) for name in field]
+        rename_reads(node, renamed)
+        node.output[:] = [renamed.get(name, name) for name in node.output]
     result = onnx.ModelProto()
     result.CopyFrom(forward)
     graph = result.graph

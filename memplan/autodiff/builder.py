@@ -13,6 +13,7 @@ from memplan.autodiff.emitter import Emitter, Scope
 from memplan.autodiff.expansions import Expanded, expand_all
 from memplan.autodiff.forward import flat_copy
 from memplan.autodiff.patterns import see_patterns
+from memplan.autodiff.recompute import ScanRecompute
 from memplan.autodiff.reverse import ReversePass
 from memplan.autodiff.value import Array, Value
 from memplan.errors import ModelError, UsageError
@@ -28,12 +29,14 @@ class Request:
     """What to differentiate: the sum over ``ys`` of (y · its entry of ``grad_ys``), by each x.
 
     An entry of ``grad_ys`` is an array, the name of a tensor (a new graph input if there is none of
-    that name), or None for ones.
+    that name), or None for ones. ``scan_recompute``: see
+    :class:`memplan.autodiff.recompute.ScanRecompute`.
     """
 
     ys: tuple[str, ...]
     xs: tuple[str, ...]
     grad_ys: tuple[Seed, ...] = ()
+    scan_recompute: str = "none"
 
 
 def gradient_outputs(emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
@@ -60,6 +63,7 @@ def build_gradients(
     flat = flat_copy(model)
     expanded = expand_all(flat, request.ys, request.xs)
     emitter = expanded.emitter
+    emitter.scan_recompute = ScanRecompute(request.scan_recompute)
     _check(request, expanded)
     outputs_before = {value.name for value in expanded.model.graph.output}
     kept = {*request.xs, *request.ys, *outputs_before}
@@ -78,6 +82,7 @@ def build_gradients(
     fixed = {tensor.name for tensor in expanded.model.graph.initializer} - set(request.xs)
     ReversePass(emitter, nodes, activity, request.xs, fixed, ready).run(seeds)
     _require_gradients(request, done)
+    emitter.scan_recompute.require_matches()
     return assemble(expanded.model, emitter, outputs, request.xs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -23,7 +23,8 @@ class Context(Operations):
 
     ``inputs`` and ``outputs`` are the node's tensors, None where an optional one is left out;
     ``grads`` the gradients of the outputs, None where none flows in; ``wanted[k]`` whether input
-    ``k`` needs a gradient. Dimensions may be symbolic (:mod:`memplan.autodiff.types`).
+    ``k`` needs a gradient, ``needed`` all tensors that need one. Dimensions may be symbolic
+    (:mod:`memplan.autodiff.types`).
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Context(Operations):
         grads: tuple[Value | None, ...] = (),
         wanted: tuple[bool, ...] = (),
         sums: MutableMapping[str, Value] | None = None,
+        needed: Collection[str] = (),
     ) -> None:
         self.emitter = emitter
         self.opset = emitter.opset
@@ -41,6 +43,7 @@ class Context(Operations):
         self.outputs = tuple(emitter.tensor(name) if name else None for name in node.output)
         self.grads = grads
         self.wanted = wanted
+        self.needed = needed
         self._sums = sums if sums is not None else {}
 
     # -- the node ------------------------------------------------------------------------------
@@ -82,7 +85,12 @@ class Context(Operations):
         """
         target = self.inputs[index]
         assert target is not None
-        grad = self._sums.pop(target.name, None)
+        return self.base_of(target.name)
+
+    def base_of(self, name: str) -> Value:
+        """:meth:`base` of a tensor that is an input of the node, or that its bodies read."""
+        target = self.emitter.tensor(name)
+        grad = self._sums.pop(name, None)
         return self.full_like(target) if grad is None else self.expand_like(grad, target)
 
     def wants(self, index: int) -> bool:

@@ -13,6 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.autodiff.operations import Operations
+from memplan.autodiff.recompute import ScanRecompute
 from memplan.autodiff.types import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
 from memplan.autodiff.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
@@ -49,7 +50,8 @@ class Emitter(Operations):
     use; ``places`` gives the node
     behind which a computed tensor is there (None: a tensor of the backward part);
     ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the
-    node that makes a tensor, forward or new.
+    node that makes a tensor, forward or new. ``mark`` tells the dimensions that a body names from
+    those of the graph around it; ``scan_recompute`` is the request's.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Emitter(Operations):
         constants: MutableMapping[str, Array],
         taken: set[str],
         ir_version: int = 10,
+        mark: str = "",
     ) -> None:
         self.opset = opset
         self.types = types
@@ -69,10 +72,12 @@ class Emitter(Operations):
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.inputs: dict[str, TensorType] = {}
         self._dims = 0
-        self._ir_version = ir_version
+        self._mark = mark
+        self.ir_version = ir_version
         self.places: dict[str, str | None] = {}
         self.further_outputs: set[str] = set()
         self.makers: dict[str, onnx.NodeProto] = {}
+        self.scan_recompute = ScanRecompute()
         self._scope = Scope("grad")
         self._place: str | None = None
         self._interned: dict[tuple[object, ...], Value] = {}
@@ -176,7 +181,7 @@ class Emitter(Operations):
 
     def _new_dim(self) -> str:
         self._dims += 1
-        return f"{UNNAMED}{self._dims}'"
+        return f"{UNNAMED}{self._mark}{self._dims}'"
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class Emitter(Operations):
             MemplanError: they refuse the node.
         """
         try:
-            return infer_types(node, self.types, self.constants, self.opset, self._ir_version)
+            return infer_types(node, self.types, self.constants, self.opset, self.ir_version)
         except onnx.shape_inference.InferenceError as error:
             reason = " ".join(str(error).split())
             raise MemplanError(

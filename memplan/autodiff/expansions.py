@@ -10,12 +10,14 @@ import onnx.inliner
 from onnx import helper
 
 from memplan.autodiff.activity import Activity, find_activity
+from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.context import Context
 from memplan.autodiff.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.forward import Annotator, constants_of, default_opset
 from memplan.autodiff.registry import entry_for
 from memplan.errors import MemplanError, ModelError
 from memplan.model.prepare import name_nodes
+from memplan.model.read import subgraphs
 
 _ROUNDS = 8
 
@@ -29,13 +31,20 @@ class Expanded:
     activity: Activity
 
 
-def expand_all(model: onnx.ModelProto, ys: Collection[str], xs: Collection[str]) -> Expanded:
+def expand_all(
+    model: onnx.ModelProto,
+    ys: Collection[str],
+    xs: Collection[str],
+    taken: set[str] | None = None,
+    mark: str = "",
+) -> Expanded:
     """Rewrite nodes by their expansions, and inline function operators without a rule.
 
-    ``model`` is changed. Only operators that gradients flow through are touched.
+    ``model`` is changed. Only operators that gradients flow through are touched. ``taken`` and
+    ``mark``: see :func:`emitter_for`.
     """
     for _ in range(_ROUNDS):
-        emitter = emitter_for(model, xs)
+        emitter = emitter_for(model, xs, taken, mark)
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]
@@ -50,17 +59,37 @@ def expand_all(model: onnx.ModelProto, ys: Collection[str], xs: Collection[str])
     raise ModelError("function operators are nested too deeply to be differentiated")
 
 
-def emitter_for(model: onnx.ModelProto, xs: Collection[str]) -> Emitter:
-    """An emitter that knows the types, constants and names of ``model``."""
+def emitter_for(
+    model: onnx.ModelProto, xs: Collection[str], taken: set[str] | None = None, mark: str = ""
+) -> Emitter:
+    """An emitter that knows the types, constants and names of ``model``.
+
+    Where ``model`` stands for a body, ``taken`` are the names of the whole model, which grow, and
+    ``mark`` tells its unnamed dimensions from those around it.
+    """
     graph = model.graph
     constants = constants_of(graph, xs)
-    types = Annotator(model, constants).run()
-    taken = set(types) | {node.name for node in graph.node}
-    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version)
+    types = Annotator(model, constants, mark).run()
+    taken = set() if taken is None else taken
+    taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
+    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version, mark)
     for node in graph.node:
         emitter.places.update(dict.fromkeys(node.output, node.name))
         emitter.makers.update(dict.fromkeys(node.output, node))
     return emitter
+
+
+def inner_names(graph: onnx.GraphProto) -> set[str]:
+    """The names of everything inside the bodies of a graph's nodes, at any depth."""
+    found: set[str] = set()
+    for node in graph.node:
+        for body in subgraphs(node):
+            found.update(value.name for value in body.input)
+            found.update(tensor.name for tensor in body.initializer)
+            for item in body.node:
+                found.update((item.name, *item.output))
+            found |= inner_names(body)
+    return found
 
 
 def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodeProto]) -> None:
@@ -95,8 +124,8 @@ def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]
             else:
                 made.append(helper.make_node("Identity", [value.name], [name], name=name))
     for item in made:
-        for field in (item.input, item.output):
-            field[:] = [names.get(name, name) for name in field]
+        rename_reads(item, names)
+        item.output[:] = [names.get(name, name) for name in item.output]
         item.metadata_props.extend(node.metadata_props)
     return made
 

@@ -54,9 +54,12 @@ def constants_of(graph: onnx.GraphProto, trained: Collection[str]) -> dict[str, 
 class Annotator:
     """Finds types, node by node, with a name for every dimension that has no size."""
 
-    def __init__(self, model: onnx.ModelProto, constants: Mapping[str, Array]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, constants: Mapping[str, Array], mark: str = ""
+    ) -> None:
         self.model = model
         self.constants = constants
+        self.mark = mark
         self.types: dict[str, TensorType] = {}
         self.dims = 0
 
@@ -111,4 +114,4 @@ class Annotator:
         if one or other:
             return one or other
         self.dims += 1
-        return f"{UNNAMED}{self.dims}"
+        return f"{UNNAMED}{self.mark}{self.dims}"

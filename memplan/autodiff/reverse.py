@@ -166,7 +166,7 @@ class ReversePass:
         assert entry is not None
         assert entry.rule is not None
         wanted = self.activity.wanted(node, entry)
-        ctx = Context(self.emitter, node, incoming, wanted, self.sums)
+        ctx = Context(self.emitter, node, incoming, wanted, self.sums, self.activity.tensors)
         if not (entry.elementwise or entry.broadcast):
             ctx.grads = tuple(
                 None if grad is None else ctx.whole(k) for k, grad in enumerate(incoming)

@@ -1,0 +1,80 @@
+"""``Loop`` with a fixed number of iterations, by expansion to ``Scan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from memplan.autodiff.bodies import graph_attribute, separate_outputs
+from memplan.autodiff.context import Context
+from memplan.autodiff.registry import expansion
+from memplan.autodiff.value import Value
+from memplan.errors import ModelError
+
+_MOST_TRIPS = 2**31
+
+
+@expansion("Loop")
+def loop(ctx: Context) -> Sequence[Value | None]:
+    """A Scan over the iteration numbers.
+
+    Raises:
+        ModelError: data decides how often the loop runs.
+    """
+    node = ctx.node
+    body = onnx.GraphProto()
+    body.CopyFrom(graph_attribute(node, "body"))
+    trips = _trips(ctx, body)
+    number, condition = body.input[0], body.input[1]
+    states = list(body.input[2:])
+    true = numpy_helper.from_array(np.asarray(True), condition.name)
+    body.initializer.append(true)
+    del body.input[:], body.output[0]
+    body.input.extend([*states, number])
+    separate_outputs(body, ctx.emitter)
+    initials = [value for value in ctx.inputs[2:] if value is not None]
+    numbers = ctx.const(list(range(trips)))
+    kinds = [ctx.tensor(name).type for name in node.output]
+    return ctx.emitter.ops(
+        "Scan",
+        *initials,
+        numbers,
+        outputs=len(node.output),
+        results=tuple(kinds),
+        body=body,
+        num_scan_inputs=1,
+    )
+
+
+def _trips(ctx: Context, body: onnx.GraphProto) -> int:
+    """How often the loop runs."""
+    count, going = ctx.input(0), ctx.input(1)
+    known, start = ctx.constant(count), ctx.constant(going)
+    started = going is None or (start is not None and bool(start.reshape(-1)[0]))
+    fixed = started and _stays_true(body)
+    trips = int(known.reshape(-1)[0]) if known is not None else 0
+    if not fixed or not 0 < trips < _MOST_TRIPS:
+        raise ModelError(
+            f"Loop '{ctx.node.name}' runs as often as data decides: its gradient would have to "
+            "keep an unknown number of steps",
+            "give it a constant trip count and a condition that stays true, or write it as a Scan",
+        )
+    return trips
+
+
+def _stays_true(body: onnx.GraphProto) -> bool:
+    """Whether the condition that the body gives is the one it gets, or the constant true."""
+    makers = {name: node for node in body.node for name in node.output}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}
+    name = body.output[0].name
+    while name in makers and makers[name].op_type in ("Identity", "Cast"):
+        name = makers[name].input[0]
+    node = makers.get(name)
+    if node is not None and node.op_type == "Constant":
+        value = helper.get_attribute_value(node.attribute[0])
+        held = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+        return bool(np.all(held))
+    return name == body.input[1].name or (name in constants and bool(constants[name].all()))

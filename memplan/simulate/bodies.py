@@ -2,8 +2,14 @@
 
 Loop follows ONNX Runtime's ``loop.cc``: the body runs as a graph of its own; its state outputs
 feed the next iteration while they are replaced; its scan outputs are kept one by one and
-concatenated into the node's output at the end, so they are in memory twice for a moment. If and
-Scan are counted conservatively: the largest body, and the states twice.
+concatenated into the node's output at the end, so they are in memory twice for a moment.
+
+Scan follows ``scan_9.cc`` and ``scan_utils.cc``: the node's outputs are there from its start, and the
+body writes its slices and last states into them. States go to and fro between two temporary tensors
+(one, where there are two steps). A sequence that is read or written along another axis than the first
+is transposed as a whole.
+
+If is counted conservatively: the largest body.
 """
 
 from __future__ import annotations
@@ -59,44 +65,59 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
                 guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
                 inner, with_workspace = max(inner, guess), max(with_workspace, guess)
                 continue
-            carried, stacked = _held(node, body, body.graph)
+            if node.op == "Scan":
+                own = 0  # its outputs are there from the start, and the body writes into them
+            carried, stacked = _held(graph, node, body)
             dynamic, total = peak(body.graph, session)
             counters = _LOOP_COUNTERS if node.op == "Loop" else 0
             inner = max(inner, dynamic + carried + stacked + counters)
             with_workspace = max(with_workspace, total + carried + stacked + counters)
-            kept = max(kept, _kept_at_end(node, body, body.graph))
+            kept = max(kept, _kept_at_end(graph, node, body))
             notes.append(_note(node, body))
         nbytes[index] = max(0, inner - own)
         closing[index] = max(0, max(with_workspace - own, kept) - nbytes[index])
     return Inside(nbytes, closing, tuple(notes))
 
 
-def _held(node: Node, body: Body, graph: Graph) -> tuple[int, int]:
-    """Bytes that the iterations before the last one left: states, and stacked scan outputs."""
+def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
+    """Bytes beside the body while it runs: states, and stacked scan outputs (of a Loop) or
+    transposed sequences (of a Scan)."""
+    assert body.graph is not None
+    trips = body.trips if body.trips is not None else 1
     if node.op == "If":
         return 0, 0
-    outputs = graph.outputs[1:] if node.op == "Loop" else graph.outputs
-    states = _state_count(node)
-    trips = body.trips if body.trips is not None else 1
+    if node.op == "Scan":
+        states = sum(outer.tensors[t].nbytes for t in node.inputs[: _state_count(node)])
+        return min(max(trips - 1, 0), 2) * states, _transposed(outer, node, node.inputs, "input")
     if trips < 2 and body.trips is not None:
         return 0, 0
-    carried = _made_bytes(graph, outputs[:states])
-    if node.op == "Loop":
-        carried += _made_bytes(graph, graph.outputs[:1])  # the condition
-        stacked = (trips - 1) * sum(graph.tensors[t].nbytes for t in outputs[states:])
-        return carried, stacked
-    return 2 * carried, 0
+    outputs, count = body.graph.outputs[1:], _state_count(node)
+    carried = _made_bytes(body.graph, (*outputs[:count], body.graph.outputs[0]))  # the condition
+    stacked = (trips - 1) * sum(body.graph.tensors[t].nbytes for t in outputs[count:])
+    return carried, stacked
 
 
-def _kept_at_end(node: Node, body: Body, graph: Graph) -> int:
-    """Loop only: states and scan outputs, still there while they are copied to the outputs."""
+def _transposed(outer: Graph, node: Node, tensors: tuple[int, ...], kind: str) -> int:
+    """Scan only: bytes of the sequences whose axis of steps is not the first."""
+    axes = node.attributes.get(f"scan_{kind}_axes", [])
+    assert isinstance(axes, list)
+    sequences = zip(tensors[_state_count(node) :], axes, strict=False)
+    return sum(outer.tensors[t].nbytes for t, axis in sequences if t != ABSENT and axis)
+
+
+def _kept_at_end(outer: Graph, node: Node, body: Body) -> int:
+    """What is still there while the node's outputs are made of it: states and scan outputs of a
+    Loop; what a Scan transposes into its outputs."""
+    if node.op == "Scan":
+        return sum(_held(outer, node, body)) + _transposed(outer, node, node.outputs, "output")
     if node.op != "Loop":
         return 0
-    outputs = graph.outputs[1:]
+    assert body.graph is not None
+    outputs = body.graph.outputs[1:]
     states = _state_count(node)
     trips = body.trips if body.trips is not None else 1
-    stacked = trips * sum(graph.tensors[t].nbytes for t in outputs[states:])
-    return stacked + _made_bytes(graph, outputs[:states])
+    stacked = trips * sum(body.graph.tensors[t].nbytes for t in outputs[states:])
+    return stacked + _made_bytes(body.graph, outputs[:states])
 
 
 def _made_bytes(graph: Graph, tensors: tuple[int, ...]) -> int:
@@ -118,6 +139,7 @@ def _note(node: Node, body: Body) -> str:
             f"{node.op} '{node.name}': its number of iterations is decided by data; "
             "stacked outputs are counted for one iteration inside"
         )
-    how = "as ONNX Runtime's loop.cc does" if node.op == "Loop" else "conservatively"
+    sources = {"Loop": "as ONNX Runtime's loop.cc does", "Scan": "as its scan_9.cc does"}
+    how = sources.get(node.op, "conservatively")
     times = f" × {body.trips}" if node.op != "If" else ""
     return f"{node.op} '{node.name}': body '{body.attribute}'{times} counted {how}"

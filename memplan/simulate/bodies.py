@@ -4,10 +4,10 @@ Loop follows ONNX Runtime's ``loop.cc``: the body runs as a graph of its own; it
 feed the next iteration while they are replaced; its scan outputs are kept one by one and
 concatenated into the node's output at the end, so they are in memory twice for a moment.
 
-Scan follows ``scan_9.cc`` and ``scan_utils.cc``: the node's outputs are there from its start, and the
-body writes its slices and last states into them. States go to and fro between two temporary tensors
-(one, where there are two steps). A sequence that is read or written along another axis than the first
-is transposed as a whole.
+Scan follows ``scan_9.cc`` and ``scan_utils.cc``: the node's outputs are there from its start, and
+the body writes its slices and last states into them. States go to and fro between two temporary
+tensors (one, where there are two steps). A sequence that is read or written along another axis than
+the first is transposed as a whole.
 
 If is counted conservatively: the largest body.
 """

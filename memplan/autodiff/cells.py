@@ -141,21 +141,25 @@ class Gru(Cell):
         h, size = states[0], self.hidden
         gate, inner = self.activations
         with self.named("gates"):
-            fresh = self.split(x, [2 * size, size])
             if self.keeps_bias(self.ctx):
-                old = self.split(self.product(h, self.recurrent, self.bias), [2 * size, size])
-                both = gate(fresh[0] + old[0])
+                old = self.split(self.product(h, self.recurrent, self.bias), [size] * 3)
+                z, r, fresh = self.split(x, [size] * 3)
+                z, r = z + old[0], r + old[1]
             else:
                 first, last = self._rows(2 * size)
-                both = gate(self.product(h, first, fresh[0]))
-            z, r = self.split(both, [size, size])
+                both, fresh = self.split(x, [2 * size, size])
+                z, r = self.split(self.product(h, first, both), [size] * 2)
+        with self.named("update"):
+            z = gate(z)
+        with self.named("reset"):
+            r = gate(r)
         with self.named("candidate"):
             if self.keeps_bias(self.ctx):
-                new = inner(fresh[1] + r * old[1])
+                new = inner(fresh + r * old[2])
             else:
-                new = inner(self.product(r * h, last, fresh[1]))
-        with self.named("h"):
-            return [new + z * (h - new)]
+                new = inner(self.product(r * h, last, fresh))
+        with self.named("h"):  # written so that its gradient reads z, h and the candidate alone
+            return [z * h + (new - z * new)]
 
     def _rows(self, count: int) -> tuple[Value, Value]:
         """The recurrent weight of the two gates, and of the candidate: cut outside the loop."""

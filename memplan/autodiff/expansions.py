@@ -15,6 +15,7 @@ from memplan.autodiff.context import Context
 from memplan.autodiff.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.forward import Annotator, constants_of, default_opset
 from memplan.autodiff.registry import entry_for
+from memplan.autodiff.types import UNKNOWN, write_type
 from memplan.errors import MemplanError, ModelError
 from memplan.model.prepare import name_nodes
 from memplan.model.read import subgraphs
@@ -102,6 +103,17 @@ def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodePr
     del model.graph.node[:]
     model.graph.node.extend(copies)
     model.graph.initializer.extend(emitter.initializers.values())
+    _state_types(model.graph, emitter)
+
+
+def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
+    """Write down what an expansion said of its tensors: inference cannot find all of it again."""
+    stated = {value.name for value in (*graph.value_info, *graph.output)}
+    for name, place in emitter.places.items():
+        found = emitter.types[name] if place is not None else UNKNOWN
+        if found.dtype and found.shape is not None and name not in stated:
+            value = onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
+            graph.value_info.append(value)
 
 
 def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import onnx
 
+from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emitter import infer_types
 from memplan.autodiff.registry import registered
-from memplan.autodiff.types import UNKNOWN, UNNAMED, Dim, TensorType, read_type
+from memplan.autodiff.types import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 from memplan.autodiff.value import Array
 from memplan.errors import ModelError
 from memplan.model.fold import small_constants
 from memplan.model.prepare import inline_functions, name_nodes
+from memplan.model.read import subgraphs
 from memplan.model.shapes import constant_type, infer
 
 OLDEST_OPSET = 13
+_SMALL = 64
 
 
 def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -37,7 +41,34 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     kept = frozenset(op for domain, op in registered() if domain == "")
     copy, _ = inline_functions(copy, kept)
     name_nodes(copy.graph)
+    for node in copy.graph.node:
+        for body in subgraphs(node):
+            _lift_weights(body, copy.graph)
     return copy
+
+
+def _lift_weights(body: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """Move large constants of a body into the main graph: both parts read the same one there, and
+    it can be trained."""
+    for node in body.node:
+        for inner in subgraphs(node):
+            _lift_weights(inner, graph)
+    large = [t for t in body.initializer if t.data_type in FLOATS and math.prod(t.dims) > _SMALL]
+    taken = {tensor.name for tensor in graph.initializer} | {v.name for v in graph.input}
+    taken |= {name for node in graph.node for name in node.output}
+    names: dict[str, str] = {}
+    for tensor in large:
+        name, count = tensor.name, 0
+        while name in taken:
+            count += 1
+            name = f"{tensor.name}_{count}"
+        taken.add(name)
+        names[tensor.name] = name
+        graph.initializer.append(tensor)
+        graph.initializer[-1].name = name
+        body.initializer.remove(tensor)
+    for node in body.node:
+        rename_reads(node, names)
 
 
 def default_opset(model: onnx.ModelProto) -> int:

@@ -179,7 +179,7 @@ def _named(cell: Cell, wish: ScanRecompute) -> set[str]:
                 "leave it out",
             )
         chosen.update(outputs)
-    return chosen
+    return chosen - cell.stacked  # what is there anyway needs no second run
 
 
 def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
@@ -190,10 +190,15 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     """
     names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
     number = {name: 2 + 2 * k for k, name in enumerate(names) if name not in constant}
-    weight = {name: _bytes(cell.types[name]) for name in number}
-    for name in number:  # what is kept in any case costs nothing more
-        if name in cell.stacked or (name in cell.needed and name in cell.inputs):
-            weight[name] = 0
+    # What is kept in any case costs nothing more. Of cuts of equal bytes the latest is taken, which
+    # leaves the least to make again.
+    scale = len(names) ** 2 + 1
+    weight = {
+        name: (0 if free else scale * _bytes(cell.types[name])) + len(names) - place
+        for place, name in enumerate(names)
+        if name in number
+        for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
+    }
     network = Network(2 + 2 * len(names))
     endless = sum(weight.values()) + 1
     for name, vertex in number.items():

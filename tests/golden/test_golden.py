@@ -137,4 +137,5 @@ def test_interface_and_constants_stay(name: str) -> None:
 
 def test_every_golden_file_is_used() -> None:
     found = {path.name for path in FOLDER.glob("*.onnxtxt")}
+    found = {name for name in found if not name.startswith("scan_cell.")}  # test_golden_scan.py
     assert found == {f"{name}{end}" for name in CASES for end in (".onnxtxt", ".expected.onnxtxt")}

@@ -221,5 +221,6 @@ class _Expansion:
         for value in after:
             writer.output(value)
         if sequence:
-            writer.output(shown)
+            with emitter.scope(Scope(f"{stem}/y")):
+                writer.output(shown)
         return writer.graph(f"{stem}/step")

@@ -14,6 +14,7 @@ from memplan.graph.types import Graph
 from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
+from memplan.recurrent.pairs import RecurrentPair, find_pairs
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.session import SessionKind, session_kind
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 1
+ACCOUNTING_VERSION = 2
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 
@@ -44,7 +45,8 @@ class Analysis:
     """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
 
     ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
-    there where it was asked for; its buffers are those of ``timeline.allocation``.
+    there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
+    are forward loops with the backward loops that read what they stacked.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Analysis:
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
     placement: Placement | None = None
+    recurrent: tuple[RecurrentPair, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -116,6 +119,7 @@ class Analysis:
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": _by_module(self.stashes),
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
+            "recurrent": [pair.as_json() for pair in self.recurrent],
             "assumptions": list(self.assumptions),
         }
         if self.placement is not None:
@@ -187,6 +191,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     timeline = simulate(model.graph, session)
     explainer = Explainer(timeline, model.phases, model.modules)
     floor = structural_floor(model.graph, timeline)
+    prepared = model.prepared
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -202,6 +207,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
         assumptions=(*model.prepared.assumptions, *timeline.assumptions, *_caveats(session)),
+        recurrent=find_pairs(prepared.bound, prepared.types, model.graph, model.phases),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan import recurrent_plans as loops
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model
 from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.errors import UsageError
@@ -51,7 +52,7 @@ class RewriteOptions:
 
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.run`.
+    :mod:`memplan.passes.run`, ``scan_recompute`` in :func:`memplan.recurrent_plans.loop_steps`.
     """
 
     budget: SizeSpec
@@ -69,6 +70,7 @@ class RewriteOptions:
     loss: str | None = None
     passes: str = free.ALL
     wrt: tuple[str, ...] = ()
+    scan_recompute: str = loops.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ class Rewrite:
         return self.costs.measured_nodes(self.planned)
 
     @property
+    def pairs(self) -> tuple[loops.PairChange, ...]:
+        """The loops that were changed: what they stored before, and what after."""
+        return tuple(p for s in self.passes if isinstance(s, loops.LoopStep) for p in s.pairs)
+
+    @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
         again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
@@ -137,6 +144,7 @@ class Rewrite:
             "bound_kind": plan.bound_kind,
             "passes": [step.as_json() for step in self.waterfall],
             **free.removed(self.passes),
+            "recurrent": [pair.as_json() for pair in self.pairs],
             "recomputed_nodes": plan.clones,
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
@@ -211,29 +219,50 @@ def rewrite(
     original = _analysis(source, session, options.loss)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
+    wish = loops.loops_wish(options.scan_recompute, strategy, session)
 
     def plan_one(model: OpenModel) -> Planned:
         alike = model is source and session.name == "tuned"
         analysis = original if alike else analyze_open(model, session)
-        steps = free.run_passes(model, analysis.timeline, passes)
+        costs = given or NodeCosts("estimate", _device(options), options.provider)
+        changes = loops.loop_steps(model, session, wish, costs, options.loss)
+        choices = [(change,) for change in loops.worthwhile(changes, budget_bytes)]
+        asked = choices if wish not in (loops.AUTO, loops.NONE) else [(), *choices]
+        base = loops.step_seconds(costs, model.graph)
+        share = options.time_limit / len(asked)
+        plan_way = partial(plan_with, analysis, model, share)
+        return loops.best_with_loops(asked, plan_way, lambda planned: _by_cost(planned)[0], base)
+
+    def plan_with(
+        analysis: Analysis, model: OpenModel, share: float, changed: tuple[loops.LoopStep, ...]
+    ) -> Planned:
+        ready = changed[-1].model if changed else model
+        timeline = changed[-1].timeline if changed else analysis.timeline
+        found = free.run_passes(ready, timeline, passes)
+        steps = (*changed, *found)
         ways = [steps]
         if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
             # A published strategy may get on better in the order that it was made for.
             ways.append(free.without_order(steps))
         figures = _by_peak if getattr(strategy, "ignores_budget", False) else _by_cost
-        return best_plan([partial(plan_behind, analysis, model, way) for way in ways], figures)
+        tries = [partial(plan_behind, analysis, model, share, changed, way) for way in ways]
+        return best_plan(tries, figures)
 
     def plan_behind(
-        analysis: Analysis, model: OpenModel, steps: tuple[free.PassStep, ...]
+        analysis: Analysis,
+        model: OpenModel,
+        share: float,
+        changed: tuple[loops.LoopStep, ...],
+        steps: tuple[free.PassStep, ...],
     ) -> Planned:
         ready = steps[-1].model if steps else model
         costs = given or _profiled_costs(ready, budget_bytes, session, options)
         request = plan_request(ready, session, options, budget_bytes, costs)
         if session.name == "default":
-            found = plan_plain(ready, request, strategy, options.time_limit, progress)
-            return analysis, steps, costs, *found
-        plan = make_plan(prepare(request), strategy, options.time_limit, progress)
-        return analysis, steps, costs, plan, None
+            plan, plain = plan_plain(ready, request, strategy, share, progress)
+            return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), plain
+        plan = make_plan(prepare(request), strategy, share, progress)
+        return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), None
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)

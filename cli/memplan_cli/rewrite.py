@@ -40,6 +40,14 @@ from memplan_cli.progress import planning_progress
               help="Only the gradients of these parameters are wanted.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option(
+    "--scan-recompute",
+    default="auto",
+    show_default=True,
+    metavar="NAMES",
+    help="What backward loops make again at every step instead of reading what forward loops "
+    "stacked: auto (the planner decides), none, all, or names as in 'a+b*'.",
+)
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
 @click.option("--profile", is_flag=True,
@@ -66,6 +74,7 @@ def command(
     wrt: tuple[str, ...],
     keep: tuple[str, ...],
     recompute: tuple[str, ...],
+    scan_recompute: str,
     reserve: str | None,
     costs: Path | None,
     profile: bool,
@@ -108,6 +117,7 @@ def command(
         loss=loss,
         passes=passes,
         wrt=wrt,
+        scan_recompute=scan_recompute,
     )
     to_stdout = output is not None and str(output) == "-" and not dry_run
     if to_stdout and form == "json":

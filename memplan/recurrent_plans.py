@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memplan.analysis import OpenModel, opened
-from memplan.costs import NodeCosts
 from memplan.autodiff.recompute import Kept
+from memplan.costs import NodeCosts
 from memplan.errors import InfeasibleError
+from memplan.graph.types import Graph
 from memplan.model.prepare import prepare
 from memplan.model.shapes import symbolic_dims
-from memplan.graph.types import Graph
 from memplan.passes.run import PassStep
 from memplan.planning.outcome import Strategy
 from memplan.planning.plan import Plan
@@ -111,9 +111,7 @@ def _made(
     """The model with a choice put into effect, simulated."""
     prepared = model.prepared
     symbolic = symbolic_dims(prepared.proto)
-    proto = store_less(
-        prepared.proto, list(zip(steps, choice.kept, strict=True)), bool(symbolic)
-    )
+    proto = store_less(prepared.proto, list(zip(steps, choice.kept, strict=True)), bool(symbolic))
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
     after = opened(prepare(proto, prepared.path, dims), loss)

@@ -31,6 +31,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import Search, parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
+from memplan.recurrent.wishes import AUTO, NONE
 from memplan.rewriter.apply import apply_plan
 from memplan.rewriter.plain import PlainModel
 from memplan.rewriter.postconditions import ensure
@@ -70,7 +71,7 @@ class RewriteOptions:
     loss: str | None = None
     passes: str = free.ALL
     wrt: tuple[str, ...] = ()
-    scan_recompute: str = loops.AUTO
+    scan_recompute: str = AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ def rewrite(
         costs = given or NodeCosts("estimate", _device(options), options.provider)
         changes = loops.loop_steps(model, session, wish, costs, options.loss)
         choices = [(change,) for change in loops.worthwhile(changes, budget_bytes)]
-        asked = choices if wish not in (loops.AUTO, loops.NONE) else [(), *choices]
+        asked = choices if wish not in (AUTO, NONE) else [(), *choices]
         base = loops.step_seconds(costs, model.graph)
         share = options.time_limit / len(asked)
         plan_way = partial(plan_with, analysis, model, share)
@@ -245,8 +246,8 @@ def rewrite(
             # A published strategy may get on better in the order that it was made for.
             ways.append(free.without_order(steps))
         figures = _by_peak if getattr(strategy, "ignores_budget", False) else _by_cost
-        tries = [partial(plan_behind, analysis, model, share, changed, way) for way in ways]
-        return best_plan(tries, figures)
+        plan_way = partial(plan_behind, analysis, model, share, changed)
+        return best_plan([partial(plan_way, way) for way in ways], figures)
 
     def plan_behind(
         analysis: Analysis,
@@ -260,7 +261,13 @@ def rewrite(
         request = plan_request(ready, session, options, budget_bytes, costs)
         if session.name == "default":
             plan, plain = plan_plain(ready, request, strategy, share, progress)
-            return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), plain
+            return (
+                analysis,
+                steps,
+                costs,
+                loops.with_loops(plan, changed, costs, ready.graph),
+                plain,
+            )
         plan = make_plan(prepare(request), strategy, share, progress)
         return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), None
 

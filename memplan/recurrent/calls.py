@@ -76,7 +76,8 @@ class LoopCall:
 
 def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
     """The body of a loop."""
-    return next(a.g for a in node.attribute if a.name == "body")
+    found: onnx.GraphProto = next(a.g for a in node.attribute if a.name == "body")
+    return found
 
 
 def read_call(proto: onnx.NodeProto, node: Node, graph: Graph, values: Values) -> LoopCall | None:
@@ -100,9 +101,10 @@ def _copies(body: onnx.GraphProto, tensors: Mapping[str, Tensor]) -> dict[str, s
     for node in body.node:
         if node.op_type == "Identity":
             found[node.output[0]] = node.input[0]
-        elif node.op_type == "Cast" and node.input[0] in tensors:
-            if tensors[node.input[0]].dtype == tensors[node.output[0]].dtype:
-                found[node.output[0]] = node.input[0]
+        elif node.op_type == "Cast":
+            source, result = (tensors.get(name) for name in (node.input[0], node.output[0]))
+            if source is not None and result is not None and source.dtype == result.dtype:
+                found[result.name] = source.name
     return found
 
 

@@ -59,7 +59,11 @@ class _Draft:
 
 
 def read_step(
-    pair: RecurrentPair, graph: Graph, nodes: Sequence[onnx.NodeProto], estimate: Seconds, exact: bool
+    pair: RecurrentPair,
+    graph: Graph,
+    nodes: Sequence[onnx.NodeProto],
+    estimate: Seconds,
+    exact: bool,
 ) -> Step:
     """The step of a pair.
 
@@ -132,7 +136,9 @@ def _weigh(call: LoopCall, draft: _Draft, held: _Held) -> None:
         if held.anyway(found.name):
             draft.weights[inner] = 0
     for state in call.states:
-        homes = [found.name for inner, found in call.stacked if inner in (state.before, state.after)]
+        homes = [
+            found.name for inner, found in call.stacked if inner in (state.before, state.after)
+        ]
         if any(held.anyway(name) for name in homes):
             draft.weights[state.before] = 0
 

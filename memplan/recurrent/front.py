@@ -2,16 +2,19 @@
 
 For a price λ (bytes for a second), the choice of least stored bytes + λ · seconds of running again
 is a minimum cut between what a step is given and what its backward reads (as PyTorch's partitioner
-has it, ``torch/_functorch/partitioners.py``, with a price where that has a ban). All prices together
-give the lower convex hull of the Pareto front; breakpoints are found as by Eisner and Severance
-("Mathematical techniques for efficient record segmentation in large shared databases", JACM 23(4),
-1976). Pairs have the price in common, so the sums over pairs are on the hull of all pairs together.
+has it, ``torch/_functorch/partitioners.py``, with a price where that has a ban). All prices
+together give the lower convex hull of the Pareto front; breakpoints are found as by Eisner and
+Severance ("Mathematical techniques for efficient record segmentation in large shared databases",
+JACM 23(4), 1976). Pairs have the price in common, so the sums over pairs are on the hull of all
+pairs together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import onnx
 
 from memplan.autodiff.recompute import Kept, trace
 from memplan.graph.build import captured_names
@@ -107,5 +110,5 @@ def _cut(step: Step, price: float | None) -> set[str]:
     return {name for name, v in number.items() if v not in side and name not in cell.inputs}
 
 
-def _first(node: object) -> str:
-    return next(name for name in node.output if name)  # type: ignore[attr-defined]
+def _first(node: onnx.NodeProto) -> str:
+    return next(str(name) for name in node.output if name)

@@ -95,7 +95,9 @@ class LoopEditor:
             if fresh:
                 index = names.fresh(f"{self.call.counter}/mirrored")
                 nodes = self.mirrored_counter(names, index)
-        gather = helper.make_node("Gather", [found.name, index], [inner], name=inner, axis=found.axis)
+        gather = helper.make_node(
+            "Gather", [found.name, index], [inner], name=inner, axis=found.axis
+        )
         return [*nodes, gather]
 
     def mirrored_counter(self, names: Names, inner: str) -> list[onnx.NodeProto]:
@@ -147,9 +149,7 @@ class LoopEditor:
         if given is not None:
             given.ints.append(number)
         elif number:
-            self.node.attribute.append(
-                helper.make_attribute(attribute, [*[0] * before, number])
-            )
+            self.node.attribute.append(helper.make_attribute(attribute, [*[0] * before, number]))
 
     def _drop_number(self, attribute: str, slot: int) -> None:
         given = next((a for a in self.node.attribute if a.name == attribute), None)

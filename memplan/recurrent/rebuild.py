@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import onnx
 from onnx import helper
@@ -12,9 +12,8 @@ from memplan.graph.phases import KEY as PHASE_KEY
 from memplan.graph.types import Phase
 from memplan.recurrent.calls import LoopCall, Slices, body_of
 from memplan.recurrent.cell import Step
-from memplan.recurrent.loops import LoopEditor, value_info
+from memplan.recurrent.loops import LoopEditor
 from memplan.recurrent.names import Names
-from memplan.recurrent.sequences import shifted_state
 from memplan.recurrent.shifts import Shifts
 from memplan.recurrent.sweep import sweep
 
@@ -74,7 +73,9 @@ class _Rewriter:
                 self.given[tensor] = inner
             elif tensor in made:  # a second slice of the same
                 self.backward.drop_slice(inner, self._outputs_read())
-                head.append(self._noted(helper.make_node("Identity", [self.given[tensor]], [inner])))
+                head.append(
+                    self._noted(helper.make_node("Identity", [self.given[tensor]], [inner]))
+                )
         aliases = [node for node in head if node.op_type == "Identity"]
         head = [node for node in head if node.op_type != "Identity"]
         for tensor in sorted(wanted - self.given.keys()):

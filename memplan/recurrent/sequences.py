@@ -35,9 +35,7 @@ def _reverses(node: onnx.NodeProto, axis: int, steps: int, values: Values) -> bo
     if node.op_type == "Gather":
         along = next((a.i for a in node.attribute if a.name == "axis"), 0)
         order = values.get(node.input[1])
-        return (
-            along == axis and order is not None and order.tolist() == list(range(steps))[::-1]
-        )
+        return along == axis and order is not None and order.tolist() == list(range(steps))[::-1]
     if node.op_type != "Slice" or len(node.input) < 5:
         return False
     starts, ends, axes, jumps = (_whole(values, name) for name in node.input[1:5])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-import numpy as np
 
 from memplan.graph.build import captured_names
 from memplan.graph.phases import KEY as PHASE_KEY
@@ -75,7 +75,9 @@ class Shifts:
         if opset >= _AXES_ARE_INPUTS:
             nodes = [helper.make_node("Unsqueeze", [state.initial, axes], [first], name=first)]
         else:
-            nodes = [helper.make_node("Unsqueeze", [state.initial], [first], name=first, axes=[axis])]
+            nodes = [
+                helper.make_node("Unsqueeze", [state.initial], [first], name=first, axes=[axis])
+            ]
         bounds = ([1], [_END]) if after.reversed_ else ([0], [-1])
         ends = [self._constant(stem, bound) for bound in bounds]
         nodes.append(helper.make_node("Slice", [after.name, *ends, axes], [rest], name=rest))

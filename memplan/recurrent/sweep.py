@@ -10,7 +10,7 @@ from memplan.recurrent.calls import body_of
 
 
 def sweep(graph: onnx.GraphProto, before: onnx.GraphProto) -> None:
-    """Take out of ``graph`` what was read in ``before`` only: nodes, what loops stack, constants."""
+    """Take out of ``graph`` what was read in ``before`` only: nodes, stacked tensors, constants."""
     had = _read(before)
     while True:
         read = _read(graph)

@@ -21,8 +21,8 @@ _LISTED = 12
 def named(steps: Sequence[Step], text: str) -> list[Kept]:
     """What every pair keeps if what ``text`` names runs again.
 
-    ``text``: ``all``, or patterns with ``+`` between them, each for tensors of a forward body or for
-    what the loop stacks of them.
+    ``text``: ``all``, or patterns with ``+`` between them, each for tensors of a forward body or
+    for what the loop stacks of them.
 
     Raises:
         UsageError: there is no pair, a pattern matches nothing, or an operator cannot run again:
@@ -72,8 +72,7 @@ def _inner(step: Step, patterns: Sequence[str]) -> list[str]:
         name
         for node in step.cell.nodes
         for name in node.output
-        if name
-        and any(fnmatchcase(n, p) for n in (name, *called.get(name, ())) for p in patterns)
+        if name and any(fnmatchcase(n, p) for n in (name, *called.get(name, ())) for p in patterns)
     ]
 
 

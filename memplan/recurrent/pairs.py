@@ -90,7 +90,7 @@ def find_pairs(
         phases: its phases.
     """
     loops = [node.id for node in graph.nodes if node.key in (":Scan", ":Loop")]
-    if len(loops) < 2 or phases.loss is None:
+    if len(loops) < 2:
         return ()
     values = folded_constants(model, types)
     protos = [n for n in model.graph.node if n.op_type != "Constant" or n.domain]

@@ -1,0 +1,69 @@
+"""Pairs of loops that store less: bits, and measured peaks, on ONNX Runtime."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import runnable_models
+from graphs import parse
+from recurrent_pairs import (
+    COSTS,
+    cell,
+    feeds_for,
+    layer,
+    pairs_of,
+    parsed,
+    peak,
+    ran,
+    reopened,
+    steps_of,
+    trained,
+)
+from test_gradient_rules_scan import MIXED, NESTED, ODD, RNN
+
+from memplan.analysis import OpenModel, open_model
+from memplan.recurrent.front import Choice, choice_of, front
+from memplan.recurrent.rebuild import store_less
+from memplan.recurrent.wishes import named
+from memplan.recurrent_plans import loop_steps
+
+pytestmark = pytest.mark.ort
+
+
+def check(model: OpenModel) -> list[int]:
+    """Every choice, and all by name: bits, predicted = measured. The measured peaks."""
+    feeds, steps = feeds_for(model), steps_of(model)
+    expected, before = ran(model.prepared.proto, feeds)
+    assert before == peak(model)
+    found = [before]
+    choices: list[Choice] = [*front(steps), choice_of(steps, named(steps, "all"))]
+    for choice in choices:
+        proto = store_less(model.prepared.proto, list(zip(steps, choice.kept, strict=True)), False)
+        after = reopened(proto)
+        outputs, measured = ran(after.prepared.proto, feeds)
+        assert [x.tobytes() for x in outputs] == [x.tobytes() for x in expected]
+        assert measured == peak(after)
+        found.append(measured)
+    return found
+
+
+@pytest.mark.parametrize("text", [RNN, MIXED, ODD], ids=["rnn", "mixed", "odd"])
+def test_axes_directions_and_states(text: str) -> None:
+    check(trained(parse(text)))
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers(op: str, layers: int) -> None:
+    peaks = check(layer(op, 6, 3, 8, 16, layers))
+    if op != "RNN":  # that stores nothing but its states
+        assert min(peaks) < peaks[0]
+
+
+def test_a_cell_of_hand() -> None:
+    peaks = check(cell(12))
+    assert min(peaks) < peaks[0]
+
+
+def test_one_row_is_multiplied_otherwise() -> None:
+    """Then the product before the loop is not made again in slices: its bits would differ."""
+    check(layer("LSTM", 6, 1, 8, 16))

@@ -28,6 +28,10 @@ SCHEMA = "memplan.analysis/1"
 ACCOUNTING_VERSION = 2
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
+_LOOPS_AS_THEY_ARE = (
+    "the floor is that of the loops as they are; with less stored by their steps "
+    "(rewrite --scan-recompute) it may be lower"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     explainer = Explainer(timeline, model.phases, model.modules)
     floor = structural_floor(model.graph, timeline)
     prepared = model.prepared
+    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -206,8 +211,13 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         by_class=explainer.by_class(timeline.peak_step),
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
-        assumptions=(*model.prepared.assumptions, *timeline.assumptions, *_caveats(session)),
-        recurrent=find_pairs(prepared.bound, prepared.types, model.graph, model.phases),
+        assumptions=(
+            *model.prepared.assumptions,
+            *timeline.assumptions,
+            *_caveats(session),
+            *([_LOOPS_AS_THEY_ARE] if pairs else []),
+        ),
+        recurrent=pairs,
     )
 
 

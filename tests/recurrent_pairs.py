@@ -132,5 +132,3 @@ def reopened(model: onnx.ModelProto) -> OpenModel:
 def peak(model: OpenModel) -> int:
     """The predicted dynamic peak."""
     return simulate(model.graph, TUNED).dynamic_peak_bytes
-
-

@@ -192,7 +192,7 @@ def _loop(
         steps=steps,
         body=inside,
         graph=body.graph,
-        slices=_gathered(inside, names[0], steps, same, tensors, copies),
+        slices=_gathered(inside, names[0], steps, same, tensors, copies, values),
         states=tuple(State(b, _root(a, copies), i) for b, a, i in rows if b not in same),
         invariants=same,
         stacked=tuple(
@@ -215,18 +215,29 @@ def _gathered(
     same: Mapping[str, str],
     tensors: Mapping[str, Tensor],
     copies: Mapping[str, str],
+    values: Values,
 ) -> dict[str, Slices]:
-    """Sequences that the body reads with ``Gather`` at the iteration number, along axis 0."""
+    """Sequences that the body reads with ``Gather`` at the iteration number, or at that counted
+    from the end, along axis 0."""
     own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     own |= {name for node in body.node for name in node.output}
+    numbers = {**values, **{t.name: onnx.numpy_helper.to_array(t) for t in body.initializer}}
+    mirrored = {
+        node.output[0]
+        for node in body.node
+        if node.op_type == "Sub"
+        and _root(node.input[1], copies) == counter
+        and np.array_equal(numbers.get(node.input[0], np.asarray(-1)).reshape(-1), [steps - 1])
+    }
     found = {}
     for node in body.node:
-        if node.op_type != "Gather" or _root(node.input[1], copies) != counter:
+        index = _root(node.input[1], copies) if node.op_type == "Gather" else ""
+        if index != counter and index not in mirrored:
             continue
         data = _root(node.input[0], copies)
         outer = same.get(data, "" if data in own else data)
         axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
         shape = tensors[data].shape if data in tensors else ()
         if outer and axis == 0 and shape and shape[0] == steps:
-            found[node.output[0]] = Slices(outer, 0, False)
+            found[node.output[0]] = Slices(outer, 0, index in mirrored)
     return found

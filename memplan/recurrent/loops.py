@@ -35,11 +35,18 @@ class LoopEditor:
     # -- reading ---------------------------------------------------------------------------------
 
     def lifted(self, inner: str) -> list[onnx.NodeProto]:
-        """Take the node that reads a slice out of a Loop's body, to be put first."""
+        """Take the node that reads a slice out of a Loop's body, and what makes its index, to be
+        put first."""
         if self.call.is_scan:
             return []
-        place = next(k for k, node in enumerate(self.body.node) if inner in node.output)
-        return [self.body.node.pop(place)]
+        makers = {name: k for k, node in enumerate(self.body.node) for name in node.output}
+        places, waiting = set[int](), [inner]
+        while waiting:
+            place = makers.get(waiting.pop())
+            if place is not None and place not in places:
+                places.add(place)
+                waiting += self.body.node[place].input
+        return [self.body.node.pop(k) for k in sorted(places, reverse=True)][::-1]
 
     def drop_slice(self, inner: str, read: Collection[str]) -> None:
         """Read a sequence no more. ``read``: outer names that somebody reads."""
@@ -51,7 +58,8 @@ class LoopEditor:
             for name in ("scan_input_axes", "scan_input_directions"):
                 self._drop_number(name, slot - self.states)
             return
-        gather = self.lifted(inner)[0]
+        place = next(k for k, node in enumerate(self.body.node) if inner in node.output)
+        gather = self.body.node.pop(place)
         self._drop_state(self.call.root(gather.input[0]), read)
 
     def _drop_state(self, inner: str, read: Collection[str]) -> None:

@@ -15,7 +15,7 @@ from memplan.recurrent.cell import Step
 from memplan.recurrent.loops import LoopEditor
 from memplan.recurrent.names import Names
 from memplan.recurrent.shifts import Shifts
-from memplan.recurrent.sweep import sweep
+from memplan.recurrent.sweep import sweep, sweep_body
 
 FORWARD_KEY = "memplan.forward"
 
@@ -82,6 +82,7 @@ class _Rewriter:
             head += self._new_slice(tensor)
         head += [self._clone(node) for node in kept.again]
         self.backward.put_first([*head, *aliases])
+        sweep_body(self.backward.body)
 
     def _outputs_read(self) -> set[str]:
         graph = self.model.graph

@@ -60,11 +60,11 @@ def _trim(node: onnx.NodeProto, gone: set[str]) -> bool:
                 del attribute.ints[slot - states]
         changed = True
     if changed:
-        _sweep_body(body)
+        sweep_body(body)
     return changed
 
 
-def _sweep_body(body: onnx.GraphProto) -> None:
+def sweep_body(body: onnx.GraphProto) -> None:
     """Take out nodes that no output of the body needs."""
     needed = {value.name for value in body.output}
     for index in reversed(range(len(body.node))):

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from conftest import runnable_models
 from graphs import parse
 from recurrent_pairs import (
-    COSTS,
     cell,
     feeds_for,
     layer,
-    pairs_of,
-    parsed,
     peak,
     ran,
     reopened,
     steps_of,
     trained,
 )
-from test_gradient_rules_scan import MIXED, NESTED, ODD, RNN
+from test_gradient_rules_scan import MIXED, ODD, RNN
 
-from memplan.analysis import OpenModel, open_model
+from memplan.analysis import OpenModel
 from memplan.recurrent.front import Choice, choice_of, front
 from memplan.recurrent.rebuild import store_less
 from memplan.recurrent.wishes import named
-from memplan.recurrent_plans import loop_steps
 
 pytestmark = pytest.mark.ort
 

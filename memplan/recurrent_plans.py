@@ -1,19 +1,20 @@
 """Pairs of loops in a plan: what their steps make again, and the graph around as before.
 
 The problem of one step is solved for every price of a byte (:mod:`memplan.recurrent.front`), which
-leaves a handful of graphs, from the one that is there to the one that stores the least. Each is
-simulated; the cheapest that fits without anything else bounds the cost from above. Those that are
-cheaper are given to the planner, which recomputes around the loops; the least total cost wins.
+leaves a handful of graphs, from the one that is there to the one that stores the least. They are
+simulated by rising cost up to the first that keeps the budget without anything else; of that, what
+the budget does not ask for is left out again. Those that cost less are given to the planner, which
+recomputes around the loops; the least total cost wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memplan.analysis import OpenModel, opened
-from memplan.autodiff.recompute import Kept
+from memplan.autodiff.recompute import Kept, trace
 from memplan.costs import NodeCosts
 from memplan.errors import InfeasibleError
 from memplan.graph.types import Graph
@@ -33,6 +34,8 @@ from memplan.simulate.timeline import simulate
 
 NAME = "recurrent"
 Planned = TypeVar("Planned")
+_TRIALS = 24
+"""Simulations that are spent on leaving out what a budget does not ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,22 @@ class LoopStep(PassStep):
 
 
 def loop_steps(
-    model: OpenModel, session: SessionKind, wish: str, costs: NodeCosts, loss: str | None
+    model: OpenModel,
+    session: SessionKind,
+    wish: str,
+    costs: NodeCosts,
+    budget: int,
+    loss: str | None = None,
 ) -> tuple[LoopStep, ...]:
     """The ways to store less in the pairs of a model, by rising cost.
 
     Args:
         model: the model.
         session: what is simulated.
-        wish: ``auto``: all that are worth a thought; names (see
-            :func:`memplan.recurrent.wishes.named`): that one; ``none``: none.
+        wish: ``auto``: those that may be worth it, up to one that keeps the budget by itself;
+            names (see :func:`memplan.recurrent.wishes.named`): that one; ``none``: none.
         costs: seconds of nodes.
+        budget: bytes, workspace included.
         loss: the name of the loss, if the user gave one.
 
     Raises:
@@ -99,38 +108,92 @@ def loop_steps(
     protos = [n for n in prepared.proto.graph.node if n.op_type != "Constant" or n.domain]
     exact = session.provider == "cpu"
     steps = [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
+    maker = _Maker(model, session, steps, loss)
     if wish != AUTO:
-        return (_made(model, session, steps, choice_of(steps, named(steps, wish)), loss),)
-    found = [_made(model, session, steps, c, loss) for c in front(steps)] if steps else []
-    return tuple(each for each in found if each.seconds > 0)
+        return (maker.made(choice_of(steps, named(steps, wish))),)
+    found: list[LoopStep] = []
+    for choice in front(steps) if steps else ():
+        if not choice.seconds:
+            continue
+        way = maker.made(choice)
+        if fits(way, budget):
+            last = maker.spared(choice, way, budget)
+            return (*(each for each in found if each.seconds < last.seconds), last)
+        found.append(way)
+    return tuple(found)
 
 
-def _made(
-    model: OpenModel, session: SessionKind, steps: Sequence[Step], choice: Choice, loss: str | None
-) -> LoopStep:
-    """The model with a choice put into effect, simulated."""
-    prepared = model.prepared
-    symbolic = symbolic_dims(prepared.proto)
-    proto = store_less(prepared.proto, list(zip(steps, choice.kept, strict=True)), bool(symbolic))
-    known = symbolic_dims(proto)
-    dims = {name: size for name, size in prepared.dims.items() if name in known}
-    after = opened(prepare(proto, prepared.path, dims), loss)
-    changes = tuple(
-        PairChange(
-            step.pair.forward.node.name,
-            step.pair.backward.node.name,
-            step.pair.steps,
-            step.pair.step_bytes,
-            _stored_bytes(step, kept),
-            tuple(next(o for o in node.output if o) for node in kept.again),
-            choice_of([step], [kept]).seconds,
-        )
-        for step, kept in zip(steps, choice.kept, strict=True)
+def fits(way: LoopStep, budget: int) -> bool:
+    """Whether a change of the loops keeps the budget by itself."""
+    return way.timeline.peak_with_workspace_bytes <= budget
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Puts choices for ``steps`` into effect."""
+
+    model: OpenModel
+    session: SessionKind
+    steps: Sequence[Step]
+    loss: str | None
+
+    def made(self, choice: Choice) -> LoopStep:
+        """The model with a choice put into effect, simulated."""
+        prepared = self.model.prepared
+        symbolic = symbolic_dims(prepared.proto)
+        rows = list(zip(self.steps, choice.kept, strict=True))
+        proto = store_less(prepared.proto, rows, bool(symbolic))
+        known = symbolic_dims(proto)
+        dims = {name: size for name, size in prepared.dims.items() if name in known}
+        after = opened(prepare(proto, prepared.path, dims), self.loss)
+        changes = tuple(_change(step, kept) for step, kept in rows)
+        count = sum(len(change.recomputed) for change in changes)
+        note = f"{count} nodes run again at every step of {len(changes)} backward loops"
+        timeline = simulate(after.graph, self.session)
+        return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
+
+    def spared(self, choice: Choice, way: LoopStep, budget: int) -> LoopStep:
+        """The same with nodes left out, the dearest first, without which the budget holds too:
+        corners of the hull are few, and what lies between them may do."""
+        trials = _TRIALS
+        improved = True
+        while improved and trials:
+            improved = False
+            options = sorted(self._less(choice), key=lambda each: each.seconds)
+            for each in options[:trials]:
+                trials -= 1
+                lower = self.made(each)
+                if fits(lower, budget):
+                    choice, way, improved = each, lower, True
+                    break
+        return way
+
+    def _less(self, choice: Choice) -> Iterator[Choice]:
+        """Choices in which one node of one pair runs again no more, nor what only it needed."""
+        for place, (step, kept) in enumerate(zip(self.steps, choice.kept, strict=True)):
+            again = {name for node in kept.again for name in node.output if name}
+            for node in kept.again:
+                fewer = again - set(node.output)
+                if again <= step.constants | fewer:
+                    continue
+                kept_then = [*choice.kept]
+                kept_then[place] = trace(step.cell, fewer | step.constants)
+                found = choice_of(self.steps, kept_then)
+                if found.seconds < choice.seconds:
+                    yield found
+
+
+def _change(step: Step, kept: Kept) -> PairChange:
+    pair = step.pair
+    return PairChange(
+        pair.forward.node.name,
+        pair.backward.node.name,
+        pair.steps,
+        pair.step_bytes,
+        _stored_bytes(step, kept),
+        tuple(next(o for o in node.output if o) for node in kept.again),
+        choice_of([step], [kept]).seconds,
     )
-    timeline = simulate(after.graph, session)
-    count = sum(len(change.recomputed) for change in changes)
-    note = f"{count} nodes run again in the steps of {len(changes)} backward loops"
-    return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
 
 
 def _stored_bytes(step: Step, kept: Kept) -> int:
@@ -144,12 +207,6 @@ def loops_wish(wish: str, strategy: Strategy, session: SessionKind) -> str:
     """``wish``; ``auto`` is for the planner's own search and tuned sessions, ``none`` else."""
     searched = isinstance(strategy, Search) and session.name == "tuned"
     return NONE if wish == AUTO and not searched else wish
-
-
-def worthwhile(ways: Sequence[LoopStep], budget: int) -> tuple[LoopStep, ...]:
-    """The changes up to the first that keeps the budget by itself: what follows costs more."""
-    fits = [way.timeline.peak_with_workspace_bytes <= budget for way in ways]
-    return tuple(ways[: fits.index(True) + 1 if any(fits) else None])
 
 
 def best_with_loops(

@@ -226,8 +226,8 @@ def rewrite(
         alike = model is source and session.name == "tuned"
         analysis = original if alike else analyze_open(model, session)
         costs = given or NodeCosts("estimate", _device(options), options.provider)
-        changes = loops.loop_steps(model, session, wish, costs, options.loss)
-        choices = [(change,) for change in loops.worthwhile(changes, budget_bytes)]
+        changes = loops.loop_steps(model, session, wish, costs, budget_bytes, options.loss)
+        choices = [(change,) for change in changes]
         asked = choices if wish not in (AUTO, NONE) else [(), *choices]
         base = loops.step_seconds(costs, model.graph)
         share = options.time_limit / len(asked)

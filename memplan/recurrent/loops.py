@@ -26,10 +26,8 @@ class LoopEditor:
         self.call = call
         self.body = body_of(node)
         self.stacked = list(call.stacked)
-        self.states = (
-            len(call.node.input) - self._count() if call.is_scan
-            else len(call.node.input) - _LOOP_FIXED
-        )  # fmt: skip
+        scanned = self._count() if call.is_scan else _LOOP_FIXED
+        self.states = len(node.input) - scanned
         self.index = ""
 
     # -- reading ---------------------------------------------------------------------------------

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from graphs import parse
 from recurrent_pairs import (
+    CELL,
     cell,
     feeds_for,
     layer,
+    pairs_of,
     peak,
     ran,
     reopened,
@@ -16,7 +20,9 @@ from recurrent_pairs import (
 )
 from test_gradient_rules_scan import MIXED, ODD, RNN
 
-from memplan.analysis import OpenModel
+from memplan.analysis import OpenModel, opened
+from memplan.autodiff.builder import Request, build_gradients
+from memplan.model.prepare import prepare
 from memplan.recurrent.front import Choice, choice_of, front
 from memplan.recurrent.rebuild import store_less
 from memplan.recurrent.wishes import named
@@ -62,3 +68,18 @@ def test_a_cell_of_hand() -> None:
 def test_one_row_is_multiplied_otherwise() -> None:
     """Then the product before the loop is not made again in slices: its bits would differ."""
     check(layer("LSTM", 6, 1, 8, 16))
+
+
+def test_symbolic_sizes() -> None:
+    """Steps and batch are bound for the plan only; the file keeps its interface."""
+    made = build_gradients(parse(CELL), Request(("all",), ("w", "r"), ("d",)))
+    sizes = {"T": 5, "N": 3}
+    model = opened(prepare(made, Path("test.onnx"), sizes))
+    feeds, steps = feeds_for(model), steps_of(model)
+    kept = named(steps, "all")
+    proto = store_less(made, list(zip(steps, kept, strict=True)), True)
+    assert proto.graph.input == made.graph.input
+    after = opened(prepare(proto, Path("test.onnx"), sizes))
+    (pair,) = pairs_of(after)
+    assert pair.step_bytes < steps[0].pair.step_bytes
+    assert [x.tobytes() for x in ran(proto, feeds)[0]] == [x.tobytes() for x in ran(made, feeds)[0]]

@@ -5,6 +5,7 @@ process, in an ``InferenceSession`` with every option on its default. A budget l
 the way from the certified floor to what the original needs in the first run of such a session.
 
     python -m benchmarks.plain_sessions MODEL... --share 80% --share 60% --json results.json
+    python -m benchmarks.plain_sessions MODEL... --tightest --json results.json
 """
 
 from __future__ import annotations
@@ -66,11 +67,14 @@ def main() -> int:
     """Run the command line; the exit code."""
     options = _options()
     rows = []
-    for path in options.models:
+    for path in options.models if not options.tightest else ():
         for share in options.share:
             row = run(path, share, _dims(options.dim, path), options.seconds)
             print(_line(row), flush=True)
             rows.append(asdict(row))
+    if options.tightest:
+        rows = [tightest(path, _dims(options.dim, path), options.seconds)
+                for path in options.models]  # fmt: skip
     if options.json:
         write_record(options.json, "python -m benchmarks.plain_sessions " + _shown(options), rows)
     return 0
@@ -145,6 +149,42 @@ def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[
     }
 
 
+def tightest(path: Path, dims: dict[str, int], seconds: float) -> dict[str, object]:
+    """How near a plain session comes to a tuned one that runs the same plan.
+
+    A plan for a tuned session at 60% of the peak; then the same order and recomputations in a plain
+    session, with every fence, veil and pin (what the pins themselves take is left out). Predicted,
+    dynamic bytes with workspace.
+    """
+    from memplan.analysis import open_model
+    from memplan.errors import InfeasibleError
+    from memplan.rewriter.plain import Draft
+    from memplan.rewriting import RewriteOptions, rewrite
+    from memplan.simulate.session import session_kind
+    from memplan.units import parse_size
+
+    options = RewriteOptions(parse_size("60%"), time_limit=seconds)
+    with tempfile.TemporaryDirectory() as name:
+        target = Path(name) / "tuned.onnx"
+        try:
+            result = rewrite(path, options, target, dims=dims)
+        except InfeasibleError as error:
+            return {"graph": path.stem, "reason": error.message}
+        model = open_model(target, dims)
+        prepared = model.prepared
+        draft = Draft(prepared.proto, prepared.types, dims, session_kind("default"))
+        peaks = draft.peaks()
+    timeline = result.timeline
+    tuned = timeline.peak_with_workspace_bytes - timeline.resident_bytes
+    return {
+        "graph": path.stem,
+        "tuned_bytes": tuned,
+        "extra_cost_percent": 100 * result.plan.extra_cost_fraction,
+        "plain_first_bytes": peaks.first,
+        "plain_later_bytes": peaks.later,
+    }
+
+
 def _equality(folder: Path, before: Measurement) -> str:
     from memplan.runtime.compare import compare_outputs
 
@@ -180,6 +220,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--share", action="append", default=None, help="e.g. 80%%")
     parser.add_argument("--dim", action="append", default=[], metavar="MODEL:N=32")
     parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the planner")
+    parser.add_argument("--tightest", action="store_true", help="compare with tuned sessions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.share = options.share or ["80%", "60%", "40%"]
@@ -188,6 +229,7 @@ def _options() -> argparse.Namespace:
 
 def _shown(options: argparse.Namespace) -> str:
     shares = " ".join(f"--share {share}" for share in options.share)
+    shares = "--tightest" if options.tightest else shares
     names = " ".join(path.name for path in options.models)
     return f"{names} {shares} --seconds {options.seconds:g}"
 

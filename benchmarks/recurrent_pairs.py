@@ -28,7 +28,7 @@ from memplan.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
 from memplan.validation import ValidateOptions, validate
 
-WISHES = (("100%", "all"), ("85%", "auto"), ("75%", "auto"), ("65%", "auto"))
+WISHES = (("100%", "all"), ("85%", "fit"), ("75%", "fit"), ("65%", "fit"))
 
 # Gates of a product inside the loop, one state, and an activation of four operators.
 CELL = """

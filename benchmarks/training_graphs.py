@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = (
     "auto", "greedy", "none", "segments", "dtr{heuristic=h_eq}", "dtr{heuristic=h_local}",
-    "knapsack", "knapsack{cut=0}", "min-cut",
+    "knapsack", "knapsack{cut=0}", "min-cut", "mirror", "mirror{function=kind}", "speed", "memory",
 )  # fmt: skip
 
 
@@ -39,7 +39,8 @@ class Result:
     """One row. Percentages of the step without recomputation; bytes are dynamic with workspace.
 
     ``floor_bytes`` is the certified floor: below it no order and no recomputation can go.
-    ``bound_percent`` and ``bound_kind`` are None for strategies that certify nothing.
+    ``bound_percent`` and ``bound_kind`` are None for strategies that certify nothing. ``refusal``:
+    why the strategy cannot work on the graph.
     """
 
     graph: str
@@ -57,6 +58,7 @@ class Result:
     planning_seconds: float
     bound_percent: float | None
     bound_kind: str | None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,10 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
     """Plan and verify one graph at one budget with one strategy.
 
     Raises:
-        UsageError: no such strategy, or one that cannot work on this graph.
+        UsageError: no such strategy.
         VerificationError: the plan does not hold; nothing is to be reported.
     """
+    from memplan.errors import UsageError
     from memplan.planning.strategies import parse_strategy
     from memplan.units import parse_size
 
@@ -123,7 +126,14 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
     problem = loaded.prepared.encoded.problem(room)
     strategy = parse_strategy(name)
     begin = time.perf_counter()
-    outcome = strategy.solve(problem, seconds)
+    try:
+        outcome = strategy.solve(problem, seconds)
+    except UsageError as error:
+        return Result(
+            loaded.name, len(problem.order), device, budget, room, loaded.peak,
+            loaded.prepared.floor.with_workspace, name, False, 0.0, loaded.peak, 0,
+            time.perf_counter() - begin, None, None, error.message,
+        )  # fmt: skip
     spent = time.perf_counter() - begin
     decision, base = outcome.decision, problem.base_cost
     verify(loaded, problem, outcome, strategy.name)
@@ -224,7 +234,7 @@ def row(result: Result) -> str:
         f"{result.graph:<26}{result.budget:>6} {result.strategy:<24}"
         f"{'fits' if result.fits else 'over':<5}{result.extra_cost_percent:>9.3f}"
         f"{share:>8.2f}{result.recomputed_nodes:>7}{result.planning_seconds:>9.2f}{bound:>9}"
-        f"  {result.bound_kind or ''}"
+        f"  {result.refusal or result.bound_kind or ''}"
     )
 
 

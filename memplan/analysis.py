@@ -14,8 +14,11 @@ from memplan.graph.types import Graph
 from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
+from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.recurrent.pairs import RecurrentPair, find_pairs
+from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 2
+ACCOUNTING_VERSION = 3
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 _LOOPS_AS_THEY_ARE = (
@@ -36,12 +39,16 @@ _LOOPS_AS_THEY_ARE = (
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A file that was read, with its graph and phases."""
+    """A file that was read, with its graph and phases.
+
+    ``devices``: where everything is; its graph then holds the copies between them too.
+    """
 
     prepared: PreparedModel
     graph: Graph
     phases: Phases
     modules: tuple[str, ...]
+    devices: Devices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class Analysis:
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
     placement: Placement | None = None
+    scans: tuple[ScanPair, ...] = ()
     recurrent: tuple[RecurrentPair, ...] = ()
 
     @property
@@ -122,10 +130,17 @@ class Analysis:
             ],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": _by_module(self.stashes),
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
             "assumptions": list(self.assumptions),
         }
+        devices = timeline.devices
+        if devices is not None:
+            result["cpu_nodes"] = fallbacks_json(devices)
+            result["host_dynamic_peak_bytes"] = (
+                0 if timeline.host is None else int(timeline.host.max(initial=0))
+            )
         if self.placement is not None:
             result["placement"] = {
                 "max_live_bytes": self.placement.max_live,
@@ -161,6 +176,17 @@ def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     return OpenModel(prepared, graph, phases, modules(graph, phases))
 
 
+def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
+    """The model as a session on CUDA holds it: fallbacks, copies, host tensors; else the same."""
+    if session.provider != "cuda" or model.devices is not None:
+        return model
+    graph, devices = place(model.graph)
+    if not devices.copies:
+        return replace(model, graph=graph, devices=devices)
+    phases = find_phases(graph, loss)
+    return OpenModel(model.prepared, graph, phases, modules(graph, phases), devices)
+
+
 def analyze(
     path: Path,
     dims: Mapping[str, int] | None = None,
@@ -184,7 +210,8 @@ def analyze(
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: an unknown dimension or loss output was named.
     """
-    analysis = analyze_open(open_model(path, dims, loss), session_kind(session, provider))
+    kind = session_kind(session, provider)
+    analysis = analyze_open(on_devices(open_model(path, dims, loss), kind, loss), kind)
     return with_placement(analysis) if placement else analysis
 
 
@@ -192,7 +219,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     """The same for a model that is already open."""
     from memplan.simulate.floor import structural_floor
 
-    timeline = simulate(model.graph, session)
+    timeline = simulate(model.graph, session, model.devices)
     explainer = Explainer(timeline, model.phases, model.modules)
     floor = structural_floor(model.graph, timeline)
     prepared = model.prepared
@@ -213,10 +240,12 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         stashes=tuple(explainer.stashes()),
         assumptions=(
             *model.prepared.assumptions,
+            *fallback_notes(model.devices),
             *timeline.assumptions,
             *_caveats(session),
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
+        scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
     )
 

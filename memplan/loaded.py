@@ -12,8 +12,9 @@ from pathlib import Path
 
 import onnx
 
-from memplan.analysis import Analysis, OpenModel, analyze_open, opened
+from memplan.analysis import Analysis, OpenModel, analyze_open, on_devices, opened
 from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.graph.copies import hide_copies, show_copies
 from memplan.model.external import external_tensors
 from memplan.model.hidden import KEY
 from memplan.model.metadata import get_metadata, set_metadata
@@ -61,8 +62,12 @@ def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -
         target = Path(folder) / "loaded.onnx"
         save_as_loaded(prepared.path, target, session.name, session.provider)
         saved = read_model(target)
+    copies = hide_copies(saved)
     _note_types(saved, model)
     held = opened(prepare(saved, prepared.path, prepared.dims), loss)
+    if session.provider == "cuda":
+        shown = replace(held, graph=show_copies(held.graph, copies))
+        held = on_devices(shown, session, loss)
     before = {node.name for node in model.graph.nodes}
     after = {node.name for node in held.graph.nodes}
     return Loaded(held, tuple(sorted(before - after)), tuple(sorted(after - before)))

@@ -28,6 +28,8 @@ SEARCH_SECONDS = 5.0
 
 _ATTEMPTS = 6
 _LOADS = 3
+# Targets so close, as a share of the budget, that nothing lies between them.
+_CLOSE = 0.005
 _UNBOUNDED = 1 << 62
 
 
@@ -65,26 +67,57 @@ def _plan(
     model: OpenModel, request: PlanRequest, strategy: Strategy, time_limit: float,
     progress: Progress | None, *, later: bool,
 ) -> tuple[Plan, PlainModel]:  # fmt: skip
+    """Plan for less and less until the budget holds, then for a little more again if that is
+    cheaper."""
     budget = target = request.budget_bytes
     limits = Limits(budget, budget if later else _UNBOUNDED)
-    seconds = time_limit
+    best: tuple[Plan, PlainModel] | None = None
+    low, high, seconds = 0, 0, time_limit  # targets that are too low, and too high; 0: none yet
     for _ in range(_ATTEMPTS):
-        plan = make_plan(prepare(_as_pinned(request, target, later)), strategy, seconds, progress)
-        draft = _draft(model, plan, request.session)
-        over = limits.excess(draft.peaks(), draft.resident)
-        if over <= 0:
-            result = _finished(draft, limits)
-            over = limits.excess(result.peaks, 0)
-            if over <= 0:
-                ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
-                return replace(plan, budget_bytes=budget), result
-        target = min(target, plan.predicted_peak_with_workspace_bytes) - over
+        try:
+            plan = make_plan(
+                prepare(_as_pinned(request, target, later)), strategy, seconds, progress
+            )
+        except InfeasibleError:
+            if not high:
+                raise
+            low, over = target, 0
+        else:
+            result, over = _tried(_draft(model, plan, request.session), limits)
+            if result is not None and (best is None or _cost(plan) < _cost(best[0])):
+                best = (replace(plan, budget_bytes=budget), result)
+            if result is not None:
+                low = target
+            else:
+                high = min(target, plan.predicted_peak_with_workspace_bytes)
+        if best is not None and (not high or _cost(best[0]) == 0):
+            break
+        target = (low + high) // 2 if low else high - over
         seconds = time_limit / 2
-    raise InfeasibleError(
-        f"no plan found within {budget:,} B: a plain session takes {format_bytes(over)} more than "
-        "planned",
-        "use --session tuned, or give a larger budget",
-    )
+        if high - low < _CLOSE * budget and low:
+            break
+    if best is None:
+        raise InfeasibleError(
+            f"no plan found within {budget:,} B: buffers of a plain session do not fit as closely "
+            "as the plan needs",
+            "use --session tuned, or give a larger budget",
+        )
+    ensure_sound(model.prepared.proto, best[1].model, best[1].timeline.graph)
+    return best
+
+
+def _tried(draft: Draft, limits: Limits) -> tuple[PlainModel | None, int]:
+    """The finished model if it keeps the limits, and by how many bytes it breaks them else."""
+    over = limits.excess(draft.peaks(), draft.resident)
+    if over > 0:
+        return None, over
+    result = _finished(draft, limits)
+    over = limits.excess(result.peaks, 0)
+    return (result if over <= 0 else None), over
+
+
+def _cost(plan: Plan) -> float:
+    return plan.extra_cost_fraction
 
 
 def _finished(draft: Draft, limits: Limits) -> PlainModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.analysis import OpenModel
+from memplan.graph.copies import COPY_OPS
 from memplan.graph.types import Graph
 from memplan.runtime.measure import Measurement
 from memplan.simulate.later import later_runs
@@ -21,9 +22,10 @@ def clone_names(model: OpenModel) -> set[str]:
 def order_kept(model: OpenModel, timeline: Timeline, measured: Measurement) -> bool:
     """Whether the runtime ran the file's nodes in the simulated order (bodies left out)."""
     inside = _inside(model.graph)
-    names = {node.name for node in model.graph.nodes} - inside
+    names = {node.name for node in model.graph.nodes if node.op not in COPY_OPS} - inside
     ran = [node.name for node in measured.nodes if node.name in names]
-    planned = [model.graph.nodes[i].name for i in timeline.order]
+    nodes = (model.graph.nodes[i] for i in timeline.order)
+    planned = [node.name for node in nodes if node.op not in COPY_OPS]
     return ran == [name for name in planned if name not in inside]
 
 

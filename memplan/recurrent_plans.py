@@ -28,7 +28,7 @@ from memplan.recurrent.cell import Step, read_step
 from memplan.recurrent.front import Choice, choice_of, front
 from memplan.recurrent.pairs import find_pairs
 from memplan.recurrent.rebuild import store_less
-from memplan.recurrent.wishes import AUTO, NONE, named
+from memplan.recurrent.wishes import FIT, NONE, named
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 
@@ -92,8 +92,9 @@ def loop_steps(
     Args:
         model: the model.
         session: what is simulated.
-        wish: ``auto``: those that may be worth it, up to one that keeps the budget by itself;
-            names (see :func:`memplan.recurrent.wishes.named`): that one; ``none``: none.
+        wish: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
+            ``all``, ``auto`` or names (:func:`memplan.recurrent.wishes.named`): that one; ``none``:
+            none.
         costs: seconds of nodes.
         budget: bytes, workspace included.
         loss: the name of the loss, if the user gave one.
@@ -109,7 +110,7 @@ def loop_steps(
     exact = session.provider == "cpu"
     steps = [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
     maker = _Maker(model, session, steps, loss)
-    if wish != AUTO:
+    if wish != FIT:
         return (maker.made(choice_of(steps, named(steps, wish))),)
     found: list[LoopStep] = []
     for choice in front(steps) if steps else ():
@@ -204,9 +205,10 @@ def _stored_bytes(step: Step, kept: Kept) -> int:
 
 
 def loops_wish(wish: str, strategy: Strategy, session: SessionKind) -> str:
-    """``wish``; ``auto`` is for the planner's own search and tuned sessions, ``none`` else."""
+    """``wish``; where nothing is said, ``fit`` for the planner's own search in tuned sessions, and
+    ``none`` else."""
     searched = isinstance(strategy, Search) and session.name == "tuned"
-    return NONE if wish == AUTO and not searched else wish
+    return wish or (FIT if searched else NONE)
 
 
 def best_with_loops(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +15,14 @@ from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.errors import UsageError
 from memplan.graph.matching import matching_tensors
 from memplan.graph.phases import differentiated
-from memplan.graph.types import Graph
 from memplan.loaded import analyze_as_loaded
 from memplan.model.external import external_tensors, repoint_external_data
 from memplan.model.fold import small_constants
+from memplan.model.opset import default_opset, raise_opset
 from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes import run as free
-from memplan.passes.waterfall import WaterfallStep, waterfall
 from memplan.plain_sessions import load_notes, plain_notes, plan_plain
 from memplan.planning.outcome import Progress
 from memplan.planning.peers.checkpoints import Collection
@@ -31,154 +30,22 @@ from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import Search, parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
-from memplan.recurrent.wishes import AUTO, NONE
+from memplan.recurrent.wishes import FIT, NONE
 from memplan.rewriter.apply import apply_plan
+from memplan.rewriter.fences import OLDEST_OPSET
 from memplan.rewriter.plain import PlainModel
 from memplan.rewriter.postconditions import ensure
+from memplan.rewritten import Rewrite, RewriteOptions, default_output
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
-from memplan.units import SizeSpec, parse_size
+from memplan.units import parse_size
 from memplan.variants import best_plan, first_plan, variants
 
-SCHEMA = "memplan.rewrite/1"
+__all__ = ["Rewrite", "RewriteOptions", "default_output", "plan_request", "rewrite"]
 
 Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan, PlainModel | None]
 # The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteOptions:
-    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
-
-    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.run`, ``scan_recompute`` in :func:`memplan.recurrent_plans.loop_steps`.
-    """
-
-    budget: SizeSpec
-    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
-    strategy: str = "auto"
-    session: str = "tuned"
-    provider: str = "cpu"
-    optimize: str = "extended"
-    time_limit: float = 10.0
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    costs: Path | None = None
-    profile: bool = False
-    device: str | None = None
-    loss: str | None = None
-    passes: str = free.ALL
-    wrt: tuple[str, ...] = ()
-    scan_recompute: str = AUTO
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """The answer of ``rewrite``.
-
-    ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
-    object when nothing was), both in a session of the kind that is planned for; ``passes`` lead
-    to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
-    ``plain`` tells what was added for plain sessions, None for tuned ones.
-    """
-
-    path: Path
-    output: Path | None
-    options: RewriteOptions
-    budget_bytes: int
-    original: Analysis
-    optimized: Analysis
-    optimize_level: str
-    plan: Plan
-    timeline: Timeline
-    model: onnx.ModelProto
-    assumptions: tuple[str, ...]
-    costs: NodeCosts
-    plain: PlainModel | None = None
-    passes: tuple[free.PassStep, ...] = ()
-
-    @property
-    def planned(self) -> Graph:
-        """The graph that was planned."""
-        return self.passes[-1].model.graph if self.passes else self.optimized.graph
-
-    @property
-    def measured_nodes(self) -> int:
-        """How many nodes of the planned graph have measured seconds."""
-        return self.costs.measured_nodes(self.planned)
-
-    @property
-    def pairs(self) -> tuple[loops.PairChange, ...]:
-        """The loops that were changed: what they stored before, and what after."""
-        return tuple(p for s in self.passes if isinstance(s, loops.LoopStep) for p in s.pairs)
-
-    @property
-    def waterfall(self) -> tuple[WaterfallStep, ...]:
-        """The way from the original to the result, one step after the other."""
-        again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
-        fused = self.optimized.timeline if self.optimize_level != "none" else None
-        first, last = self.original.timeline, (self.timeline, again)
-        return waterfall(first, fused, self.optimize_level, self.passes, last)
-
-    def as_json(self) -> dict[str, object]:
-        """The JSON object of the contract."""
-        plan = self.plan
-        return {
-            "schema": SCHEMA,
-            "strategy": plan.strategy,
-            "session": self.options.session,
-            "provider": self.options.provider,
-            "optimize": self.optimize_level,
-            "budget_bytes": self.budget_bytes,
-            "baseline_peak_bytes": self.original.timeline.peak_bytes,
-            "baseline_peak_with_workspace_bytes": (
-                self.original.timeline.peak_with_workspace_bytes
-            ),
-            "optimized_peak_bytes": self.optimized.timeline.peak_bytes,
-            "predicted_peak_bytes": self.timeline.peak_bytes,
-            "predicted_peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
-            "floor_bytes": plan.resident_bytes + plan.floor.nbytes,
-            "extra_cost_fraction": plan.extra_cost_fraction,
-            "bound_fraction": plan.bound_fraction,
-            "bound_kind": plan.bound_kind,
-            "passes": [step.as_json() for step in self.waterfall],
-            **free.removed(self.passes),
-            "recurrent": [pair.as_json() for pair in self.pairs],
-            "recomputed_nodes": plan.clones,
-            "recomputed": dict(plan.recomputed),
-            "refusals": dict(plan.refusals),
-            "costs": {
-                "source": self.costs.source,
-                "measured_nodes": self.measured_nodes,
-                "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
-            },
-            "planning_seconds": plan.planning_seconds,
-            "plain": _plain_json(self),
-            "output": str(self.output) if self.output is not None else None,
-            "assumptions": list(self.assumptions),
-        }
-
-
-def _plain_json(result: Rewrite) -> dict[str, object] | None:
-    if result.plain is None:
-        return None
-    later = result.plain.later
-    return {
-        "fences": result.plain.fences,
-        "veils": result.plain.veils,
-        "pins": result.plain.pins,
-        "added_nodes": result.plain.added_nodes,
-        "later_runs_peak_bytes": later.peak_bytes,
-        "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
-        "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
-    }
-
-
-def default_output(path: Path) -> Path:
-    """``MODEL.memplan.onnx`` beside the model."""
-    return path.with_name(f"{path.stem}.memplan.onnx")
 
 
 def rewrite(
@@ -216,7 +83,7 @@ def rewrite(
     target = output if output is not None else default_output(path)
     if not dry_run:
         _check_target(path, target, force)
-    source = open_model(path, dims, options.loss)
+    source, folder = _source(path, dims, options)
     original = _analysis(source, session, options.loss)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
@@ -228,7 +95,7 @@ def rewrite(
         costs = given or NodeCosts("estimate", _device(options), options.provider)
         changes = loops.loop_steps(model, session, wish, costs, budget_bytes, options.loss)
         choices = [(change,) for change in changes]
-        asked = choices if wish not in (AUTO, NONE) else [(), *choices]
+        asked = choices if wish not in (FIT, NONE) else [(), *choices]
         base = loops.step_seconds(costs, model.graph)
         share = options.time_limit / len(asked)
         plan_way = partial(plan_with, analysis, model, share)
@@ -287,6 +154,9 @@ def rewrite(
         result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
         timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)
     _record(result, level, options, budget_bytes, timeline, steps)
+    if folder is not None:
+        notes = (*notes, f"opset raised to {OLDEST_OPSET}: plain sessions need it")
+        folder.cleanup()
     if not dry_run:
         repoint_external_data(result, path, target)
         write_model(result, target, force=force)
@@ -310,6 +180,23 @@ def rewrite(
         plain=plain,
         passes=steps,
     )
+
+
+def _source(
+    path: Path, dims: Mapping[str, int] | None, options: RewriteOptions
+) -> tuple[OpenModel, tempfile.TemporaryDirectory[str] | None]:
+    """The model, with a newer opset if the session asks for that.
+
+    It then lies in a temporary folder, which must outlive it: the runtime reads it from there.
+    """
+    model = open_model(path, dims, options.loss)
+    if options.session != "default" or default_opset(model.prepared.proto) >= OLDEST_OPSET:
+        return model, None
+    raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
+    folder = tempfile.TemporaryDirectory(prefix="memplan-")
+    copy = Path(folder.name) / path.name
+    write_model(raised, copy, force=True)
+    return open_model(copy, dims, options.loss), folder
 
 
 def _analysis(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memplan.analysis import OpenModel, open_model, opened
+from memplan.analysis import OpenModel, on_devices, open_model, opened
 from memplan.errors import MemplanError, UsageError
 from memplan.loaded import as_loaded
 from memplan.model.metadata import get_metadata
@@ -15,17 +15,21 @@ from memplan.model.prepare import prepare
 from memplan.model.read import read_model
 from memplan.model.sorting import restore_order
 from memplan.model.write import write_model
+from memplan.on_cuda import measured_notes, misplaced
 from memplan.passes.interface import gone_names, gone_notes, without_inputs
 from memplan.recomputed import clone_findings, clone_names, order_kept, pattern_notes
-from memplan.runtime.compare import Comparison, compare_outputs
+from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
 from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
-from memplan.runtime.options import PROVIDER_NAMES
+from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.simulate.fallbacks import fallback_notes
 from memplan.simulate.later import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
+from memplan.verdict import Run, Validation
 
-SCHEMA = "memplan.validation/1"
+__all__ = ["Run", "ValidateOptions", "Validation", "validate"]
+
 # Two correct runs of float32 training graphs differ by about this much when the order of
 # additions differs (docs/memory-model.md).
 TOLERANCE = 1e-4
@@ -43,156 +47,6 @@ class ValidateOptions:
     seed: int = 0
     threads: int = 0
     plain: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One model in one kind of session. Peaks count resident and dynamic bytes.
-
-    ``predicted_later_dynamic_bytes`` and ``second_run_dynamic_bytes`` are of the second run, which
-    every later one equals.
-    """
-
-    label: str
-    session: str
-    predicted_peak_bytes: int | None
-    predicted_later_dynamic_bytes: int | None
-    measured_peak_bytes: int
-    resident_bytes: int
-    measured_dynamic_bytes: int
-    second_run_dynamic_bytes: int
-    arena_bytes: int
-    rss_growth_bytes: int
-    seconds_median: float | None
-    providers: Mapping[str, int]
-
-    def as_json(self) -> dict[str, object]:
-        """All fields, by name."""
-        return {
-            "label": self.label,
-            "session": self.session,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "predicted_later_dynamic_bytes": self.predicted_later_dynamic_bytes,
-            "measured_peak_bytes": self.measured_peak_bytes,
-            "resident_bytes": self.resident_bytes,
-            "measured_dynamic_bytes": self.measured_dynamic_bytes,
-            "second_run_dynamic_bytes": self.second_run_dynamic_bytes,
-            "arena_bytes": self.arena_bytes,
-            "rss_growth_bytes": self.rss_growth_bytes,
-            "seconds_median": self.seconds_median,
-            "nodes_by_provider": dict(self.providers),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The answer of ``validate``.
-
-    Of a model for tuned sessions, ``original`` had the same treatment (same fusions, tuned
-    session) and ``other`` is the user's file in a session with every default on. Of a model for
-    plain sessions, ``original`` is the user's file in a plain session too, and ``other`` the
-    rewritten one in a tuned session. ``findings`` are what is wrong; with none, the claim is
-    proved.
-    """
-
-    provider: str
-    session: str
-    original: Run
-    rewritten: Run
-    other: Run | None
-    comparison: Comparison
-    other_comparison: Comparison | None
-    budget_bytes: int | None
-    clones: int
-    surviving_clones: int
-    order_kept: bool
-    findings: tuple[str, ...]
-    notes: tuple[str, ...]
-    equality: str
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """The measured runs, in the order of the report."""
-        return (self.original, self.rewritten, *([self.other] if self.other else []))
-
-    @property
-    def later_within_budget(self) -> bool | None:
-        """Whether every run after the first keeps the budget too."""
-        if self.budget_bytes is None:
-            return None
-        run = self.rewritten
-        return run.resident_bytes + run.second_run_dynamic_bytes <= self.budget_bytes
-
-    @property
-    def within_budget(self) -> bool | None:
-        """Whether the measured peak keeps the budget; None when the file records none."""
-        if self.budget_bytes is None:
-            return None
-        return self.rewritten.measured_peak_bytes <= self.budget_bytes
-
-    @property
-    def summary(self) -> str:
-        """The verdict's first line."""
-        before, after = self.original.measured_peak_bytes, self.rewritten.measured_peak_bytes
-        change = 100 * (after / before - 1) if before else 0.0
-        return (
-            f"measured peak {before:,} B -> {after:,} B ({change:+.1f}%), outputs {self.equality}"
-        )
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """Lines on outputs, clones and time."""
-        lines = []
-        c = self.comparison
-        if self.equality == "bitwise":
-            lines.append(f"outputs: all {c.outputs} bitwise equal")
-        else:
-            lines.append(
-                f"outputs: {c.differing} of {c.outputs} differ, at most {c.max_abs_diff:.3g} "
-                f"(relative {c.max_rel_diff:.3g}, {c.worst}); a relative tolerance of "
-                f"{c.max_rel_diff:.1e} would pass"
-            )
-        if self.other is not None and self.other_comparison is not None:
-            p = self.other_comparison
-            how = "bitwise equal" if p.bitwise else f"relative difference {p.max_rel_diff:.3g}"
-            lines.append(f"against '{self.other.label}': {how}")
-        lines.append(
-            f"clones: {self.surviving_clones} of {self.clones} ran; node order "
-            + ("as planned" if self.order_kept else "NOT as planned")
-        )
-        if self.original.seconds_median and self.rewritten.seconds_median:
-            ratio = self.rewritten.seconds_median / self.original.seconds_median
-            lines.append(f"step time: {ratio:.2f} × the original's")
-        return tuple(lines)
-
-    @property
-    def _plain_default(self) -> Run | None:
-        """The user's own file in a plain session."""
-        return self.original if self.session == "default" else self.other
-
-    def as_json(self) -> dict[str, object]:
-        """The JSON object of the contract."""
-        return {
-            "schema": SCHEMA,
-            "provider": self.provider,
-            "session": self.session,
-            "equality": self.equality,
-            "max_abs_diff": self.comparison.max_abs_diff,
-            "max_rel_diff": self.comparison.max_rel_diff,
-            "original": self.original.as_json(),
-            "rewritten": self.rewritten.as_json(),
-            "plain_default": self._plain_default.as_json() if self._plain_default else None,
-            "other": self.other.as_json() if self.other else None,
-            "budget_bytes": self.budget_bytes,
-            "within_budget": self.within_budget,
-            "compared_outputs": self.comparison.outputs,
-            "later_runs_within_budget": self.later_within_budget,
-            "clones": self.clones,
-            "surviving_clones": self.surviving_clones,
-            "order_kept": self.order_kept,
-            "findings": list(self.findings),
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(slots=True)
@@ -290,7 +144,8 @@ def _validate(
     treated = before if session == "default" else _treat(before, level, bench)
     first, first_out = bench.run(treated.prepared.path, "original", session)
     second, second_out = bench.run(after.prepared.path, "rewritten", session)
-    timeline = simulate(after.graph, kind)
+    after = on_devices(after, kind)
+    timeline = simulate(after.graph, kind, after.devices)
     other, other_comparison = None, None
     if options.plain:
         model = after if session == "default" else before
@@ -317,11 +172,18 @@ def _validate(
         surviving_clones=len(clones & {node.name for node in second.nodes}),
         order_kept=order_kept(after, timeline, second),
         findings=(),
-        notes=tuple(pattern_notes(second, timeline, session)),
+        notes=(
+            *pattern_notes(second, timeline, session),
+            *fallback_notes(after.devices),
+            *measured_notes(second, timeline.resident_bytes),
+        ),
         equality="bitwise" if comparison.bitwise else "different",
     )
     result = _judge_equality(result, bench, treated.prepared.path, first_out, before)
-    findings = [*_findings(result, bench), *clone_findings(after, timeline, second)]
+    findings = [
+        *_findings(result, misplaced(after, second)),
+        *clone_findings(after, timeline, second),
+    ]
     return replace(result, findings=tuple(findings), notes=(*bench.notes, *result.notes))
 
 
@@ -369,14 +231,15 @@ def _run(
 def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline | None:
     """What the model should need; in a plain session as the runtime's optimizer leaves it."""
     if kind.name == "tuned":
-        return simulate(model.graph, kind)
+        held = on_devices(model, kind)
+        return simulate(held.graph, kind, held.devices)
     try:
         held = as_loaded(model, kind).model
     except MemplanError as error:
         bench.notes.append(f"no prediction for {model.prepared.path.name}: {error.message}")
         return None
     # What was saved is in the order of a default session already.
-    return simulate(held.graph, replace(kind, priority_order=True))
+    return simulate(held.graph, replace(kind, priority_order=True), held.devices)
 
 
 def _judge_equality(
@@ -404,7 +267,7 @@ def _judge_equality(
     return replace(result, equality=equality, notes=(*result.notes, *notes))
 
 
-def _findings(result: Validation, bench: _Bench) -> list[str]:
+def _findings(result: Validation, moved: list[str]) -> list[str]:
     findings = []
     if result.equality == "different":
         findings.append(
@@ -419,9 +282,6 @@ def _findings(result: Validation, bench: _Bench) -> list[str]:
         )
     if not result.order_kept:
         findings.append("the runtime ran the nodes in another order than planned")
-    wanted = PROVIDER_NAMES[bench.request.provider]
-    elsewhere = {k: v for k, v in result.rewritten.providers.items() if k != wanted}
-    if elsewhere and bench.request.provider != "cpu":
-        where = ", ".join(f"{count} on {name}" for name, count in elsewhere.items())
-        findings.append(f"nodes ran outside {wanted}: {where}")
+    if moved:
+        findings.append(f"{len(moved)} nodes ran on another provider than predicted ({moved[0]})")
     return findings

@@ -66,3 +66,33 @@ def memplan(tmp_path: Path) -> Memplan:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CUDA runtime without a GPU (``tests/gpu/stub.py``), compiled once."""
+    sys.path.append(str(ROOT / "tests" / "gpu"))
+    import stub
+
+    missing = stub.missing()
+    if missing:
+        pytest.skip(f"no CUDA stub without {missing}")
+    return Path(stub.build(tmp_path_factory.mktemp("cuda_stub")))
+
+
+@pytest.fixture
+def cuda_stub(stub_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lets child processes find the stub where CUDA would be."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(stub_folder))
+    return stub_folder
+
+
+@pytest.fixture(scope="session")
+def gpu() -> str:
+    """The name of a real GPU."""
+    from memplan.runtime.gpu import find_gpu
+
+    found = find_gpu()
+    if isinstance(found, str) or found.name == "Stub GPU":
+        pytest.skip("no CUDA device")
+    return found.name

@@ -7,16 +7,15 @@ models.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+from float64_ops import OPS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
 from memplan.autodiff.builder import Request, build_gradients
 
@@ -27,24 +26,6 @@ TOLERANCE = 1e-6
 """Of central differences with that step: rounding about 1e-11, truncation about 1e-10."""
 _ALL_ELEMENTS = 12
 _DIRECTIONS = 4
-
-
-class Erf(OpRun):
-    """ONNX's own rounds to float32."""
-
-    def _run(self, x: Array) -> tuple[Array]:
-        return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
-
-
-class Gelu(OpRun):
-    """ONNX's own goes through its Erf."""
-
-    def _run(self, x: Array, approximate: str = "none") -> tuple[Array]:
-        if approximate == "tanh":
-            inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-            return (0.5 * x * (1 + np.tanh(inner)),)
-        (erf,) = Erf._run(self, x / math.sqrt(2))
-        return (0.5 * x * (1 + erf),)
 
 
 def draw(shape: Sequence[int], seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:
@@ -73,6 +54,21 @@ def single(
     node = helper.make_node(op, names, outs, name="node", **attributes)
     kinds = out_dtypes or [onnx.TensorProto.DOUBLE] * outputs
     return model_of([node], feeds, dict(zip(outs, kinds, strict=True)), opset)
+
+
+def frozen(
+    made: tuple[onnx.ModelProto, dict[str, Array]], *names: str
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Some inputs as initializers."""
+    model, feeds = made
+    kept = [value for value in model.graph.input if value.name not in names]
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    del model.graph.input[:]
+    model.graph.input.extend(copies)
+    for name in names:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
+    rest = {name: array for name, array in feeds.items() if name not in names}
+    return onnx.shape_inference.infer_shapes(model), rest
 
 
 def model_of(
@@ -117,7 +113,7 @@ def with_symbols(
 def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """All outputs by ONNX's own evaluator."""
     names = [value.name for value in model.graph.output]
-    evaluator = ReferenceEvaluator(model, new_ops=[Erf, Gelu])
+    evaluator = ReferenceEvaluator(model, new_ops=OPS)
     return dict(zip(names, evaluator.run(None, dict(feeds)), strict=True))
 
 
@@ -126,7 +122,7 @@ def runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Arr
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails raises
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -173,6 +169,47 @@ def check(
     return trained
 
 
+def check_on_runtime(
+    made: tuple[onnx.ModelProto, dict[str, Array]],
+    *,
+    xs: Sequence[str] | None = None,
+    ys: Sequence[str] | None = None,
+    tolerance: float = 1e-4,
+) -> None:
+    """:func:`check`; then the same in float32 on ONNX Runtime, whose outputs and gradients must be
+    those of the float64 evaluator (errors relative to the largest entry, at least 1)."""
+    model, feeds = made
+    check(made, xs=xs, ys=ys)
+    values = reference(model, feeds)
+    ys = list(ys or [name for name, value in values.items() if value.dtype.kind == "f"])
+    request = Request(tuple(ys), tuple(xs or feeds), tuple(f"seed_{y}" for y in ys))
+    given = feeds | {f"seed_{y}": draw(values[y].shape, 7 + k) for k, y in enumerate(ys)}
+    single = {name: array.astype(np.float32) for name, array in given.items()}
+    wanted = reference(build_gradients(model, request), given)
+    found = runtime(build_gradients(in_float32(model), request), single)
+    for name, value in wanted.items():
+        scale = max(1.0, float(np.abs(value).max(initial=0.0)))
+        error = np.abs(found[name].astype(np.float64) - value).max(initial=0.0)
+        assert found[name].shape == value.shape, name
+        assert error <= tolerance * scale, (name, error, found[name], value)
+
+
+def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A float64 model in float32."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
+    del result.graph.value_info[:]
+    for value in (*result.graph.input, *result.graph.output):
+        if value.type.tensor_type.elem_type == double:
+            value.type.tensor_type.elem_type = single
+    for k, tensor in enumerate(result.graph.initializer):
+        if tensor.data_type == double:
+            array = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            result.graph.initializer[k].CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return onnx.shape_inference.infer_shapes(result)
+
+
 def _compare(
     model: onnx.ModelProto,
     feeds: Mapping[str, Array],
@@ -186,7 +223,7 @@ def _compare(
     assert grad.shape == feeds[x].shape, (x, grad.shape, feeds[x].shape)
 
     def objective(moved: Array) -> float:
-        values = run(model, {**feeds, x: moved})
+        values = run(model, {**feeds, x: moved.astype(feeds[x].dtype)})
         return float(sum((values[y] * weight).sum() for y, weight in weights.items()))
 
     scale = max(1.0, float(np.abs(grad).max(initial=0.0)))

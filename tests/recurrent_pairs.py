@@ -18,6 +18,8 @@ from memplan.model.prepare import prepare
 from memplan.ops.cost import device_for
 from memplan.recurrent.cell import Step, read_step
 from memplan.recurrent.pairs import RecurrentPair, find_pairs
+from memplan.recurrent.rebuild import store_less
+from memplan.recurrent.wishes import named
 from memplan.runtime.child import profiled_run
 from memplan.runtime.options import session_options
 from memplan.simulate.timeline import simulate
@@ -127,6 +129,17 @@ def ran(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[list[Any], int]:
 def reopened(model: onnx.ModelProto) -> OpenModel:
     """A rewritten model, opened."""
     return opened(prepare(model, Path("test.onnx"), {}))
+
+
+def recompute_in_scans(model: onnx.ModelProto, wish: str, **dims: int) -> onnx.ModelProto:
+    """A training graph in which named tensors of pairs are made again instead of stored; as it is if
+    it has no pairs."""
+    before = opened(prepare(model, Path("test.onnx"), dims))
+    steps = steps_of(before)
+    if not steps:
+        return model
+    rows = list(zip(steps, named(steps, wish), strict=True))
+    return store_less(before.prepared.proto, rows, bool(dims))
 
 
 def peak(model: OpenModel) -> int:

@@ -17,6 +17,22 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 
+def batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Training mode as ONNX has it; the exporter's own translation normalizes by the old mean."""
+    from onnxscript import opset20 as op
+
+    if not training:
+        y = op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
+        return y, mean, variance, mean, variance
+    y, mean, variance = op.BatchNormalization(
+        x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
+    )
+    return y, mean, variance, mean, variance
+
+
 class _Functional(torch.nn.Module):  # type: ignore[misc]
     """A module whose parameters are inputs, in front of its own: nothing folds them away."""
 
@@ -27,6 +43,7 @@ class _Functional(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, parameters: tuple[Any, ...], inputs: tuple[Any, ...]) -> Any:
         known = dict(zip(self.names, parameters, strict=True))
+        known |= {name: buffer.clone() for name, buffer in self.inner[0].named_buffers()}
         return torch.func.functional_call(self.inner[0], known, inputs)
 
 
@@ -40,6 +57,9 @@ def exported(module: Any, inputs: tuple[Any, ...], opset: int = 20) -> onnx.Mode
         program = torch.onnx.export(
             _Functional(module), (tuple(parameters.values()), inputs), dynamo=True,
             opset_version=opset, input_names=names, verbose=False,
+            custom_translation_table={
+                torch.ops.aten._native_batch_norm_legit_functional.default: batch_norm
+            },
         )  # fmt: skip
         program.save(buffer)
     return onnx.load_from_string(buffer.getvalue())

@@ -20,6 +20,7 @@ EXIT_PIPE = 141
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
+    "device": "Say what the runtime, the GPU and the machine are, and what starts.",
     "grad": "Turn a forward graph into a training graph in standard operators.",
     "profile": "Measure the seconds of every node, for plans that count with them.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",

@@ -42,11 +42,10 @@ from memplan_cli.progress import planning_progress
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
 @click.option(
     "--scan-recompute",
-    default="auto",
-    show_default=True,
     metavar="NAMES",
     help="What backward loops make again at every step instead of reading what forward loops "
-    "stacked: auto (the planner decides), none, all, or names as in 'a+b*'.",
+    "stacked: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget needs; "
+    "the default with --strategy auto).",
 )
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
@@ -74,7 +73,7 @@ def command(
     wrt: tuple[str, ...],
     keep: tuple[str, ...],
     recompute: tuple[str, ...],
-    scan_recompute: str,
+    scan_recompute: str | None,
     reserve: str | None,
     costs: Path | None,
     profile: bool,
@@ -111,13 +110,13 @@ def command(
         time_limit=time_limit,
         keep=keep,
         recompute=recompute,
+        scan_recompute=scan_recompute or "",
         costs=costs,
         profile=profile,
         device=device,
         loss=loss,
         passes=passes,
         wrt=wrt,
-        scan_recompute=scan_recompute,
     )
     to_stdout = output is not None and str(output) == "-" and not dry_run
     if to_stdout and form == "json":

@@ -8,6 +8,7 @@ import onnx
 
 from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emitter import Emitter, Scope
+from memplan.autodiff.hoisting import hoist
 from memplan.autodiff.types import UNKNOWN, TensorType, write_type
 from memplan.autodiff.value import Value
 from memplan.graph.build import captured_names
@@ -32,7 +33,8 @@ def assemble(
     """
     renamed = _named_outputs(emitter, outputs)
     wanted = {value.name for value in forward.graph.output} | renamed.keys()
-    nodes = _live(forward.graph, emitter, wanted)
+    new = {node.name for node in emitter.nodes}
+    nodes = hoist(_live(forward.graph, emitter, wanted), new, emitter.types, wanted)
     read = _names_read(nodes)
     needed = read | wanted
     for node in nodes:

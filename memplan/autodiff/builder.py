@@ -67,7 +67,7 @@ def build_gradients(
     _check(request, expanded)
     outputs_before = {value.name for value in expanded.model.graph.output}
     kept = {*request.xs, *request.ys, *outputs_before}
-    nodes = see_patterns(list(expanded.model.graph.node), emitter.constants, kept)
+    nodes = see_patterns(list(expanded.model.graph.node), emitter.constants, kept, emitter.types)
     activity = find_activity(nodes, emitter.types, request.ys, request.xs)
     require_rules(nodes, activity)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):

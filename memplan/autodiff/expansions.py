@@ -49,7 +49,7 @@ def expand_all(
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]
-        todo = [node for node in active if (entry := entry_for(node)) and entry.expansion]
+        todo = [node for node in active if (entry := entry_for(node)) and entry.expands(node)]
         if todo:
             _expand(model, emitter, todo)
             continue
@@ -144,7 +144,9 @@ def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]
 
 def _is_function(node: onnx.NodeProto, opset: int) -> bool:
     """Whether ONNX defines the node's operator by others, and no rule of ours knows it."""
-    if node.domain not in ("", "ai.onnx") or entry_for(node) is not None:
+    entry = entry_for(node)
+    known = entry is not None and (entry.rule or entry.zero or entry.expands(node))
+    if node.domain not in ("", "ai.onnx") or known:
         return False
     schema = schema_of("", node.op_type, opset)
     return schema is not None and is_function(schema)

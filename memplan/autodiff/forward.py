@@ -121,7 +121,12 @@ class Annotator:
                 return
         try:
             found = infer_types(node, self.types, self.constants, default_opset(self.model))
-        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        except (
+            onnx.shape_inference.InferenceError,
+            onnx.checker.ValidationError,  # a deprecated operator
+            RuntimeError,
+            ValueError,
+        ):
             found = (UNKNOWN,) * len(node.output)
         for name, mine in zip(node.output, found, strict=True):
             if name:

@@ -152,6 +152,9 @@ class Operations(ABC):
             if all(made.attribute[0].ints[axis] == k for k, axis in enumerate(perm)):
                 return source
         new = self.in_backward_part(value)
+        if made is not None and made.op_type == "Transpose" and made.attribute and new:
+            inner = made.attribute[0].ints
+            return self.transpose(self.tensor(made.input[0]), [inner[axis] for axis in perm])
         if made is not None and made.op_type == "Gemm" and len(made.input) == 2 and new:
             return self._transposed_product(made)
         return self.op("Transpose", value, perm=list(perm))

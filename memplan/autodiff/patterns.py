@@ -1,7 +1,8 @@
-"""Activation functions that exporters wrote out, seen as one operator each.
+"""Functions that exporters wrote out, seen as one operator each.
 
 ``x·½·(1 + erf(x/√2))`` in five nodes would keep three tensors for the backward part; the gradient
-of Gelu reads x alone. The forward nodes stay as they are: only the reverse pass sees one node.
+of Gelu reads x alone, and so does that of a group normalization. The forward nodes stay as they
+are: only the reverse pass sees one node.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
+from memplan.autodiff.types import UNKNOWN, TensorType
 from memplan.autodiff.value import Array
 from memplan.graph.build import captured_names
 
@@ -31,22 +33,26 @@ class _Product:
 
 @dataclass(slots=True)
 class _Found:
-    """A function of ``x`` and the nodes that compute it."""
+    """A function of ``x`` (and of parameters) and the nodes that compute it."""
 
     op: str
     x: str
     inside: set[int]
     attributes: dict[str, object] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
 
 
 def see_patterns(
-    nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Array], kept: Collection[str]
+    nodes: Sequence[onnx.NodeProto],
+    constants: Mapping[str, Array],
+    kept: Collection[str],
+    types: Mapping[str, TensorType],
 ) -> list[onnx.NodeProto]:
     """The nodes to differentiate: each written-out function as one node, in the last one's place.
 
     ``kept`` are tensors that must be seen: xs, ys and graph outputs.
     """
-    matcher = _Matcher(nodes, constants)
+    matcher = _Matcher(nodes, constants, types)
     gone: set[int] = set()
     instead: dict[int, onnx.NodeProto] = {}
     for index in range(len(nodes)):
@@ -55,7 +61,8 @@ def see_patterns(
             continue
         gone |= found.inside
         last = nodes[index]
-        node = helper.make_node(found.op, [found.x], list(last.output), name=last.name)
+        inputs = [found.x, *found.parameters]
+        node = helper.make_node(found.op, inputs, list(last.output), name=last.name)
         for name, value in found.attributes.items():
             node.attribute.append(helper.make_attribute(name, value))
         node.metadata_props.extend(last.metadata_props)
@@ -64,11 +71,17 @@ def see_patterns(
 
 
 class _Matcher:
-    """Looks backwards from a product."""
+    """Looks backwards from a product or a sum."""
 
-    def __init__(self, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        constants: Mapping[str, Array],
+        types: Mapping[str, TensorType],
+    ) -> None:
         self.nodes = nodes
         self.constants = constants
+        self.types = types
         self.maker = {name: k for k, node in enumerate(nodes) for name in node.output if name}
         self.readers: dict[str, list[int]] = {}
         for k, node in enumerate(nodes):
@@ -84,6 +97,8 @@ class _Matcher:
 
     def match(self, index: int) -> _Found | None:
         """The function whose last node this is."""
+        if self.nodes[index].op_type == "Add":
+            return self.group_norm(index)
         if self.nodes[index].op_type not in ("Mul", "Div"):
             return None
         product = self.product(self.nodes[index].output[0], last=True)
@@ -95,6 +110,62 @@ class _Matcher:
                 found.inside.update(product.inside)
                 return found
         return None
+
+    def group_norm(self, index: int) -> _Found | None:
+        """γ·n + β, where InstanceNormalization between two Reshapes normalizes groups to n."""
+        for scaled, bias in self.sides(index):
+            product = self.made(scaled, "Mul")
+            for normal, scale in self.sides(product):
+                back = self.made(normal, "Reshape")
+                inner = self.made(self.source(back), "InstanceNormalization")
+                apart = self.made(self.source(inner), "Reshape")
+                if product is None or back is None or inner is None or apart is None:
+                    continue
+                groups = self.groups(self.source(apart), apart, inner)
+                if groups and self.per_channel((scale, bias), self.source(apart), normal):
+                    given = {item.name: item.f for item in self.nodes[inner].attribute}
+                    stated = {"num_groups": groups, "epsilon": given.get("epsilon", 1e-5)}
+                    inside = {index, product, back, inner, apart}
+                    x = self.source(apart)
+                    return _Found("GroupNormalization", x, inside, stated, (scale, bias))
+        return None
+
+    def groups(self, x: str, apart: int, inner: int) -> int | None:
+        """How many groups there are, if samples stay apart and nothing else is done to them."""
+        name, ones, zeros = self.nodes[inner].input
+        whole, own = (self.types.get(n, UNKNOWN).shape for n in (self.nodes[apart].output[0], x))
+        scale, bias = self.constants.get(ones), self.constants.get(zeros)
+        if not whole or not own or scale is None or bias is None or whole[0] != own[0]:
+            return None
+        groups, plain = whole[1], bool((scale == 1).all()) and not bias.any()
+        return groups if plain and isinstance(groups, int) and name else None
+
+    def per_channel(self, parameters: tuple[str, ...], x: str, normal: str) -> bool:
+        """Whether the parameters have one number per channel of x, and n has the shape of x."""
+        shape = self.types.get(x, UNKNOWN).shape
+        if not shape or self.types.get(normal, UNKNOWN).shape != shape:
+            return False
+        wanted = (1, shape[1], *[1] * (len(shape) - 2))
+        shapes = [self.types.get(name, UNKNOWN).shape for name in parameters]
+        return all(
+            own is not None and (1,) * (len(shape) - len(own)) + own == wanted for own in shapes
+        )
+
+    def made(self, name: str, op: str) -> int | None:
+        """The node that makes ``name``, if it is of that operator."""
+        index = self.maker.get(name)
+        return index if index is not None and self.nodes[index].op_type == op else None
+
+    def source(self, index: int | None) -> str:
+        """What a node reads first."""
+        return str(self.nodes[index].input[0]) if index is not None else ""
+
+    def sides(self, index: int | None) -> list[tuple[str, str]]:
+        """Both inputs of a node, either way round."""
+        if index is None:
+            return []
+        one, other = map(str, self.nodes[index].input)
+        return [(one, other), (other, one)]
 
     def gate(self, x: str, factor: str, scale: float) -> _Found | None:
         """The function ``scale·x·factor``, where ``factor`` is computed from x."""
@@ -171,8 +242,7 @@ class _Matcher:
 
     def without(self, index: int, number: float) -> str | None:
         """The other term of a sum of which one is a number."""
-        one, other = map(str, self.nodes[index].input)
-        for term, constant in ((one, other), (other, one)):
+        for term, constant in self.sides(index):
             value = self.number(constant)
             if value is not None and _close(value, number):
                 return term

@@ -47,7 +47,9 @@ def find_projection(outer: Emitter, item: Sequence, inner: str) -> Projection | 
     if _step_bytes(given) > _step_bytes(whole):
         return None
     formal = outer.fresh(f"{inner}/source")
-    node = helper.make_node(op, [formal, *others], [inner], name=f"{made.name}/recompute")
+    node = helper.make_node(
+        op, [formal, *others], [inner], name=outer.fresh(f"{made.name}/recompute")
+    )
     node.attribute.extend(attributes)
     helper.set_metadata_props(node, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: made.name})
     return Projection(Sequence(source, 0, item.direction), formal, node)
@@ -62,8 +64,8 @@ def _product(outer: Emitter, made: onnx.NodeProto) -> _Found | None:
     if product is None or product.op_type != "Gemm":
         return None
     flat = outer.makers.get(product.input[0])
-    given = {item.name for item in product.attribute}
-    if flat is None or flat.op_type != "Reshape" or "transA" in given:
+    given = {item.name: item.i for item in product.attribute}
+    if flat is None or flat.op_type != "Reshape" or given.get("transA"):
         return None
     others = [str(name) for name in product.input[1:]]
     if any(

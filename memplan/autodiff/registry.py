@@ -42,16 +42,16 @@ forward node (only where a gradient flows through it) and returns its outputs::
         x = ctx.tensors[0]
         return [ctx.reduce("ReduceMean", x, range(2, x.rank))]
 
-Function operators of ONNX without a rule or an expansion here are inlined. ``no_gradient`` names
-those whose derivative is zero wherever it exists. A float operator with none of these is an error
-that names every such operator of the model.
+An operator may have both: ``when`` says of a node whether it is rewritten. Function operators of
+ONNX with neither are inlined. ``no_gradient`` names those whose derivative is zero wherever it
+exists. A float operator with none of these is an error that names every such operator of the model.
 """
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 
@@ -68,15 +68,20 @@ Expansion = Callable[[Context], Sequence[Value | None]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the registry holds of one operator; exactly one of the first two, or ``zero``."""
+    """What the registry holds of one operator: a rule, an expansion, both, or ``zero``."""
 
     rule: Rule | None = None
     expansion: Expansion | None = None
+    when: Callable[[onnx.NodeProto], bool] | None = None
     zero: bool = False
     elementwise: bool = False
     broadcast: bool = False
     inputs: frozenset[int] | None = None
     outputs: frozenset[int] | None = None
+
+    def expands(self, node: onnx.NodeProto) -> bool:
+        """Whether ``node`` is rewritten before it is differentiated."""
+        return self.expansion is not None and (self.when is None or self.when(node))
 
 
 _ENTRIES: dict[tuple[str, str], Entry] = {}
@@ -106,11 +111,13 @@ def gradient(
     return register
 
 
-def expansion(*ops: str, domain: str = "") -> Callable[[Expansion], Expansion]:
+def expansion(
+    *ops: str, domain: str = "", when: Callable[[onnx.NodeProto], bool] | None = None
+) -> Callable[[Expansion], Expansion]:
     """Register an expansion for some operators; see the module's text."""
 
     def register(function: Expansion) -> Expansion:
-        _add(ops, domain, Entry(expansion=function))
+        _add(ops, domain, Entry(expansion=function, when=when))
         return function
 
     return register
@@ -123,9 +130,22 @@ def no_gradient(*ops: str, domain: str = "") -> None:
 
 def _add(ops: Sequence[str], domain: str, entry: Entry) -> None:
     for op in ops:
-        if (domain, op) in _ENTRIES:
+        known = _ENTRIES.get((domain, op))
+        merged = entry if known is None else _merged(known, entry) or _merged(entry, known)
+        if merged is None:
             raise ValueError(f"two gradients are registered for {domain}:{op}")
-        _ENTRIES[domain, op] = entry
+        _ENTRIES[domain, op] = merged
+
+
+def _merged(rule: Entry, rewriting: Entry) -> Entry | None:
+    """Both in one, if the first has only a rule and the second only an expansion."""
+    if (
+        rule.rule is None
+        or rule.expansion is not None
+        or rewriting != replace(Entry(), expansion=rewriting.expansion, when=rewriting.when)
+    ):
+        return None
+    return replace(rule, expansion=rewriting.expansion, when=rewriting.when)
 
 
 def entry_for(node: onnx.NodeProto) -> Entry | None:

@@ -75,7 +75,9 @@ class ScanBody:
         self.hoisted: list[Hoisted] = []
         graph = expanded.model.graph
         ends = {value.name for value in graph.output}
-        nodes = see_patterns(list(graph.node), self.emitter.constants, {*xs, *ys, *ends})
+        nodes = see_patterns(
+            list(graph.node), self.emitter.constants, {*xs, *ys, *ends}, self.emitter.types
+        )
         self.activity = find_activity(nodes, self.emitter.types, ys, xs)
         require_rules(nodes, self.activity)
         active = self.activity.tensors

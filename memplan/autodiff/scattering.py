@@ -11,13 +11,13 @@ from memplan.autodiff.operations import INT64
 from memplan.autodiff.value import Value
 from memplan.errors import ModelError
 
-_ADDING = 16
+ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
 
 
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterND understands them."""
-    if ctx.opset >= _ADDING:
+    if ctx.opset >= ADDING:
         places = ctx.cast(indices, INT64)
         return ctx.op("ScatterND", base, places, updates, reduction="add")
     depth = _size(ctx, indices.shape[-1])
@@ -34,7 +34,7 @@ def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterElements understands them."""
-    if ctx.opset >= _ADDING:
+    if ctx.opset >= ADDING:
         return ctx.op("ScatterElements", base, indices, updates, axis=axis, reduction="add")
     size = _size(ctx, base.shape[axis])
     order = [k for k in range(base.rank) if k != axis] + [axis]
@@ -63,7 +63,7 @@ def _size(ctx: Context, dim: int | str) -> int:
     if isinstance(dim, str):
         raise ModelError(
             f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes before "
-            f"opset {_ADDING}",
+            f"opset {ADDING}",
             "convert the model with onnx.version_converter",
         )
     return dim

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.analysis import ACCOUNTING_VERSION, Analysis, analyze_open, opened
+from memplan.analysis import ACCOUNTING_VERSION, Analysis, analyze_open, on_devices, opened
 from memplan.baseline.lock import Binding, LockEntry, TopTensors, printable
 from memplan.errors import ModelError
 from memplan.model.prepare import prepare
@@ -77,7 +77,8 @@ def measure(
         raise UnboundDimsError(file, unbound, symbolic)
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
-    analysis = analyze_open(opened(prepare(model, file, dims)), kind)
+    found = on_devices(opened(prepare(model, file, dims)), kind)
+    analysis = analyze_open(found, kind)
     return current(analysis, path, tolerance), symbolic
 
 

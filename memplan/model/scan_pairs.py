@@ -11,6 +11,7 @@ from onnx import helper
 
 from memplan.errors import ModelError
 from memplan.model.read import subgraphs
+from memplan.model.shapes import ValueType
 
 FORWARD_KEY = "memplan.forward"
 # A backward Scan may read states shifted by one step: behind these.
@@ -83,27 +84,60 @@ class ScanPair:
         }
 
 
-def find_scan_pairs(model: onnx.ModelProto) -> tuple[ScanPair, ...]:
-    """The pairs that ``memplan grad`` made, those in bodies too, in the order of forward Scans."""
-    return tuple(_pairs(model.graph))
+def find_scan_pairs(
+    model: onnx.ModelProto, known: Mapping[str, ValueType] | None = None
+) -> tuple[ScanPair, ...]:
+    """The pairs in the main graph and in bodies, in the order of forward Scans.
+
+    A backward Scan says whose it is (``memplan grad`` writes that), or reads an output of an
+    earlier one the other way round. ``known`` are types of the main graph's tensors, beside those
+    that the file states.
+    """
+    types = {
+        name: helper.make_tensor_type_proto(value.dtype, value.shape)
+        for name, value in (known or {}).items()
+        if value.shape is not None
+    }
+    return tuple(_pairs(model.graph, types))
 
 
-def _pairs(graph: onnx.GraphProto) -> Iterator[ScanPair]:
+def _pairs(graph: onnx.GraphProto, known: Mapping[str, onnx.TypeProto]) -> Iterator[ScanPair]:
     makers = {name: node for node in graph.node for name in node.output if name}
-    types = {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
+    stated = (*graph.value_info, *graph.input, *graph.output)
+    types = {value.name: value.type for value in stated} | dict(known)
     backward: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for note in node.metadata_props:
             if note.key == FORWARD_KEY:
                 backward.setdefault(note.value, []).append(node)
+    scans = [node for node in graph.node if node.op_type == "Scan"]
+    told = bool(backward)
+    for place, node in enumerate(scans):
+        for other in scans[place + 1 :]:
+            if not told and _reads_reversed(other, node):
+                backward.setdefault(node.name, []).append(other)
     for node in graph.node:
         made = backward.get(node.name, ())
-        scans = [other for other in made if other.op_type == "Scan"]
-        if node.op_type == "Scan" and scans:
+        theirs = [other for other in made if other.op_type == "Scan"]
+        if node.op_type == "Scan" and theirs:
             read = {name for other in made for name in other.input}
-            yield _pair(node, scans[-1], read, makers, types)
+            yield _pair(node, theirs[-1], read, makers, types)
         for body in subgraphs(node):
-            yield from _pairs(body)
+            yield from _pairs(body, {})
+
+
+def _reads_reversed(reader: onnx.NodeProto, node: onnx.NodeProto) -> bool:
+    """Whether a Scan reads an output of another from the last step on."""
+    first, states = len(reader.input) - _body(reader)[1], len(node.input) - _body(node)[1]
+    written = {
+        (name, _number(node, "scan_output_directions", slot))
+        for slot, name in enumerate(node.output[states:])
+        if name
+    }
+    return any(
+        (name, 1 - _number(reader, "scan_input_directions", slot)) in written
+        for slot, name in enumerate(reader.input[first:])
+    )
 
 
 def _pair(

@@ -19,6 +19,8 @@ from memplan.ops.workspace_matrix import attention, einsum, gru, lstm, ms_attent
 from memplan.ops.workspace_node import (
     FLOAT,
     FLOAT16,
+    INT32,
+    INT64,
     Formula,
     Node,
     TensorSpec,
@@ -269,6 +271,40 @@ _FORMULAS: dict[tuple[str, str], Formula] = {
 }
 
 
+# The formulas of CUDA leave out the partial sums of reductions over the last axes: 8 bytes per
+# output where few elements are reduced (seen up to 120), more where it takes several blocks.
+
+
+def _squares(node: Node) -> int | None:
+    """CUDA: the squares of the whole input."""
+    tensor = node.input(0)
+    return None if tensor is None else tensor.nbytes
+
+
+def _input_and_output(node: Node) -> int | None:
+    """CUDA: exponentials of the input, and the largest per output; 16 B too much in one case."""
+    tensor, result = node.input(0), node.outputs[0]
+    return None if tensor is None or result is None else tensor.nbytes + result.nbytes
+
+
+def _whole_numbers(node: Node) -> int | None:
+    """CUDA: whole numbers are reduced in double precision, input and output; else none."""
+    tensor, result = node.input(0), node.outputs[0]
+    if tensor is None or result is None:
+        return None
+    return 8 * (elements(tensor) + elements(result)) if tensor.dtype in (INT32, INT64) else 0
+
+
+_CUDA_FORMULAS: dict[tuple[str, str], Formula] = {
+    **{("", op): _softmax for op in ("Softmax", "LogSoftmax")},
+    ("", "ReduceSumSquare"): _squares,
+    ("", "ReduceLogSumExp"): _input_and_output,
+    **{
+        ("", f"Reduce{kind}"): _whole_numbers for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod")
+    },
+}
+
+
 @cache
 def _without_scratch(provider: str) -> frozenset[str]:
     """The keys `domain:op` that the provider's table lists as taking no scratch at all."""
@@ -291,11 +327,12 @@ def workspace_bytes(
     """Bytes the kernel takes beyond its inputs and outputs; None when the op was never measured.
 
     An absent optional input or output is None in its sequence. `threads` is the session's
-    intra_op_num_threads. On CUDA only operators without scratch are known: cuDNN's and cuBLAS's
-    workspaces have not been measured.
+    intra_op_num_threads. On CUDA few operators with scratch are known: what cuDNN and cuBLAS take
+    has not been measured.
     """
     domain = "" if domain == "ai.onnx" else domain
-    formula = _FORMULAS.get((domain, op)) if provider == "cpu" else None
+    formulas = {"cpu": _FORMULAS, "cuda": _CUDA_FORMULAS}.get(provider, {})
+    formula = formulas.get((domain, op))
     if formula is not None:
         return formula(Node(attributes, inputs, outputs, max(1, threads)))
     return 0 if f"{domain}:{op}" in _without_scratch(provider) else None

@@ -11,7 +11,7 @@ from math import prod
 from typing import Protocol
 
 # onnx.TensorProto element types that formulas tell apart.
-FLOAT, BOOL, FLOAT16 = 1, 9, 10
+FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10
 _ITEM_BYTES = {
     1: 4,
     2: 1,

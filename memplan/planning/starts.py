@@ -66,8 +66,8 @@ def depth_first(problem: Problem) -> Ints:
     place = {node: position for position, node in enumerate(order)}
     for i in order:
         reads = arrays.reads[arrays.read_start[i] : arrays.read_start[i + 1]].tolist()
-        found = {producer[t] for t in reads if t in producer}
-        sources[i] = sorted(found, key=place.__getitem__)
+        makers = {producer[t] for t in reads if t in producer}
+        sources[i] = sorted(makers, key=place.__getitem__)
         for t in arrays.writes[arrays.write_start[i] : arrays.write_start[i + 1]].tolist():
             producer[t] = i
     read = {node for nodes in sources.values() for node in nodes}

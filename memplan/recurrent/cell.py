@@ -87,6 +87,9 @@ def read_step(
             draft.formals[node.input[0]] = Slices(source, 0, found.reversed_)
             draft.inputs.append(node.input[0])
             draft.weights[node.input[0]] = held.weight(source, call.steps)
+            whole = graph.tensor_named(source)
+            assert whole is not None
+            draft.types[node.input[0]] = TensorType(whole.dtype, whole.shape[1:])
             draft.seconds[name] = seconds(call.steps, estimate(graph))
         draft.weights[name] = held.weight(found.name, call.steps)
     draft.inputs += [state.before for state in call.states]

@@ -138,6 +138,7 @@ class LoopEditor:
         if self.call.is_scan:
             self._add_number("scan_output_axes", 0, before)
             self._add_number("scan_output_directions", 0, before)
+        names.stacked.append(outer)
         found = Slices(outer, 0, False)
         self.stacked.append((inner, found))
         return found

@@ -16,6 +16,8 @@ class Names:
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.outer = set(_own(graph))
         self.all = set(_names(graph))
+        self.stacked: list[str] = []
+        """What loops stack in addition."""
 
     def fresh(self, stem: str) -> str:
         """A name that stands nowhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 
 import onnx
@@ -18,6 +19,8 @@ from memplan.recurrent.shifts import Shifts
 from memplan.recurrent.sweep import sweep, sweep_body
 
 FORWARD_KEY = "memplan.forward"
+_INVENTED = "unk__"
+"""How ONNX's shape inference calls dimensions that it does not know."""
 
 
 def store_less(
@@ -38,7 +41,21 @@ def store_less(
     for step, kept in steps:
         _Rewriter(copy, step, kept, names, symbolic).run()
     sweep(copy.graph, model.graph)
+    _state_types(copy, names.stacked)
     return copy
+
+
+def _state_types(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Write down types of new tensors, as far as ONNX infers them."""
+    if not names:
+        return
+    found = onnx.shape_inference.infer_shapes(model)
+    for value in found.graph.value_info:
+        if value.name in names:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param.startswith(_INVENTED):
+                    dim.Clear()
+            model.graph.value_info.append(value)
 
 
 class _Rewriter:
@@ -55,6 +72,7 @@ class _Rewriter:
         self.forward = LoopEditor(nodes[pair.forward.node.name], pair.forward)
         self.backward = LoopEditor(nodes[pair.backward.node.name], pair.backward)
         self.shifts = Shifts(model, nodes[pair.backward.node.name], names)
+        self.node_names = {node.name for node in self.backward.body.node}
         self.given: dict[str, str] = {}
         """Names of the forward body → names in the backward body."""
 
@@ -118,11 +136,6 @@ class _Rewriter:
 
     def _type(self, tensor: str) -> onnx.TypeProto:
         """The type of one step's slice."""
-        if tensor in self.step.formals:
-            tensor = next(n.output[0] for n in self.step.cell.nodes if tensor in n.input)
-            found = self.step.cell.types[tensor]
-            sizes: list[int | None] = [None] * len(found.shape or ())
-            return helper.make_tensor_type_proto(found.dtype, sizes)
         found = self.step.cell.types[tensor]
         shape = [None if self.symbolic else dim for dim in found.shape or ()]
         return helper.make_tensor_type_proto(found.dtype, shape)
@@ -131,7 +144,7 @@ class _Rewriter:
 
     def _clone(self, node: onnx.NodeProto) -> onnx.NodeProto:
         clone = onnx.NodeProto.FromString(node.SerializeToString())
-        clone.name = f"{node.name or node.op_type}/recompute"
+        clone.name = self._node_name(f"{node.name or node.op_type}/recompute")
         for slot, name in enumerate(clone.input):
             if name:
                 clone.input[slot] = self._visible(name)
@@ -141,6 +154,13 @@ class _Rewriter:
                     self.given[name] = self.names.inner(name, body_of(self.backward.node))
                 clone.output[slot] = self.given[name]
         return self._noted(clone, node.name)
+
+    def _node_name(self, stem: str) -> str:
+        """A name that no node of the backward body has."""
+        candidates = itertools.chain([stem], (f"{stem}_{k}" for k in itertools.count(1)))
+        name = next(each for each in candidates if each not in self.node_names)
+        self.node_names.add(name)
+        return name
 
     def _visible(self, name: str) -> str:
         """What the backward body calls a tensor of the forward body."""

@@ -1,4 +1,4 @@
-"""What runs again by name: ``--scan-recompute all`` or names of tensors of the cell.
+"""What runs again by name: ``--scan-recompute all``, ``auto`` or names of tensors of the cell.
 
 Caffe2's rule for ``recompute_blobs_on_backward`` (``recurrent.py``): an operator runs again for all
 of its outputs or not at all.
@@ -13,7 +13,7 @@ from memplan.autodiff.recompute import Kept, ScanRecompute, decide, trace
 from memplan.errors import UsageError
 from memplan.recurrent.cell import Step
 
-ALL, AUTO, NONE = "all", "auto", "none"
+ALL, AUTO, FIT, NONE = "all", "auto", "fit", "none"
 OPTION = "--scan-recompute"
 _LISTED = 12
 
@@ -21,8 +21,9 @@ _LISTED = 12
 def named(steps: Sequence[Step], text: str) -> list[Kept]:
     """What every pair keeps if what ``text`` names runs again.
 
-    ``text``: ``all``, or patterns with ``+`` between them, each for tensors of a forward body or
-    for what the loop stacks of them.
+    ``text``: ``all``; ``auto``: what stores the fewest bytes without running a contraction twice
+    (:mod:`memplan.autodiff.recompute`); or patterns with ``+`` between them, each for tensors of a
+    forward body or for what the loop stacks of them.
 
     Raises:
         UsageError: there is no pair, a pattern matches nothing, or an operator cannot run again:
@@ -36,6 +37,8 @@ def named(steps: Sequence[Step], text: str) -> list[Kept]:
         )
     if text == ALL:
         return [trace(step.cell, _everything(step)) for step in steps]
+    if text == AUTO:
+        return [_cheap(step) for step in steps]
     patterns = [part.strip() for part in text.split("+")]
     for pattern in patterns:
         if not any(_inner(step, [pattern]) for step in steps):
@@ -68,12 +71,22 @@ def _inner(step: Step, patterns: Sequence[str]) -> list[str]:
         called.setdefault(call.root(copy), []).append(copy)
     for inner, found in call.stacked:
         called.setdefault(inner, []).append(found.name)
+    # What is made again of a product before the loop is no tensor of the body: with ``all`` only.
     return [
         name
         for node in step.cell.nodes
         for name in node.output
-        if name and any(fnmatchcase(n, p) for n in (name, *called.get(name, ())) for p in patterns)
+        if name
+        and name not in call.slices
+        and any(fnmatchcase(n, p) for n in (name, *called.get(name, ())) for p in patterns)
     ]
+
+
+def _cheap(step: Step) -> Kept:
+    """As ``grad --scan-recompute auto`` decides, but for what cannot run again."""
+    again = decide(step.cell, ScanRecompute(AUTO)).again
+    chosen = {name for node in again for name in node.output if name} - step.fixed
+    return trace(step.cell, chosen | step.constants)
 
 
 def _everything(step: Step) -> set[str]:
@@ -85,7 +98,7 @@ def _everything(step: Step) -> set[str]:
 def _offered(steps: Sequence[Step]) -> str:
     names = [
         name for step in steps for node in step.cell.nodes for name in node.output
-        if name and name not in step.constants
+        if name and name not in step.constants and name not in step.pair.forward.slices
     ]  # fmt: skip
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from memplan.report.text_scans import scan_line
 from memplan.simulate.explain import Live
 from memplan.units import echo_size, format_bytes, format_delta
 
@@ -95,6 +96,7 @@ def render_analysis(
     ]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
+    facts += [scan_line(pair, analysis.dims, details) for pair in analysis.scans]
     parts: list[RenderableType] = [Text(headline(analysis), style="bold"), *map(Text, facts)]
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
@@ -263,6 +265,7 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     )
     if plan.refusals:
         parts.append(Text(_refusal_line(result)))
+    parts += [Text(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(Text(_added_line(result.plain)))
     parts += [Text(line) for line in text_passes.removed_lines(result, details)]
@@ -332,7 +335,11 @@ def _refusal_line(result: Rewrite) -> str:
 def _added_line(plain: PlainModel) -> str:
     counts = [(plain.fences, "fence"), (plain.veils, "veil"), (plain.pins, "pin")]
     named = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
-    return f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies)"
+    more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
+    return (
+        f"added for plain sessions: {named} ({plain.added_nodes} small nodes, no copies); a tuned "
+        f"session takes {format_bytes(plain.tuned_peak_bytes)}, a plain one {format_delta(more)}"
+    )
 
 
 def _loading_lines(result: Rewrite) -> list[Text]:

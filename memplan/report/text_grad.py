@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
 from memplan.graph.types import Phase
-from memplan.model.scan_pairs import ScanPair
 from memplan.report.text import console
-from memplan.units import format_bytes
+from memplan.report.text_scans import scan_line
 
 if TYPE_CHECKING:
     from memplan.differentiation import TrainingGraph
@@ -41,23 +40,10 @@ def render_training_graph(result: TrainingGraph, details: bool) -> Group:
         lines.append(f"new inputs: {_listed(result.new_inputs, details)}")
     if result.new_outputs:
         lines.append(f"new outputs: {_listed(result.new_outputs, details)}")
-    lines += [_scan(pair, result.dims, details) for pair in result.scans]
+    lines += [scan_line(pair, result.dims, details) for pair in result.scans]
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     return Group(Text(headline, style="bold"), *map(Text, lines))
-
-
-def _scan(pair: ScanPair, dims: Mapping[str, int], details: bool) -> str:
-    """What a recurrent layer stores."""
-    each, total = pair.step_bytes(dims), pair.total_bytes(dims)
-    names = _listed([item.tensor for item in pair.stored], details)
-    if each is None:
-        size = "; bytes depend on symbolic dimensions (see --dim)"
-    else:
-        size = f", {each:,} B per step"
-        if total is not None:
-            size += f" × {total // each if each else 0} = {total:,} B ({format_bytes(total)})"
-    return f"{pair.forward}: stored for the backward: {names or 'nothing'}{size}"
 
 
 def _count(names: Sequence[str], noun: str) -> str:

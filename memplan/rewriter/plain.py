@@ -39,7 +39,7 @@ from memplan.rewriter.fences import (
 )
 from memplan.rewriter.veils import Veil, all_veils, fewest_veils, visible_with
 from memplan.simulate.later import LaterRuns, later_runs
-from memplan.simulate.session import SessionKind
+from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 
 Types = Mapping[str, ValueType]
@@ -49,13 +49,15 @@ Types = Mapping[str, ValueType]
 class PlainModel:
     """A model for plain sessions, and what it does there.
 
-    ``timeline`` is the first run's, ``later`` what every later run needs. ``fences``, ``veils``
-    and ``pins`` count what was added.
+    ``timeline`` is the first run's, ``later`` what every later run needs, ``tuned_peak_bytes`` what
+    the file takes in a tuned session, workspace included. ``fences``, ``veils`` and ``pins`` count
+    what was added.
     """
 
     model: onnx.ModelProto
     timeline: Timeline
     later: LaterRuns
+    tuned_peak_bytes: int
     fences: int
     veils: int
     pins: int
@@ -192,11 +194,16 @@ def finish(
     stay = np.asarray([node.name in needed for node in graph.nodes], dtype=np.bool_)
     pinned, expected = fewest_pins(session, budget, left, stay & (session.pin_of >= 0))
     model = draft.written(veils, _pins(graph, session, pinned))
-    timeline = simulate(draft.graph_of(model), draft.kind)
+    graph = draft.graph_of(model)
+    timeline = simulate(graph, draft.kind)
     later = later_runs(timeline)
     _check(timeline, later, expected)
     _note_types(model, draft)
-    return PlainModel(model, timeline, later, draft.fences, len(veils), int(pinned.sum()))
+    tuned = simulate(graph, session_kind("tuned", draft.kind.provider))
+    return PlainModel(
+        model, timeline, later, tuned.peak_with_workspace_bytes, draft.fences, len(veils),
+        int(pinned.sum()),
+    )  # fmt: skip
 
 
 def _pins(graph: Graph, session: Session, pinned: Flags) -> list[onnx.NodeProto]:

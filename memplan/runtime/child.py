@@ -14,7 +14,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ Feeds = dict[str, npt.NDArray[np.generic]]
 def main(request_path: str, result_path: str) -> int:
     """Carry out the request and write the result; failures are results too."""
     request = json.loads(Path(request_path).read_text())
+    if request.get("provider") == "cuda" and hasattr(ort, "preload_dlls"):
+        # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
+        ort.preload_dlls()
     try:
         result = _TASKS[request["task"]](request)
     except Exception as error:  # reported to the parent, which words it for the user
@@ -45,17 +49,25 @@ _NOT_OFFLINE = ["ConstantFolding"]
 
 
 def _session(
-    request: dict[str, Any], options: Any, model: str | bytes, disabled: list[str] | None = None
+    request: dict[str, Any],
+    options: Any,
+    model: str | bytes,
+    disabled: list[str] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Any:
+    """A session on the provider that was asked for; ``more`` are options of the provider."""
     provider = PROVIDER_NAMES[request["provider"]]
     ort.set_seed(request.get("seed", 0))
     options.intra_op_num_threads = request.get("threads", 0)
+    settings = {**request.get("provider_options", {}), **(more or {})}
     session = ort.InferenceSession(
-        model, options, providers=[provider], disabled_optimizers=disabled
+        model, options, providers=[(provider, settings)], disabled_optimizers=disabled
     )
     if session.get_providers()[0] != provider:
         # The runtime falls back to the CPU in silence when a provider fails to start.
         raise RuntimeError(f"{provider} did not start; the session fell back to the CPU")
+    # And it makes a new session on the CPU when a run fails.
+    session.disable_fallback()
     return session
 
 
@@ -87,10 +99,37 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     def save(outputs: list[Any]) -> None:
         np.savez(request["outputs"], **{f"o{k}": value for k, value in enumerate(outputs)})
 
-    options = session_options(request["session"], request["dims"])
-    profile = profiled_run(request, feeds, options, save)
+    def profiled(more: Mapping[str, str], keep: Callable[[list[Any]], None]) -> dict[str, Any]:
+        options = session_options(request["session"], request["dims"])
+        return profiled_run(request, feeds, options, keep, more)
+
+    if request["provider"] != "cuda":
+        profile = profiled({}, save)
+        timing = _timed_runs(request, feeds)
+        return {"runtime": ort.__version__, **profile, **timing}
+    from memplan.runtime import child_cuda as cuda
+
+    before = cuda.device_free()
+    profile = profiled({}, save)
+    after = cuda.device_free()
+    taken = None if before is None or after is None else before - after
     timing = _timed_runs(request, feeds)
-    return {"runtime": ort.__version__, **profile, **timing}
+
+    def make(more: Mapping[str, str]) -> Any:
+        options = session_options(request["session"], request["dims"])
+        return _session(request, options, request["model"], more=more)
+
+    more = cuda.measure_cuda(make, lambda extra: profiled(extra, lambda _: None), feeds)
+    return {
+        "runtime": ort.__version__, **profile, **timing, **more, "device_taken_bytes": taken
+    }  # fmt: skip
+
+
+def _device(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether one provider really starts."""
+    from memplan.runtime.child_cuda import start_provider
+
+    return start_provider(request["name"])
 
 
 def _time(request: dict[str, Any]) -> dict[str, Any]:
@@ -117,17 +156,22 @@ def _time(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def profiled_run(
-    request: dict[str, Any], feeds: Feeds, options: Any, keep: Callable[[list[Any]], None]
+    request: dict[str, Any],
+    feeds: Feeds,
+    options: Any,
+    keep: Callable[[list[Any]], None],
+    more: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Two runs under the profiler: memory and place of every node.
 
     ``keep`` is given the outputs of the first run; they must be gone before the second, or they
-    would count as in use there.
+    would count as in use there. ``more`` are options of the provider. Figures are of the memory of
+    the provider that was asked for: a node that ran elsewhere reports another memory.
     """
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "run")
-        session = _session(request, options, request["model"])
+        session = _session(request, options, request["model"], more=more)
         names = [value.name for value in session.get_outputs()]
         keep(session.run(names, feeds))
         session.run(names, feeds)
@@ -138,15 +182,16 @@ def profiled_run(
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
     runs = [nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]]
-    first = [_node_event(event) for event in runs[0]]
-    second = [_node_event(event) for event in runs[1]]
+    here = PROVIDER_NAMES[request["provider"]]
+    own, later = ([e for e in run if e["args"].get("provider", here) == here] for run in runs)
+    base = _base(own)
     return {
         "output_names": names,
-        "nodes": first,
-        "base_bytes": _base(runs[0]),
-        "measured_dynamic_bytes": _peak(first) - _base(runs[0]),
-        "second_run_dynamic_bytes": _peak(second) - _base(runs[0]),
-        "arena_bytes": max((int(e["args"].get("mem_arena_held", 0)) for e in nodes), default=0),
+        "nodes": [_node_event(event) for event in runs[0]],
+        "base_bytes": base,
+        "measured_dynamic_bytes": _peak(own) - base,
+        "second_run_dynamic_bytes": _peak(later) - base,
+        "arena_bytes": max((int(e["args"].get("mem_arena_held", 0)) for e in own), default=0),
     }
 
 
@@ -179,7 +224,7 @@ def _base(events: list[dict[str, Any]]) -> int:
 
 
 def _peak(events: list[dict[str, Any]]) -> int:
-    return max((event["bytes"] for event in events), default=0)
+    return max((_node_event(event)["bytes"] for event in events), default=0)
 
 
 def _timed_runs(request: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
@@ -191,10 +236,16 @@ def _timed_runs(request: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
     rss_before = _reset_peak_rss()
     session.run(names, feeds)
     rss = max(_peak_rss() - rss_before, 0)
+    step: Callable[[], Any] = partial(session.run, names, feeds)
+    if request["provider"] == "cuda":
+        from memplan.runtime.child_cuda import resident_step
+
+        step = resident_step(session, feeds)
+        step()
     seconds = []
     for _ in range(request["runs"]):
         start = time.perf_counter()
-        session.run(names, feeds)
+        step()
         seconds.append(time.perf_counter() - start)
     return {
         "seconds_median": statistics.median(seconds) if seconds else None,
@@ -225,7 +276,13 @@ def _status(field: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
-_TASKS = {"optimize": _optimize, "load": _load, "measure": _measure, "time": _time}
+_TASKS = {
+    "optimize": _optimize,
+    "load": _load,
+    "measure": _measure,
+    "time": _time,
+    "device": _device,
+}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2]))

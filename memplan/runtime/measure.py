@@ -10,14 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import RuntimeUnavailableError
+from memplan.runtime.failures import explain
 
 Array = npt.NDArray[np.generic]
 
@@ -35,12 +35,30 @@ class NodeRun:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaMeasurement:
+    """What is measured on CUDA only.
+
+    ``counted_peak_bytes``: an allocator of our own saw so many bytes asked for at once, kernel
+    workspace, initializers and copied inputs included; ``counted_base_bytes`` before the run.
+    ``tight_arena_bytes``: what the arena held with ``arena_extend_strategy=kSameAsRequested``.
+    ``device_taken_bytes``: how far the device's free memory fell, context and libraries included;
+    None where the driver does not say.
+    """
+
+    counted_base_bytes: int
+    counted_peak_bytes: int
+    tight_arena_bytes: int
+    device_taken_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """What one model did in one kind of session.
 
     ``dynamic_bytes`` is the peak of requested bytes in use, less what was in use before the run
     (``base_bytes``: small initializers); ``arena_bytes`` what the arena held; ``rss_growth_bytes``
     how far the resident set of the process grew. ``seconds`` are step times after the first run.
+    ``cuda`` is there for runs on CUDA, where all of these are bytes on the device.
     """
 
     runtime: str
@@ -53,11 +71,12 @@ class Measurement:
     seconds: tuple[float, ...]
     nodes: tuple[NodeRun, ...]
     output_names: tuple[str, ...]
+    cuda: CudaMeasurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """How to run: session kind, provider, symbolic dims, number of timed runs, random seed."""
+    """How to run: session kind, provider and its options, symbolic dims, timed runs, seed."""
 
     session: str
     provider: str
@@ -65,6 +84,7 @@ class RunRequest:
     runs: int = 5
     seed: int = 0
     threads: int = 0
+    provider_options: Mapping[str, str] = field(default_factory=dict)
 
 
 def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Measurement:
@@ -83,6 +103,7 @@ def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Me
             "runs": request.runs,
             "seed": request.seed,
             "threads": request.threads,
+            "provider_options": dict(request.provider_options),
             "inputs": str(inputs),
             "outputs": str(outputs),
         },
@@ -102,6 +123,16 @@ def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Me
             for n in result["nodes"]
         ),
         output_names=tuple(result["output_names"]),
+        cuda=_cuda(result) if "counted_peak_bytes" in result else None,
+    )
+
+
+def _cuda(result: Mapping[str, Any]) -> CudaMeasurement:
+    return CudaMeasurement(
+        result["counted_base_bytes"],
+        result["counted_peak_bytes"],
+        result["tight_arena_bytes"],
+        result["device_taken_bytes"],
     )
 
 
@@ -128,38 +159,20 @@ def run_child(
             env={**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})},
         )
         if not result_path.exists():
-            raise RuntimeUnavailableError(f"{what} failed: {_death(process)}")
+            raise explain(_death(process), what, str(request.get("provider", "")))
         result: dict[str, Any] = json.loads(result_path.read_text())
     if "error" in result:
-        raise _explain(result["error"], what, str(request.get("provider", "")))
+        raise explain(result["error"], what, str(request.get("provider", "")))
     return result
 
 
 def _death(process: subprocess.CompletedProcess[str]) -> str:
     if process.returncode == -signal.SIGKILL:
-        return "the process was killed, most likely out of memory"
+        return "the process was killed, most likely because the machine is out of memory"
     if process.returncode < 0:
         return f"the process died with {signal.Signals(-process.returncode).name}"
     lines = process.stderr.strip().splitlines()
     return lines[-1] if lines else f"exit code {process.returncode}"
-
-
-def _explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
-    first = " ".join(error.split())[:400]
-    if provider == "cuda" and ("did not start" in error or "not in available" in error):
-        return RuntimeUnavailableError(
-            "CUDA was asked for but ONNX Runtime's CUDA provider did not start",
-            "install onnxruntime-gpu and a matching CUDA 12/13 driver, or use --provider cpu",
-        )
-    if "Failed to allocate memory" in error or "bad allocation" in error:
-        return RuntimeUnavailableError(
-            f"{what} ran out of memory: {first}", "use a smaller batch or a lower budget"
-        )
-    if "no module named 'onnxruntime'" in error.lower():
-        return RuntimeUnavailableError(
-            "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
-        )
-    return RuntimeUnavailableError(f"{what} failed: {first}")
 
 
 @contextmanager

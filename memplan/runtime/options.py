@@ -7,7 +7,9 @@ from typing import Any
 
 import onnxruntime as ort
 
-PROVIDER_NAMES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+from memplan.runtime.providers import PROVIDER_NAMES
+
+__all__ = ["PROVIDER_NAMES", "session_options"]
 
 
 def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) -> Any:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from memplan.graph.types import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.memory import MemorySemantics, semantics
+from memplan.simulate.devices import Devices
 from memplan.simulate.session import SessionKind
 
 
@@ -47,19 +48,28 @@ class Allocation:
     buffer_of: tuple[int, ...]
 
 
-def allocate(graph: Graph, order: list[int], session: SessionKind) -> Allocation:
-    """Simulate allocation for ``order`` (node ids, every node once)."""
-    return _Planner(graph, order, session).run()
+def allocate(
+    graph: Graph, order: list[int], session: SessionKind, devices: Devices | None = None
+) -> Allocation:
+    """Simulate allocation for ``order`` (node ids, every node once).
+
+    Where ``devices`` tell the host from the device, no buffer is shared between the two.
+    """
+    return _Planner(graph, order, session, devices).run()
 
 
 class _Planner:
     """State of the planner: use counts per root, free list, roots per tensor."""
 
-    def __init__(self, graph: Graph, order: list[int], session: SessionKind) -> None:
+    def __init__(
+        self, graph: Graph, order: list[int], session: SessionKind, devices: Devices | None
+    ) -> None:
         self.graph = graph
         self.order = order
         self.reuse = session.reuse
         self.rules: MemorySemantics = semantics(session.provider)
+        self.host_nodes = devices.host_nodes if devices else frozenset()
+        self.host_tensors = devices.host_tensors if devices else frozenset()
         self.root = list(range(len(graph.tensors)))
         self.uses = [self._initial_uses(tensor) for tensor in graph.tensors]
         self.members: dict[int, list[int]] = {}
@@ -101,10 +111,11 @@ class _Planner:
 
     def _shared(self, node: Node, slot: int, tensor: int) -> int | None:
         """The input whose buffer the output takes by rule 2 or 3."""
-        alias = self.rules.alias_input(node.key, slot)
+        rules = semantics("cpu") if node.id in self.host_nodes else self.rules
+        alias = rules.alias_input(node.key, slot)
         if alias is not None and alias < len(node.inputs) and node.inputs[alias] != ABSENT:
             return node.inputs[alias]
-        for candidate in self.rules.inplace_inputs(node.key, slot):
+        for candidate in rules.inplace_inputs(node.key, slot):
             if candidate >= len(node.inputs) or node.inputs[candidate] == ABSENT:
                 continue
             source = node.inputs[candidate]
@@ -115,6 +126,8 @@ class _Planner:
     def _alike(self, first: int, second: int) -> bool:
         a, b = self.graph.tensors[first], self.graph.tensors[second]
         if not (a.static and b.static and a.counted and b.counted):
+            return False
+        if (first in self.host_tensors) != (second in self.host_tensors):
             return False
         return a.shape == b.shape and a.nbytes == b.nbytes
 

@@ -54,7 +54,7 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
     notes: list[str] = []
     for index, bodies in graph.bodies.items():
         node = graph.nodes[index]
-        own = sum(graph.tensors[t].nbytes for t in node.writes)
+        own = 0 if node.op == "Scan" else sum(graph.tensors[t].nbytes for t in node.writes)
         inner, with_workspace, kept = 0, 0, 0
         for body in bodies:
             if body.graph is None:
@@ -88,7 +88,8 @@ def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
         return 0, 0
     if node.op == "Scan":
         states = sum(outer.tensors[t].nbytes for t in node.inputs[: _state_count(node)])
-        return min(max(trips - 1, 0), 2) * states, _transposed(outer, node, node.inputs, "input")
+        buffers = 2 if body.trips is None else min(max(trips - 1, 0), 2)
+        return buffers * states, _transposed(outer, node, node.inputs, "input")
     if trips < 2 and body.trips is not None:
         return 0, 0
     outputs, count = body.graph.outputs[1:], _state_count(node)
@@ -139,7 +140,7 @@ def _note(node: Node, body: Body) -> str:
             f"{node.op} '{node.name}': its number of iterations is decided by data; "
             "stacked outputs are counted for one iteration inside"
         )
-    sources = {"Loop": "as ONNX Runtime's loop.cc does", "Scan": "as its scan_9.cc does"}
-    how = sources.get(node.op, "conservatively")
+    sources = {"Loop": "loop.cc", "Scan": "scan_utils.cc"}
+    how = f"as ONNX Runtime's {sources[node.op]} does" if node.op in sources else "conservatively"
     times = f" × {body.trips}" if node.op != "If" else ""
     return f"{node.op} '{node.name}': body '{body.attribute}'{times} counted {how}"

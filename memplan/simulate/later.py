@@ -7,7 +7,7 @@ the graph outputs beside it (``execution_frame.cc``, ``mem_pattern_planner.h``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class LaterRuns:
 def later_runs(timeline: Timeline) -> LaterRuns:
     """What every run after the first one of the same session needs."""
     allocation = timeline.allocation
+    if timeline.devices is not None:
+        away = timeline.devices.host_tensors
+        here = [b for b in allocation.buffers if b.root not in away]
+        kept = tuple(replace(b, id=index) for index, b in enumerate(here))
+        allocation = replace(allocation, buffers=kept)
     block = pattern_block(allocation).block_bytes
     outputs = np.zeros(len(allocation.order), np.int64)
     for buffer in allocation.buffers:

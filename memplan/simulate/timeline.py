@@ -13,6 +13,7 @@ from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
 from memplan.ops.workspace import workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
 from memplan.simulate.bodies import Inside, body_bytes
+from memplan.simulate.devices import Devices, placed_order
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import SessionKind
 
@@ -26,7 +27,8 @@ class Timeline:
     ``dynamic`` counts every tensor buffer in use when the node of that step ends, before its dead
     inputs are released: what ONNX Runtime's profiler reports as requested in use, less what was
     there before the run. ``workspace`` is scratch that the kernel takes and gives back within the
-    step. ``resident_bytes`` are initializers and graph inputs.
+    step. ``resident_bytes`` are initializers and graph inputs. With ``devices``, all of these are
+    bytes on the device, and ``host`` are the dynamic bytes that lie on the host.
     """
 
     graph: Graph
@@ -36,6 +38,8 @@ class Timeline:
     dynamic: Bytes
     workspace: Bytes
     assumptions: tuple[str, ...]
+    devices: Devices | None = None
+    host: Bytes | None = None
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -64,27 +68,45 @@ class Timeline:
 
     def live_at(self, step: int) -> list[Buffer]:
         """Buffers in use at ``step``, largest first."""
-        live = [b for b in self.allocation.buffers if b.birth <= step < b.death and b.nbytes]
+        away = self.devices.host_tensors if self.devices else frozenset()
+        live = [
+            b
+            for b in self.allocation.buffers
+            if b.birth <= step < b.death and b.nbytes and b.root not in away
+        ]
         return sorted(live, key=lambda buffer: (-buffer.nbytes, buffer.birth, buffer.id))
 
 
-def simulate(graph: Graph, session: SessionKind) -> Timeline:
-    """What the runtime will do with ``graph`` in a session of the given kind."""
-    allocation = allocate(graph, execution_order(graph, session), session)
-    workspace, assumptions = node_workspace(graph, session)
+def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None) -> Timeline:
+    """What the runtime will do with ``graph`` in a session of the given kind.
+
+    Args:
+        graph: a graph; with ``devices``, as :func:`memplan.simulate.devices.place` gives it.
+        session: how it is loaded.
+        devices: where everything is; None: all of it in one memory.
+    """
+    if devices is None:
+        order = execution_order(graph, session)
+    else:
+        order = placed_order(graph, session, devices)
+    allocation = allocate(graph, order, session, devices)
+    workspace, assumptions = node_workspace(graph, session, devices)
     steps = np.asarray(allocation.order, dtype=np.int64)
     inside = bodies_of(graph, session)
-    dynamic = live_bytes(allocation)
+    away = devices.host_tensors if devices else frozenset()
+    dynamic = live_bytes(allocation, away)
     for node, nbytes in inside.nbytes.items():
         dynamic[allocation.step_of[node]] += nbytes
     return Timeline(
         graph=graph,
         session=session,
         allocation=allocation,
-        resident_bytes=resident_bytes(graph),
+        resident_bytes=resident_bytes(graph, away),
         dynamic=dynamic,
         workspace=workspace[steps] if len(steps) else workspace,
         assumptions=(*assumptions, *inside.assumptions, *_cast_notes(graph)),
+        devices=devices,
+        host=live_bytes(allocation) - live_bytes(allocation, away) if away else None,
     )
 
 
@@ -99,9 +121,11 @@ def bodies_of(graph: Graph, session: SessionKind) -> Inside:
     return body_bytes(graph, session, peak)
 
 
-def resident_bytes(graph: Graph) -> int:
-    """Initializers and graph inputs."""
-    return sum(tensor.nbytes for tensor in graph.tensors if is_resident(tensor))
+def resident_bytes(graph: Graph, away: frozenset[int] = frozenset()) -> int:
+    """Initializers and graph inputs, without the tensors that are ``away``."""
+    return sum(
+        tensor.nbytes for tensor in graph.tensors if is_resident(tensor) and tensor.id not in away
+    )
 
 
 def _cast_notes(graph: Graph) -> list[str]:
@@ -122,30 +146,41 @@ def _cast_notes(graph: Graph) -> list[str]:
     ]
 
 
-def live_bytes(allocation: Allocation) -> Bytes:
-    """Sum of the live buffers at every step."""
+def live_bytes(allocation: Allocation, away: frozenset[int] = frozenset()) -> Bytes:
+    """Sum of the live buffers at every step, without those of tensors that are ``away``."""
     change = np.zeros(len(allocation.order) + 1, dtype=np.int64)
     for buffer in allocation.buffers:
+        if buffer.root in away:
+            continue
         change[buffer.birth] += buffer.nbytes
         change[buffer.death] -= buffer.nbytes
     return np.cumsum(change)[:-1]
 
 
-def node_workspace(graph: Graph, session: SessionKind) -> tuple[Bytes, list[str]]:
-    """Scratch bytes per node id, and what had to be assumed for operators not probed."""
+def node_workspace(
+    graph: Graph, session: SessionKind, devices: Devices | None = None
+) -> tuple[Bytes, list[str]]:
+    """Scratch bytes per node id, and what had to be assumed for operators not probed.
+
+    What ``devices`` has on the host takes nothing of the device; nor do copies.
+    """
+    away = {*devices.host_nodes, *devices.copies} if devices else set()
     rules = semantics(session.provider)
     scratch = np.zeros(len(graph.nodes), dtype=np.int64)
     unknown: dict[str, int] = {}
+    library: dict[str, int] = {}
     for node in graph.nodes:
-        if node.key in CONTROL_FLOW_OPS:
+        if node.key in CONTROL_FLOW_OPS or node.id in away:
             continue
         found = _scratch(graph, node, session)
-        if found is None and node.key not in rules.known:
+        if found is None and node.key in rules.known and session.provider == "cuda":
+            library[node.op] = library.get(node.op, 0) + 1
+        elif found is None and node.key not in rules.known:
             unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
         scratch[node.id] = found or 0
     for index, nbytes in bodies_of(graph, session).closing.items():
         scratch[index] = nbytes
-    return scratch, _unknown_notes(unknown, session.provider)
+    return scratch, [*_unknown_notes(unknown, session.provider), *_library_notes(library)]
 
 
 def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
@@ -157,6 +192,14 @@ def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
         node.domain, node.op, attributes, inputs, outputs,
         provider=session.provider, threads=session.threads,
     )  # fmt: skip
+
+
+def _library_notes(library: Mapping[str, int]) -> list[str]:
+    """Kernels of which only what they take through the provider's allocator could be seen."""
+    if not library:
+        return []
+    names = ", ".join(f"{op} ×{count}" for op, count in sorted(library.items()))
+    return [f"cuda: workspace not known, counted as 0: {names}"]
 
 
 def _unknown_notes(unknown: Mapping[str, int], provider: str) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from conftest import SAMPLES, Memplan
@@ -133,3 +134,24 @@ def test_validate_finds_that_the_order_is_gone(
     done = memplan("validate", SOURCE, path, "--runs", "1", "--format", "json")
     assert done.returncode == 1
     assert "over the budget" in " ".join(json.loads(done.stdout)["findings"])
+
+
+def test_an_old_opset_is_raised(memplan: Memplan, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 7, opset_import: ["" : 12]>
+        g (float[64, 128] x) => (float y, float[64] s) {
+          a = Exp(x)  p = ReduceSum <axes = [1], keepdims = 1> (a)  s = Squeeze <axes = [1]> (p)
+          q = Sin(p)  b = Mul(a, q)  y = ReduceSum <keepdims = 0> (b)
+        }"""
+    )
+    source = tmp_path / "old.onnx"
+    onnx.save(model, source)
+    done = memplan("rewrite", source, "--budget", "100%", "--session", "default", "-o", "new.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "opset raised to 13" in done.stdout
+    assert onnx.load(tmp_path / "new.onnx").opset_import[0].version == 13
+    feeds = synthesize(open_model(source).graph)
+    before, after = (
+        ort.InferenceSession(str(path)).run(None, feeds) for path in (source, tmp_path / "new.onnx")
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

@@ -15,6 +15,7 @@ from running import runner
 
 import memplan
 from memplan.autodiff.builder import Request, build_gradients
+from memplan.differentiation import GradOptions, grad
 from memplan.errors import ModelError
 
 STEPS, BATCH, WIDTH, HIDDEN = 6, 4, 5, 8
@@ -144,7 +145,7 @@ def test_batch_first() -> None:
         np.testing.assert_allclose(other[name], one[name], rtol=1e-12)
 
 
-def test_weights_inside_a_body() -> None:
+def test_weights_inside_a_body(tmp_path: Path) -> None:
     """They move to the main graph, where they are trained like others."""
     weight = numpy_helper.from_array(draw((9, 9)).astype(np.float32) / 9, "weight")
     body = helper.make_graph(
@@ -168,6 +169,9 @@ def test_weights_inside_a_body() -> None:
         [helper.make_tensor_value_info("loss", 1, [])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "f.onnx")
+    options = GradOptions(loss="loss")
+    assert grad(tmp_path / "f.onnx", options).wrt == ("weight",)
     trained = memplan.gradients(model, "loss", "weight")
     assert trained.graph.initializer[0].name == "weight"
     feeds = {"h0": draw((2, 9)).astype(np.float32), "x": draw((3, 2, 9), 1).astype(np.float32)}

@@ -71,3 +71,36 @@ def test_an_inner_tensor_that_is_asked_for() -> None:
     trained = memplan.gradients(parse(model(WRITTEN["swish"])), "y", ["s"])
     x = draw((3, 4))
     np.testing.assert_allclose(reference(trained, {"x0": x})["s_grad"], 2 * x)
+
+
+GROUPED = """g (double[2,4,3,2] x0, double[4,1,1] s, double[4,1,1] b) => (double[2,4,3,2] y)
+    <int64[3] apart = {0, 2, -1}, int64[4] back = {2, 4, 3, 2}, double[2] one = {1, 1},
+     double[2] zero = {0, 0}, double two = {2}>
+    { x = Mul(x0, two) u = Reshape(x, apart) n = InstanceNormalization(u, one, zero)
+      v = Reshape(n, back) p = Mul(v, s) y = Add(p, b) }"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "seen"),
+    [
+        ("", "", True),
+        ("Mul(v, s)", "Mul(s, v)", True),
+        ("Add(p, b)", "Add(b, p)", True),
+        ("zero = {0, 0}", "zero = {0, 1}", False),
+        ("{0, 2, -1}", "{1, 2, -1}", False),
+        ("double[4,1,1] b", "double[2,1,1,2] b", False),
+    ],
+)
+def test_group_norm(old: str, new: str, seen: bool) -> None:
+    """The backward part reads x alone."""
+    text = parse(GROUPED.replace(old, new, 1))
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in text.graph.input}
+    feeds = {name: draw(shape, k) for k, (name, shape) in enumerate(shapes.items())}
+    trained = check((text, feeds))
+    read = {
+        name
+        for node in trained.graph.node
+        if node_metadata(node).get("memplan.phase") == "backward"
+        for name in node.input
+    }
+    assert read.isdisjoint({"u", "n", "v", "p"}) == seen

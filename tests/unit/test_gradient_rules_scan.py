@@ -225,3 +225,10 @@ def test_names() -> None:
     with pytest.raises(UsageError, match="--scan-recompute nothing: no Scan"):
         build_gradients(model, Request(("last",), ("w",), (), "z+nothing"))
     build_gradients(model, Request(("last",), ("w",), (), "z+l+m+n"))
+
+
+def test_operators_without_a_rule_in_a_body_are_named() -> None:
+    text = RNN.replace("[act] next = Tanh(z)", "[n] y = com.x.Foo(z) [act] next = com.x.Bar(y)")
+    model = onnx.parser.parse_model(text.replace('["" : 20]', '["" : 20, "com.x" : 1]'))
+    with pytest.raises(ModelError, match=r"com.x:Bar \(act\); com.x:Foo \(n\)"):
+        build_gradients(model, Request(("last",), ("w",)))

@@ -127,7 +127,7 @@ def test_numbers_with_few_values_are_checked() -> None:
 
 def test_the_example_of_the_guide(install: Install, inside: Memplan, tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "extending.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     (toml,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     import tomllib
 

@@ -144,11 +144,12 @@ def gelu(ctx: Context) -> Gradients:
     """x·Φ(x), exact or by tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
     x = ctx.tensors[0]
     if ctx.attribute("approximate", "none") == "tanh":
-        a, b = math.sqrt(2 / math.pi), 0.044715
+        # ½·(1 + tanh u) = σ(2u) = s, so the derivative is s·(1 + (1 - s)·x·d2u/dx).
+        a, b = 2 * math.sqrt(2 / math.pi), 0.044715
         square = x * x
-        t = ctx.op("Tanh", x * a * (square * b + 1))
-        slope = x * (0.5 * a) * (square * (3 * b) + 1)
-        return (ctx.dy * ((t + 1) * 0.5 + slope * (1 - t * t)),)
+        s = ctx.op("Sigmoid", x * (square * (a * b) + a))
+        slope = x * (square * (3 * a * b) + a)
+        return (ctx.dy * (s * ((1 - s) * slope + 1)),)
     cdf = (ctx.op("Erf", x * math.sqrt(0.5)) + 1) * 0.5
     density = ctx.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
     return (ctx.dy * (cdf + x * density),)

@@ -82,7 +82,12 @@ class _Branch:
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
-        nodes = see_patterns(list(expanded.model.graph.node), self.emitter.constants, {*xs, *ends})
+        nodes = see_patterns(
+            list(expanded.model.graph.node),
+            self.emitter.constants,
+            {*xs, *ends},
+            self.emitter.types,
+        )
         activity = find_activity(nodes, self.emitter.types, set(grads), xs)
         require_rules(nodes, activity)
         seeds = {

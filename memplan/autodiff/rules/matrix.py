@@ -33,15 +33,35 @@ def _rows(ctx: Context, value: Value) -> Value:
 def _left(ctx: Context, a: Value, b: Value) -> Value:
     rows = ctx.unsqueeze(a, [0]) if a.rank == 1 else a
     columns = ctx.unsqueeze(b, [1]) if b.rank == 1 else b
-    product = ctx.op("MatMul", _matrix_dy(ctx, a, b), ctx.swap_last(columns))
+    dy = _matrix_dy(ctx, a, b)
+    if _dearer(ctx, columns, dy, rows):
+        product = ctx.swap_last(ctx.op("MatMul", columns, ctx.swap_last(dy)))
+    else:
+        product = ctx.op("MatMul", dy, ctx.swap_last(columns))
     return ctx.reshape_like(ctx.sum_to(product, product, rows), a)
 
 
 def _right(ctx: Context, a: Value, b: Value) -> Value:
     rows = ctx.unsqueeze(a, [0]) if a.rank == 1 else a
     columns = ctx.unsqueeze(b, [1]) if b.rank == 1 else b
-    product = ctx.op("MatMul", ctx.swap_last(rows), _matrix_dy(ctx, a, b))
+    dy = _matrix_dy(ctx, a, b)
+    if _dearer(ctx, rows, dy, columns):
+        product = ctx.swap_last(ctx.op("MatMul", ctx.swap_last(dy), rows))
+    else:
+        product = ctx.op("MatMul", ctx.swap_last(rows), dy)
     return ctx.reshape_like(ctx.sum_to(product, product, columns), b)
+
+
+def _dearer(ctx: Context, factor: Value, *others: Value) -> bool:
+    """Whether a copy of ``factor``, transposed, is larger than copies of two others together.
+
+    Attention's weights are: length × length, where the others are length × size of a head.
+    """
+    made, sizes = ctx.maker(factor), [value.type.elements for value in (factor, *others)]
+    if made is not None and made.op_type == "Transpose":
+        return False
+    known = [size for size in sizes if size is not None]
+    return len(known) == len(sizes) and known[0] > sum(known[1:])
 
 
 def _matrix_dy(ctx: Context, a: Value, b: Value) -> Value:

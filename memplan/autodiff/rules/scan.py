@@ -9,27 +9,21 @@ sequences. What is kept of a step is a further output of the forward Scan.
 from __future__ import annotations
 
 import onnx
-from onnx import helper
 
 from memplan.autodiff.bodies import live_nodes, names_read
 from memplan.autodiff.context import Context
-from memplan.autodiff.emitter import FORWARD_KEY
 from memplan.autodiff.projections import Projection, find_projection
 from memplan.autodiff.recompute import Cell, Kept, decide
 from memplan.autodiff.registry import Gradients, gradient
 from memplan.autodiff.scan_body import Hoisted, ScanBody
 from memplan.autodiff.scan_call import (
     Sequence,
-    add_stacked,
     read_scan,
     scan_attributes,
     slice_type,
-    stacked_type,
 )
-from memplan.autodiff.types import Dim, write_type
+from memplan.autodiff.scan_stash import ScanStash, run_again
 from memplan.autodiff.value import Value
-from memplan.graph.phases import KEY as PHASE_KEY
-from memplan.graph.types import Phase
 
 _END = 2**31 - 1
 
@@ -51,7 +45,7 @@ class _ScanGradient:
         self.writer = self.step.writer
         self.body = self.step.emitter
         self._inputs = self.call.state_inputs + self.call.slice_inputs
-        self.read: dict[str, Sequence] = {}
+        self.stash = ScanStash(self.outer, self.call, self.body.types)
 
     def run(self) -> dict[str, Value | None]:
         """The gradients by outer name."""
@@ -73,14 +67,16 @@ class _ScanGradient:
             self.writer.input(found.formal, kind, new=False)
             scanned.append(Sequence(source.name, source.axis, 1 - source.direction))
         used = [n for n in self._inputs if n in kept.used and n not in projections]
+        if not (scanned or used or kept.stored):  # a Scan must read something to count its steps
+            used = [call.slice_inputs[0]]
         for inner in (*used, *kept.stored):
             self.writer.input(inner, self.body.types[inner], new=False)
-            scanned.append(self._sequence(inner))
+            scanned.append(self.stash.sequence(inner))
         stacked = [
             Sequence("", call.sequences[k].axis, 1 - call.sequences[k].direction)
             for k in step.sliced
         ]
-        again = [*(item.node for item in projections.values()), *_again(kept)]
+        again = [*(item.node for item in projections.values()), *run_again(kept, self.outer)]
         outs = self._emit(again, scanned, stacked)
         names = [call.initials[k] for k in step.states] + step.captured
         names += [call.sequences[k].name for k in step.sliced]
@@ -101,7 +97,7 @@ class _ScanGradient:
             if isinstance(side, int):
                 value = slices[self.step.sliced.index(side)]
             else:
-                value = self.outer.tensor(self._sequence(side).name)
+                value = self.outer.tensor(self.stash.sequence(side).name)
             width, count = value.shape[2], value.type.elements
             assert isinstance(width, int)
             rows = count // width if count is not None and width else ""
@@ -160,65 +156,3 @@ class _ScanGradient:
             results=tuple(types),
             **scan_attributes(body, scanned, stacked),
         )
-
-    # -- what is kept --------------------------------------------------------------------------
-
-    def _sequence(self, inner: str) -> Sequence:
-        """A tensor of the body at all steps, read from the last step on."""
-        if inner not in self.read:
-            self.read[inner] = self._new_sequence(inner)
-        return self.read[inner]
-
-    def _new_sequence(self, inner: str) -> Sequence:
-        call = self.call
-        found = call.kept_as(inner)
-        if not found.name:
-            found = self._stack(inner, found)
-        elif inner in call.state_inputs and call.stacked_as(inner) is None:
-            found = self._shifted(found, call.initials[call.state_inputs.index(inner)])
-        return Sequence(found.name, found.axis, 1 - found.direction)
-
-    def _stack(self, inner: str, place: Sequence) -> Sequence:
-        """Make the forward Scan stack a tensor of its body."""
-        call, body = self.call, self.call.body
-        name = self.outer.fresh(f"{inner}/stash")
-        last = {value.name for value in body.output}
-        made = {out for node in body.node for out in node.output}
-        source = inner
-        if inner in last or inner not in made:
-            source = self.outer.fresh(f"{inner}/kept")
-            body.node.append(helper.make_node("Identity", [inner], [source], name=source))
-        found = self.body.types[inner]
-        item = Sequence(name, 0, place.direction)
-        add_stacked(call, item, source, write_type(found, final=True))
-        self.outer.types[name] = stacked_type(found, 0, self._steps())
-        self.outer.places[name] = call.node.name
-        self.outer.makers[name] = call.node
-        return item
-
-    def _steps(self) -> Dim:
-        item = self.call.sequences[0]
-        shape = self.outer.tensor(item.name).type.shape
-        return "" if shape is None else shape[item.axis]
-
-    def _shifted(self, after: Sequence, initial: str) -> Sequence:
-        """The states before all steps, from those behind them: nothing more needs to be kept."""
-        whole, axis = self.outer.tensor(after.name), after.axis
-        first = self.outer.unsqueeze(self.outer.tensor(initial), [axis])
-        if after.direction:
-            parts = [self.outer.slice(whole, [1], [_END], [axis]), first]
-        else:
-            parts = [first, self.outer.slice(whole, [0], [-1], [axis])]
-        found = self.outer.op("Concat", *parts, axis=axis, result=whole.type)
-        return Sequence(found.name, axis, after.direction)
-
-
-def _again(kept: Kept) -> list[onnx.NodeProto]:
-    """The nodes that run again, as nodes of the backward step."""
-    clones = []
-    for node in kept.again:
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
-        clone.name = f"{node.name}/recompute"
-        helper.set_metadata_props(clone, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: node.name})
-        clones.append(clone)
-    return clones

@@ -1,0 +1,96 @@
+"""Normalization of each row: the last axes, counted from ``axis``."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import onnx
+
+from memplan.autodiff.context import Context
+from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.value import Value
+from memplan.errors import ModelError
+
+_EPSILON = 1e-5
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+
+@gradient("LayerNormalization")
+def layer_norm(ctx: Context) -> Gradients:
+    """From x, with mean and inverse deviation saved by the operator."""
+    if any(grad is not None for grad in ctx.grads[1:]):
+        raise ModelError(
+            f"no gradient is known through the statistics of LayerNormalization '{ctx.node.name}'",
+            "compute them by ReduceMean instead",
+        )
+    mean, inverse = (_wide(ctx, ctx.output(slot)) for slot in (1, 2))
+    normal = (_wide(ctx, ctx.tensors[0]) - mean) * inverse
+    return _gradients(ctx, normal, inverse, centred=True)
+
+
+@gradient("RMSNormalization")
+def rms_norm(ctx: Context) -> Gradients:
+    """From x; its inverse root mean square is computed again."""
+    x = _wide(ctx, ctx.tensors[0])
+    axes = _axes(ctx)
+    total = ctx.reduce("ReduceSumSquare", x, axes)
+    count = ctx.count(x, axes, x.dtype)
+    known = ctx.constant(count)
+    square = total / count if known is None else total * (1 / float(known.item()))
+    root = ctx.op("Sqrt", square + ctx.attribute("epsilon", _EPSILON))
+    inverse = ctx.op("Reciprocal", root)
+    return _gradients(ctx, x * inverse, inverse, centred=False)
+
+
+def _axes(ctx: Context) -> list[int]:
+    rank = ctx.tensors[0].rank
+    return list(range(ctx.axis(-1, rank), rank))
+
+
+def _wide(ctx: Context, value: Value) -> Value:
+    """``value`` in the precision of the arithmetic: float32 at least, as in the operators."""
+    return ctx.cast(value, _DOUBLE if ctx.tensors[0].dtype == _DOUBLE else _FLOAT)
+
+
+def _gradients(ctx: Context, normal: Value, inverse: Value, *, centred: bool) -> Gradients:
+    """Of y = γ·n + β with n = (x - μ)·inverse: dx = inverse·(γdy - mean(γdy) - n·mean(γdy·n)).
+
+    ``centred``: whether there is a μ, and the mean of γdy.
+    """
+    x, scale = ctx.tensors[:2]
+    bias, dy = ctx.input(2), _wide(ctx, ctx.dy)
+
+    @cache
+    def product() -> Value:
+        return dy * normal
+
+    def summed(value: Value, target: Value) -> Value:
+        total = ctx.reshape_like(ctx.sum_to(value, value, target), target)
+        return ctx.cast(total, target.dtype)
+
+    def for_x() -> Value:
+        column = _column(ctx)
+        if column is not None:  # products with a column need no tensor for γdy·n
+            along, centre = ctx.op("MatMul", product(), column), ctx.op("MatMul", dy, column)
+            weighted = dy * _wide(ctx, scale)
+        else:
+            weighted, axes = dy * _wide(ctx, scale), _axes(ctx)
+            along = ctx.reduce("ReduceMean", weighted * normal, axes)
+            centre = ctx.reduce("ReduceMean", weighted, axes)
+        rest = weighted - normal * along
+        return ctx.cast((rest - centre if centred else rest) * inverse, x.dtype)
+
+    return (
+        for_x,
+        lambda: summed(product(), scale),
+        lambda: None if bias is None else summed(dy, bias),
+    )
+
+
+def _column(ctx: Context) -> Value | None:
+    """γ over the length of a row, as a column, where rows are the last axis alone."""
+    x, scale = ctx.tensors[:2]
+    length = x.shape[-1]
+    if len(_axes(ctx)) > 1 or scale.shape != (length,) or not isinstance(length, int):
+        return None
+    return ctx.reshape(_wide(ctx, scale) * (1 / length), (length, 1))

@@ -1,0 +1,200 @@
+"""Pools over windows, and over everything."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+
+from memplan.autodiff.context import Context
+from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.scattering import ADDING, add_along
+from memplan.autodiff.value import Array, Value
+from memplan.autodiff.windows import Windows, spread, windows_of
+from memplan.errors import ModelError
+
+_INT32 = onnx.TensorProto.INT32
+_INT32_LIMIT = 2**31
+
+
+def _windows(ctx: Context) -> Windows:
+    kernel = ctx.attribute("kernel_shape", list[int]())
+    return windows_of(ctx, kernel, ctx.tensors[0].shape[2:], ctx.y.shape[2:])
+
+
+def _sizes(ctx: Context, value: Value) -> tuple[int, ...]:
+    """Spatial sizes, where the rule cannot do without."""
+    sizes = tuple(dim for dim in value.shape[2:] if isinstance(dim, int))
+    if len(sizes) == value.rank - 2:
+        return sizes
+    raise ModelError(
+        f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes",
+        "bind the dimensions first: onnx.tools.update_model_dims",
+    )
+
+
+# -- the largest -------------------------------------------------------------------------------
+
+
+@gradient("MaxPool", inputs=(0,), outputs=(0,))
+def max_pool(ctx: Context) -> Gradients:
+    """To the elements that won, by their indices. Those are kept as int32 where they fit."""
+    x, indices, windows = ctx.tensors[0], ctx.output(1), _windows(ctx)
+    columns = ctx.attribute("storage_order", 0) == 1 and windows.rank > 1
+    count = x.type.elements
+    if count is not None and count < _INT32_LIMIT:
+        with ctx.in_forward():
+            indices = ctx.cast(indices, _INT32)
+    apart = all(windows.strides[k] >= windows.span(k) for k in range(windows.rank))
+    if ctx.opset < ADDING and not apart:
+        return (_by_taps(ctx, x, indices, windows, columns),)
+    places, numbers = (ctx.reshape(v, (v.type.elements or "",)) for v in (indices, ctx.dy))
+    alone = columns or ctx.opset < ADDING
+    flat = ctx.reshape(ctx.full_like(x) if alone else ctx.base(0), (count or "",))
+    if ctx.opset >= ADDING:
+        total = add_along(ctx, flat, places, numbers, 0)
+    else:
+        total = ctx.op("ScatterElements", flat, places, numbers, axis=0)
+    if not columns:
+        return (ctx.reshape_like(total, x),)
+    turned = ctx.reshape(total, (*x.shape[:2], *reversed(_sizes(ctx, x))))
+    return (ctx.transpose(turned, [0, 1, *range(x.rank - 1, 1, -1)]),)
+
+
+def _by_taps(ctx: Context, x: Value, indices: Value, windows: Windows, columns: bool) -> Value:
+    """Without an adding scatter: a channel per element of the kernel, put in place by a kernel.
+
+    An element of a window holds the window's gradient if its index is the one kept, else 0.
+    """
+    sizes, counts = _sizes(ctx, x), _sizes(ctx, ctx.y)
+    planes, taps = x.shape[0], math.prod(windows.kernel)
+    if not isinstance(planes, int) or not isinstance(x.shape[1], int):
+        raise ModelError(
+            f"the gradient of MaxPool '{ctx.node.name}' needs static shapes before opset {ADDING}",
+            "convert the model with onnx.version_converter",
+        )
+    planes *= x.shape[1]
+    places = _places(windows, sizes, counts, columns)
+    firsts = np.arange(planes).reshape(planes, 1, *[1] * len(counts)) * math.prod(sizes)
+    own = ctx.reshape(indices, (planes, 1, *counts)) - ctx.const(firsts, indices.dtype)
+    hits = ctx.op("Equal", own, ctx.const(places, indices.dtype))
+    parts = ctx.op("Where", hits, ctx.reshape(ctx.dy, (planes, 1, *counts)), 0)
+    weight = ctx.const(np.eye(taps).reshape(taps, 1, *windows.kernel), x.dtype)
+    return ctx.reshape_like(spread(ctx, parts, weight, windows, (planes, 1, *sizes)), x)
+
+
+def _places(
+    windows: Windows, sizes: tuple[int, ...], counts: tuple[int, ...], columns: bool
+) -> Array:
+    """Taps × windows: the index of each element within its plane, -1 for padding."""
+    numbers = np.arange(math.prod(sizes)).reshape(sizes[::-1] if columns else sizes)
+    numbers = numbers.transpose() if columns else numbers
+    room = [windows.reach(k, count) for k, count in enumerate(counts)]
+    padded = np.pad(numbers, list(zip(windows.before, room, strict=True)), constant_values=-1)
+    return np.stack(
+        [
+            padded[
+                np.ix_(
+                    *[
+                        np.arange(count) * windows.strides[k] + tap[k] * windows.dilations[k]
+                        for k, count in enumerate(counts)
+                    ]
+                )
+            ]
+            for tap in np.ndindex(*windows.kernel)
+        ]
+    )
+
+
+@gradient("GlobalMaxPool", broadcast=True)
+def global_max_pool(ctx: Context) -> Gradients:
+    """To the elements that have the largest value, evenly."""
+    x = ctx.tensors[0]
+    hits = ctx.cast(ctx.op("Equal", x, ctx.y), x.dtype)
+    return (hits * (ctx.dy / ctx.sum(hits, range(2, x.rank))),)
+
+
+# -- sums --------------------------------------------------------------------------------------
+
+
+@gradient("AveragePool")
+def average_pool(ctx: Context) -> Gradients:
+    """Shares of the gradient, added over the windows that an element is in."""
+    x, windows = ctx.tensors[0], _windows(ctx)
+    counts = _counts(ctx, windows)
+    if counts.size == 1:
+        return (_added(ctx, ctx.dy, windows, 1 / float(counts.item())),)
+    return (_added(ctx, ctx.dy * ctx.const(1 / counts, x.dtype), windows, 1.0),)
+
+
+def _counts(ctx: Context, windows: Windows) -> Array:
+    """How many elements each window has: one number, or one per window."""
+    padded = ctx.attribute("count_include_pad", 0) == 1
+    beyond = any(windows.before + windows.behind)
+    if (padded or not beyond) and not ctx.attribute("ceil_mode", 0):
+        return np.asarray(math.prod(windows.kernel))
+    result = np.ones((1, 1))
+    pairs = zip(_sizes(ctx, ctx.tensors[0]), _sizes(ctx, ctx.y), strict=True)
+    for axis, (size, count) in enumerate(pairs):
+        low = -windows.before[axis] if padded else 0
+        high = size + windows.behind[axis] if padded else size
+        steps = np.arange(count) * windows.strides[axis] - windows.before[axis]
+        inner = np.arange(windows.kernel[axis]) * windows.dilations[axis]
+        places = steps[:, None] + inner
+        result = result[..., None] * ((places >= low) & (places < high)).sum(1)
+    return result if result.min() < result.max() else result.reshape(-1)[0]
+
+
+def _added(ctx: Context, grad: Value, windows: Windows, share: float) -> Value:
+    """``share`` of ``grad``, added over the windows: a kernel of equal numbers per channel."""
+    x = ctx.tensors[0]
+    channels = x.shape[1]
+    if not isinstance(channels, int):
+        raise ModelError(
+            f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs the number of channels",
+            "bind the dimensions first: onnx.tools.update_model_dims",
+        )
+    weight = ctx.const(np.full((channels, 1, *windows.kernel), share), x.dtype)
+    return spread(ctx, grad, weight, windows, x.shape, channels, x)
+
+
+@gradient("GlobalAveragePool", broadcast=True)
+def global_average_pool(ctx: Context) -> Gradients:
+    """The same share to every element."""
+    x = ctx.tensors[0]
+    count = ctx.count(x, range(2, x.rank), ctx.dy.dtype)
+    known = ctx.constant(count)
+    return (ctx.dy / count if known is None else ctx.dy * (1 / float(known.item())),)
+
+
+@gradient("LpPool")
+def lp_pool(ctx: Context) -> Gradients:
+    """(Σ|x|ᵖ)^(1/p): y^(1-p), added over the windows, times |x|^(p-1) with the sign of x."""
+    power = ctx.attribute("p", 2)
+    return (_added(ctx, _by_norm(ctx, power), _windows(ctx), 1.0) * _slope(ctx, power),)
+
+
+@gradient("GlobalLpPool", broadcast=True)
+def global_lp_pool(ctx: Context) -> Gradients:
+    """As LpPool."""
+    power = ctx.attribute("p", 2)
+    return (_by_norm(ctx, power) * _slope(ctx, power),)
+
+
+def _by_norm(ctx: Context, power: int) -> Value:
+    """dy·y^(1-p); 0 where the norm is 0."""
+    if power == 1:
+        return ctx.dy
+    below = ctx.y if power == 2 else ctx.op("Pow", ctx.y, power - 1)
+    return ctx.op("Where", ctx.op("Equal", ctx.y, 0), 0, ctx.dy / below)
+
+
+def _slope(ctx: Context, power: int) -> Value:
+    """|x|^(p-1) with the sign of x."""
+    x = ctx.tensors[0]
+    if power in (1, 2):
+        return x if power == 2 else ctx.op("Sign", x)
+    if power % 2 == 0:
+        return ctx.op("Pow", x, power - 1)
+    return ctx.op("Pow", ctx.op("Abs", x), power - 1) * ctx.op("Sign", x)

@@ -1,0 +1,38 @@
+"""Raise the opset of a model."""
+
+from __future__ import annotations
+
+import onnx
+
+from memplan.errors import UsageError
+
+
+def default_opset(model: onnx.ModelProto) -> int:
+    """The opset of ONNX's own operators."""
+    return next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
+
+
+def raise_opset(model: onnx.ModelProto, version: int, purpose: str) -> onnx.ModelProto:
+    """The model with its operators of at least ``version``, as ONNX's converter writes them.
+
+    Args:
+        model: a checked model; the same object is returned if its opset is new enough.
+        version: the oldest opset that will do.
+        purpose: what needs it, for the error message.
+
+    Raises:
+        UsageError: the converter cannot do it.
+    """
+    if default_opset(model) >= version:
+        return model
+    # Slow to import, and rarely needed.
+    import onnx.version_converter
+
+    try:
+        return onnx.version_converter.convert_version(model, version)
+    except Exception as error:  # the binding raises bare C++ exceptions of several types
+        raise UsageError(
+            f"{purpose} need opset {version}, the file has {default_opset(model)} and cannot be "
+            f"converted: {str(error).splitlines()[0]}",
+            f"export the model with opset {version} or newer, or use --session tuned",
+        ) from None

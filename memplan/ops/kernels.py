@@ -1,0 +1,90 @@
+"""Which kernels the CUDA provider has, and which of their inputs and outputs lie on the host.
+
+``tables/cuda_kernels.json`` is written by ``tools/probe_ort/cuda_kernels.py`` from the provider's
+own registry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One row: operator versions ``first`` to ``last`` (None: open), and types by slot.
+
+    Slots are ``i0``, ``o1``, ...; element types are numbers of ``TensorProto.DataType``.
+    """
+
+    first: int
+    last: int | None
+    types: Mapping[str, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of one provider by operator key, and its host tensors by slot."""
+
+    rows: Mapping[str, tuple[Kernel, ...]]
+    host_inputs: Mapping[str, frozenset[int]]
+    host_outputs: Mapping[str, frozenset[int]]
+
+    def has(
+        self, key: str, version: int, inputs: Sequence[int | None], outputs: Sequence[int | None]
+    ) -> bool:
+        """Whether a kernel takes these element types (None: absent or no tensor).
+
+        Args:
+            key: operator key, ``domain:Op``.
+            version: the operator's version (the ``since_version`` of its schema).
+            inputs: element type of every input slot.
+            outputs: the same of the outputs.
+        """
+        given = {f"i{k}": code for k, code in enumerate(inputs) if code is not None}
+        given |= {f"o{k}": code for k, code in enumerate(outputs) if code is not None}
+        for kernel in self.rows.get(key, ()):
+            # A row without an end holds for the version it starts with (kernel_registry.cc).
+            if kernel.last is None:
+                fits = version == kernel.first
+            else:
+                fits = kernel.first <= version <= kernel.last
+            if fits and all(
+                slot not in given or given[slot] in allowed
+                for slot, allowed in kernel.types.items()
+            ):
+                return True
+        return False
+
+
+@cache
+def cuda_kernels() -> Kernels:
+    """The table of the CUDA provider."""
+    data = json.loads(files("memplan.ops").joinpath("tables/cuda_kernels.json").read_text())
+    return Kernels(
+        {
+            key: tuple(
+                Kernel(first, last, {slot: frozenset(types) for slot, types in slots.items()})
+                for first, last, slots in rows
+            )
+            for key, rows in data["kernels"].items()
+        },
+        {key: frozenset(slots) for key, slots in data["host_inputs"].items()},
+        {key: frozenset(slots) for key, slots in data["host_outputs"].items()},
+    )
+
+
+@cache
+def schema_version(domain: str, op: str, opset: int) -> int:
+    """The version of an operator under an opset; 1 for operators that ONNX does not know."""
+    if domain:
+        return 1
+    import onnx
+
+    try:
+        return int(onnx.defs.get_schema(op, opset, domain).since_version)
+    except onnx.defs.SchemaError:
+        return 1  # the runtime's own operators, some of which stand in the default domain

@@ -1,0 +1,77 @@
+"""Failures of a child process, worded for the user: one line, what to do, bytes where known."""
+
+from __future__ import annotations
+
+import re
+
+from memplan.errors import RuntimeUnavailableError
+from memplan.units import format_bytes
+
+_ASKED = re.compile(
+    r"(?:buffer of size|trying to allocate|[Tt]ried to allocate|failed to allocate)\D{0,20}(\d+)"
+)
+_NODE = re.compile(r"while running (\S+) node\. Name:\s*'([^']*)'")
+_MEMORY = (
+    "Failed to allocate memory",
+    "bad allocation",
+    "std::bad_alloc",
+    "out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_CUDA = re.compile(
+    r"CUDA(?: failure|_ERROR\w*| error)[^;]{0,160}|cudaError\w+|CU(?:BLAS|DNN) failure[^;]{0,120}"
+)
+_DRIVER = ("driver", "no CUDA-capable device", "cudaErrorNoDevice", "cudaErrorInsufficientDriver")
+INSTALL_CUDA = (
+    "install onnxruntime-gpu, an NVIDIA driver, CUDA 13 and cuDNN 9 (pip: nvidia-cuda-runtime "
+    "nvidia-cublas nvidia-cufft nvidia-curand nvidia-cudnn-cu13), or use --provider cpu; "
+    "'memplan device' says what is there"
+)
+
+
+def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
+    """The error of a child process as the parent raises it.
+
+    Args:
+        error: the runtime's own words.
+        what: what was being done.
+        provider: ``cpu``, ``cuda`` or nothing.
+    """
+    line = " ".join(error.split())
+    if any(sign in line for sign in _MEMORY):
+        return _out_of_memory(line, what, provider)
+    if "no module named 'onnxruntime'" in line.lower():
+        return RuntimeUnavailableError(
+            "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
+        )
+    if provider == "cuda":
+        if "did not start" in line or "not in available" in line or any(d in line for d in _DRIVER):
+            reason = _CUDA.search(line)
+            because = f": {reason[0].strip()}" if reason else ""
+            return RuntimeUnavailableError(
+                "CUDA was asked for but ONNX Runtime's CUDA provider did not start" + because,
+                INSTALL_CUDA,
+            )
+        failure = _CUDA.search(line)
+        if failure:
+            return RuntimeUnavailableError(
+                f"{what} failed on the GPU: {failure[0].strip()}",
+                "the driver reported it; if a second try fails too, look at nvidia-smi and dmesg",
+            )
+    return RuntimeUnavailableError(f"{what} failed: {line[:400]}")
+
+
+def _out_of_memory(line: str, what: str, provider: str) -> RuntimeUnavailableError:
+    asked, node = _ASKED.search(line), _NODE.search(line)
+    where = "the GPU" if provider == "cuda" else "this machine"
+    text = f"{what} ran out of memory on {where}"
+    if asked:
+        size = int(asked[1])
+        text += f": {size:,} B ({format_bytes(size)}) were asked for"
+    if node:
+        text += f" by {node[1]} '{node[2]}'"
+    if not asked and not node:
+        text += f": {line[:200]}"
+    return RuntimeUnavailableError(text, "use a smaller batch or a lower budget")

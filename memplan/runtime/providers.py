@@ -1,0 +1,3 @@
+"""Names of the execution providers; importable without ONNX Runtime."""
+
+PROVIDER_NAMES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

@@ -1,0 +1,48 @@
+"""``memplan device``: what is there, and exit code 5 where CUDA is asked for and absent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import Memplan
+
+from memplan.runtime.gpu import find_gpu
+
+pytestmark = pytest.mark.e2e
+
+
+def test_device_says_what_starts(memplan: Memplan) -> None:
+    done = memplan("device", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["schema"] == "memplan.device/1"
+    cpu = next(p for p in report["providers"] if p["provider"] == "cpu")
+    assert (cpu["starts"], cpu["right"], cpu["problem"]) == (True, True, "")
+    assert report["cpu"]["threads"] >= 1
+    assert report["cpu"]["total_bytes"] >= report["cpu"]["available_bytes"] > 0
+    cuda = next(p for p in report["providers"] if p["provider"] == "cuda")
+    if isinstance(find_gpu(), str):
+        assert not cuda["starts"]
+        assert report["gpu"] is None
+        assert report["reserve_bytes"] is None
+
+
+def test_device_as_text(memplan: Memplan) -> None:
+    done = memplan("device")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ONNX Runtime 1.")
+    assert "cpu: starts" in lines
+    assert lines[-1].startswith("CPU: ")
+    assert memplan("device", "-q").stdout == ""
+
+
+@pytest.mark.skipif(not isinstance(find_gpu(), str), reason="this machine has a GPU")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_absent_cuda_says_what_to_install(memplan: Memplan, form: str) -> None:
+    done = memplan("device", "--provider", "cuda", "--format", form)
+    assert done.returncode == 5
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: CUDA was asked for")
+    assert "onnxruntime-gpu" in hint

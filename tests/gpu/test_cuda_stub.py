@@ -1,0 +1,212 @@
+"""What the real CUDA provider does without a GPU: placement, order, every byte, failures.
+
+The CUDA runtime below it is a stub (cuda_stub.c): kernels do nothing, so nothing here speaks of
+results or time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+from conftest import DIMS, SAMPLES, SHARED
+
+from memplan.analysis import OpenModel, on_devices, open_model
+from memplan.errors import RuntimeUnavailableError
+from memplan.graph.copies import COPY_OPS
+from memplan.loaded import as_loaded
+from memplan.runtime.inputs import synthesize
+from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
+from memplan.simulate.later import later_runs
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import Timeline, simulate
+
+pytestmark = pytest.mark.cuda_stub
+
+# Tan has no CUDA kernel: copies both ways, a copied input, results and inputs shared by both sides.
+MIXED = """<ir_version: 8, opset_import: ["" : 18]>
+mixed (float[64,64] x, float[64,64] w) => (float[64,64] y, float[64,64] z)
+{
+    a = Relu(x)
+    t = Tan(a)
+    b = MatMul(t, w)
+    c = Tan(b)
+    d = Tan(c)
+    e = Add(d, a)
+    f = Mul(e, w)
+    h = Tan(f)
+    y = Add(h, x)
+    u = Sigmoid(h)
+    v = Tan(w)
+    z = Add(u, v)
+}"""
+# Two fences: a number of elements on the device decides axes on the host.
+FENCED = """<ir_version: 8, opset_import: ["" : 18]>
+fenced (float[64,64] x, float[64,64] w) => (float[64,64] y)
+<int64[0] empty = {}>
+{
+    a = Relu(x)
+    b = MatMul(a, w)
+    late = Size(b)
+    axes = Mul(late, empty)
+    kept = Unsqueeze(x, axes)
+    c = Sigmoid(kept)
+    d = MatMul(c, b)
+    later = Size(d)
+    more = Mul(later, empty)
+    again = Unsqueeze(w, more)
+    e = Tanh(again)
+    y = Add(d, e)
+}"""
+CONV = """<ir_version: 8, opset_import: ["" : 18]>
+conv (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) { y = Conv(x, w) }"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One model, run and simulated."""
+
+    model: OpenModel
+    timeline: Timeline
+    measured: Measurement
+
+
+def write(text: str, folder: Path) -> Path:
+    model = onnx.parser.parse_model(text)
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{index}_{node.op_type}"
+    path = folder / f"{model.graph.name}.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def run(path: Path, session: str = "tuned", dims: Mapping[str, int] | None = None) -> Ran:
+    kind = session_kind(session, "cuda")
+    opened = open_model(path, dims)
+    with saved_inputs(synthesize(opened.graph)) as (folder, archive):
+        request = RunRequest(session, "cuda", dims or {}, runs=1)
+        measured = measure(path, request, archive, folder / "outputs.npz")
+    if session == "default":
+        opened, kind = as_loaded(opened, kind).model, replace(kind, priority_order=True)
+    placed = on_devices(opened, kind)
+    return Ran(placed, simulate(placed.graph, kind, placed.devices), measured)
+
+
+def check(ran: Ran) -> None:
+    """Order, provider of every node, bytes on the device at every step, later runs, resident."""
+    graph, timeline, devices = ran.model.graph, ran.timeline, ran.model.devices
+    assert devices is not None
+    planned = [graph.nodes[index] for index in timeline.order]
+    assert [n.op if n.op in COPY_OPS else n.name for n in planned] == [
+        n.op if n.op in COPY_OPS else n.name for n in ran.measured.nodes
+    ]
+    on_host = [n.provider == "CPUExecutionProvider" for n in ran.measured.nodes]
+    assert [n.id in devices.host_nodes for n in planned] == on_host
+    base = ran.measured.base_bytes
+    seen = [
+        (step, node.nbytes - base)
+        for step, node in enumerate(ran.measured.nodes)
+        if not on_host[step]
+    ]
+    assert [(step, int(timeline.dynamic[step])) for step, _ in seen] == seen
+    assert timeline.dynamic_peak_bytes == ran.measured.dynamic_bytes
+    later = timeline.dynamic_peak_bytes
+    if ran.timeline.session.reuse:
+        later = later_runs(timeline).dynamic_peak_bytes
+    assert later == ran.measured.second_run_dynamic_bytes
+    assert timeline.resident_bytes == base
+
+
+@pytest.mark.parametrize("text", [MIXED, FENCED])
+def test_mixed_graphs_are_exact_at_every_step(text: str, cuda_stub: Path, tmp_path: Path) -> None:
+    ran = run(write(text, tmp_path))
+    check(ran)
+    assert ran.measured.cuda is not None
+    assert ran.measured.cuda.counted_peak_bytes == ran.timeline.peak_bytes
+
+
+def test_copies_are_named_with_their_bytes(cuda_stub: Path, tmp_path: Path) -> None:
+    ran = run(write(MIXED, tmp_path))
+    assert ran.model.devices is not None
+    found = {f.name: (f.to_host_bytes, f.to_device_bytes) for f in ran.model.devices.fallbacks}
+    size = 64 * 64 * 4
+    assert found == {
+        "1_Tan": (size, size),
+        "3_Tan": (size, 0),
+        "4_Tan": (0, size),
+        "7_Tan": (size, size),
+        "10_Tan": (0, size),
+    }
+    assert sum(n.op == "MemcpyToHost" for n in ran.measured.nodes) == 3
+    assert sum(n.op == "MemcpyFromHost" for n in ran.measured.nodes) == 5  # w among them
+
+
+@pytest.mark.parametrize("session", ["tuned", "default"])
+def test_a_training_graph_is_exact_at_every_step(session: str, cuda_stub: Path) -> None:
+    dims = {"N": 2} if session == "tuned" else None
+    path = SAMPLES / ("gpt_dynamic.onnx" if session == "tuned" else "mlp_adamw.onnx")
+    check(run(path, session, dims))
+
+
+@pytest.mark.skipif(not (SHARED / "runnable").is_dir(), reason="no shared models")
+@pytest.mark.parametrize("session", ["tuned", "default"])
+@pytest.mark.parametrize("name", ["gpt", "mlp_adamw", "hf_bert", "hf_gpt2_drop"])
+def test_exported_graphs_are_exact_at_every_step(name: str, session: str, cuda_stub: Path) -> None:
+    check(run(SHARED / "runnable" / f"{name}.onnx", session, DIMS.get(name)))
+
+
+def test_a_run_that_fails_does_not_move_to_the_cpu(cuda_stub: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError, match="Conv"):  # cuDNN is not in the stub
+        run(write(CONV, tmp_path))
+
+
+def test_out_of_memory_says_what_was_asked_for(
+    cuda_stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_STUB_BYTES", "40000")
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        run(write(MIXED, tmp_path))
+    assert "ran out of memory on the GPU: 16,384 B (16.0 KiB) were asked for" in (
+        caught.value.message
+    )
+
+
+def test_a_driver_that_does_not_start_is_told(
+    cuda_stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_STUB_NO_DEVICE", "1")
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        run(write(MIXED, tmp_path))
+    assert "did not start" in caught.value.message
+    assert "onnxruntime-gpu" in caught.value.hint
+
+
+def test_device_tells_a_stub_by_its_results(cuda_stub: Path) -> None:
+    """In a process of its own: this one looked for CUDA without the stub."""
+    code = "from memplan_cli.main import run; import sys; sys.argv = sys.argv[:1] + "
+    code += "['device', '--provider', 'cuda', '--format', 'json']; run()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["gpu"]["name"] == "Stub GPU"
+    assert report["gpu"]["total_bytes"] == 16 << 30
+    assert report["gpu"]["compute_capability"] == "9.0"
+    assert report["reserve_bytes"] is None  # nobody measured it
+    states = {p["provider"]: (p["starts"], p["right"]) for p in report["providers"]}
+    assert states == {"cpu": (True, True), "cuda": (True, False)}
+
+
+def test_every_probed_operator_is_placed_as_the_runtime_does(cuda_stub: Path) -> None:
+    script = Path(__file__).with_name("placed_cases.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["different"] == []
+    assert found["compared"] > 1400

@@ -1,0 +1,87 @@
+"""What a child's failure says to the user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
+from memplan.runtime import measure
+from memplan.runtime.failures import INSTALL_CUDA, explain
+from memplan.runtime.gpu import find_gpu
+
+ARENA = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gemm node. "
+    "Name:'layer/7' Status Message: bfc_arena.cc:360 void* AllocateRawInternal(size_t, bool) "
+    "Failed to allocate memory for requested buffer of size 3221225472\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "provider", "message"),
+    [
+        (
+            ARENA,
+            "cuda",
+            "running m ran out of memory on the GPU: 3,221,225,472 B (3.00 GiB) were asked for by "
+            "Gemm 'layer/7'",
+        ),
+        ("std::bad_alloc", "cpu", "running m ran out of memory on this machine: std::bad_alloc"),
+        (
+            "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=x",
+            "cuda",
+            "running m failed on the GPU: CUDA failure 700: an illegal memory access was "
+            "encountered",
+        ),
+        (
+            "CUDA failure 35: CUDA driver version is insufficient ; GPU=0",
+            "cuda",
+            "CUDA was asked for but ONNX Runtime's CUDA provider did not start: CUDA failure 35: "
+            "CUDA driver version is insufficient",
+        ),
+        ("something\nelse", "cpu", "running m failed: something else"),
+    ],
+)
+def test_a_failure_is_one_clear_line(error: str, provider: str, message: str) -> None:
+    found = explain(error, "running m", provider)
+    assert found.message == message
+    assert found.exit_code == EXIT_ENVIRONMENT
+    assert "\n" not in found.message + found.hint
+
+
+def test_a_provider_that_is_absent_says_what_to_install() -> None:
+    text = "CUDAExecutionProvider did not start; the session fell back to the CPU"
+    assert explain(text, "running m", "cuda").hint == INSTALL_CUDA
+
+
+def test_a_child_that_dies_leaves_the_parent_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer = tmp_path / "killer.py"
+    killer.write_text("#!/bin/sh\nkill -9 $$\n")
+    killer.chmod(0o755)
+    monkeypatch.setattr(measure.sys, "executable", str(killer))
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        measure.run_child({"provider": "cuda"}, "running m")
+    assert "ran out of memory" in caught.value.message or "killed" in caught.value.message
+
+
+def test_a_child_that_reports_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.sh"
+    answer = json.dumps({"error": ARENA, "error_type": "Fail"})
+    child.write_text(f"#!/bin/sh\ncat > \"$4\" <<'END'\n{answer}\nEND\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(measure.sys, "executable", str(child))
+    with pytest.raises(RuntimeUnavailableError, match="3,221,225,472 B"):
+        measure.run_child({"provider": "cuda"}, "running m")
+
+
+def test_without_a_driver_there_is_a_reason() -> None:
+    found = find_gpu()
+    if not isinstance(found, str):
+        pytest.skip("this machine has a GPU")
+    assert "driver" in found

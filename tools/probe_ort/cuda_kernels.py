@@ -1,0 +1,230 @@
+"""Which kernels ONNX Runtime's CUDA provider has, and which of their tensors lie on the host.
+
+    python tools/probe_ort/cuda_kernels.py --out memplan/ops/tables/cuda_kernels.json
+
+Asks the real provider, on a machine without a GPU: the CUDA runtime is the stub of ``tests/gpu``.
+Types come from the provider's own registry. Host tensors are seen in what a session makes of a
+one-op model: a kernel that wants an input on the host gets a MemcpyToHost in front of it, and what
+reads an output that lies on the host is moved to the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+ROOT = Path(__file__).resolve().parents[2]
+LAST_VERSION = 2**31 - 1
+SOURCE = (
+    "onnxruntime-gpu's own kernel registry and sessions on one-op models, over a stub of the CUDA "
+    "runtime, without a GPU (tools/probe_ort/cuda_kernels.py)"
+)
+
+
+def kernels() -> dict[str, list]:
+    """Operator key -> rows of (first version, last version, {"i0" or "o0": element types})."""
+    import onnxruntime.capi._pybind_state as state
+
+    schemas = defaultdict(dict)
+    for schema in state.get_all_operator_schema():
+        schemas[schema.domain, schema.name][schema.since_version] = schema
+    merged: dict[str, dict] = defaultdict(dict)
+    for kernel in state.get_all_opkernel_def():
+        known = schemas.get((kernel.domain, kernel.op_name))
+        if kernel.provider != "CUDAExecutionProvider" or not known:
+            continue
+        first, last = kernel.version_range
+        fitting = [version for version in known if first <= version <= last]
+        if not fitting:
+            continue
+        slots = _slots(known[max(fitting)])
+        types = {
+            slots[name]: frozenset(code for text in allowed if (code := _code(text)))
+            for name, allowed in kernel.type_constraints.items()
+            if name in slots
+        }
+        # Kernels that differ in one slot only (usually one per element type) share a row.
+        key = f"{kernel.domain}:{kernel.op_name}"
+        _merge(merged[key].setdefault((first, last), []), types)
+    return {
+        key: [
+            [first, None if last == LAST_VERSION else last, {k: sorted(v) for k, v in row.items()}]
+            for (first, last), rows in sorted(by_version.items())
+            for row in rows
+        ]
+        for key, by_version in sorted(merged.items())
+    }
+
+
+def _slots(schema: object) -> dict[str, str]:
+    """Type parameter -> the first slot that it types (T of Add is "i0")."""
+    found: dict[str, str] = {}
+    for letter, values in (("i", schema.inputs), ("o", schema.outputs)):
+        for index, value in enumerate(values):
+            found.setdefault(value.typeStr, f"{letter}{index}")
+    return found
+
+
+def _code(text: str) -> int | None:
+    """``tensor(float)`` as the number of ``TensorProto.DataType``; None for other types."""
+    name = text.removeprefix("tensor(").removesuffix(")").upper()
+    return getattr(onnx.TensorProto, name, None) if text.startswith("tensor(") else None
+
+
+def _merge(rows: list[dict], types: dict) -> None:
+    for row in rows:
+        differing = [slot for slot in types if row.get(slot) != types[slot]]
+        if row.keys() == types.keys() and len(differing) <= 1:
+            for slot in differing:
+                row[slot] |= types[slot]
+            return
+    rows.append(dict(types))
+
+
+def host_slots() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Operator key -> inputs, and outputs, that its CUDA kernel has on the host."""
+    from cases import Case, f32, ints, scalar
+    from catalogue import all_cases
+
+    more = Case("Pad", "value", (f32(2, 3, 7), ints(0, 0, 1, 2, 0, 0), scalar(1.0)))
+    inputs: dict[str, set[int]] = defaultdict(set)
+    outputs: dict[str, set[int]] = defaultdict(set)
+    for case in (*all_cases(), more):
+        for computed in (True, False):
+            try:
+                found = _look(case, computed)
+            except Exception as error:
+                if not computed:
+                    print(f"{case.key}/{case.label}: {str(error)[:150]}", file=sys.stderr)
+                continue
+            if found is not None:
+                inputs[case.key] |= found[0]
+                outputs[case.key] |= found[1]
+            break
+    return (
+        {key: sorted(slots) for key, slots in sorted(inputs.items()) if slots},
+        {key: sorted(slots) for key, slots in sorted(outputs.items()) if slots},
+    )
+
+
+def _look(case: object, computed: bool) -> tuple[set[int], set[int]] | None:
+    """Host inputs and outputs of the case's node; None when it does not run on CUDA."""
+    import onnxruntime as ort
+    from cases import Const
+
+    graph_inputs, nodes, constants, names = [], [], [], []
+    rng = np.random.default_rng(0)
+    for index, item in enumerate(case.inputs):
+        if item is None:
+            names.append("")
+        elif isinstance(item, Const) and not computed:
+            constants.append(numpy_helper.from_array(item.value, f"x{index}"))
+            names.append(f"x{index}")
+        else:
+            value = item.value if isinstance(item, Const) else item.sample(rng)
+            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+            graph_inputs.append(helper.make_tensor_value_info(f"g{index}", kind, value.shape))
+            shape = np.asarray(value.shape, np.int64)
+            constants.append(numpy_helper.from_array(shape, f"s{index}"))
+            # A view: on CUDA for every type.
+            nodes.append(helper.make_node("Reshape", [f"g{index}", f"s{index}"], [f"x{index}"]))
+            names.append(f"x{index}")
+    slots = [k for k in range(case.outputs) if k not in case.absent_outputs]
+    made = [f"y{k}" if k in slots else "" for k in range(case.outputs)]
+    node = helper.make_node(case.op, names, made, name="node", domain=case.domain)
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in case.attributes.items())
+    nodes.append(node)
+    constants.append(numpy_helper.from_array(np.array([-1], np.int64), "flat"))
+    nodes += [
+        helper.make_node("Reshape", [f"y{k}", "flat"], [f"r{k}"], name=f"reader{k}") for k in slots
+    ]
+    graph = helper.make_graph(
+        nodes, "probe", graph_inputs, [onnx.ValueInfoProto(name=f"r{k}") for k in slots], constants
+    )
+    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=11)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "saved.onnx")
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, ["CUDAExecutionProvider"]
+        )
+        saved = onnx.load(options.optimized_model_filepath).graph.node
+    provider = {
+        node.name: part.ep_name
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    }
+    if provider.get("node") != "CUDAExecutionProvider":
+        return None
+    copied = {n.output[0]: n.input[0] for n in saved if n.op_type == "MemcpyToHost"}
+    reads = next(n.input for n in saved if n.name == "node")
+    return (
+        {i for i, name in enumerate(reads) if name in copied or _copied(name, saved)},
+        {k for k in slots if provider.get(f"reader{k}") == "CPUExecutionProvider"},
+    )
+
+
+def _copied(name: str, nodes: list) -> bool:
+    """Whether ``name`` is the host side of a copy (the runtime renames either side)."""
+    return any(n.op_type == "MemcpyToHost" and name in n.output for n in nodes)
+
+
+def _child(out: Path) -> None:
+    import onnxruntime as ort
+
+    inputs, outputs = host_slots()
+    table = {
+        "schema": "memplan.kernels/1",
+        "runtime": f"onnxruntime {ort.__version__}",
+        "provider": "cuda",
+        "source": SOURCE,
+        "host_inputs": inputs,
+        "host_outputs": outputs,
+        "kernels": kernels(),
+    }
+    text = json.dumps(table, indent=1)
+    lines = []
+    for line in text.splitlines():  # one line per row: long, but a change is a change of one line
+        if lines and line.startswith("   "):
+            lines[-1] += line.strip() if lines[-1].endswith(("[", "{")) else " " + line.strip()
+        elif lines and line.startswith("  ]") and "host" not in lines[-1]:
+            lines[-1] += line.strip()
+        else:
+            lines.append(line)
+    out.write_text("\n".join(lines) + "\n")
+
+
+def main() -> int:
+    """Build the stub and look at the provider in a child that runs on it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        _child(options.out)
+        return 0
+    sys.path.insert(0, str(ROOT))
+    from tests.gpu import stub
+
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(stub.build(Path(folder)))}
+        command = [sys.executable, __file__, "--child", "--out", str(options.out)]
+        return subprocess.run(command, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

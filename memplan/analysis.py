@@ -15,6 +15,7 @@ from memplan.model import prepare as model_room
 from memplan.model.bodies import body_models
 from memplan.model.prepare import PreparedModel
 from memplan.model.scan_pairs import ScanPair, find_scan_pairs
+from memplan.recurrent.pairs import RecurrentPair, find_pairs
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
@@ -30,6 +31,10 @@ SCHEMA = "memplan.analysis/1"
 ACCOUNTING_VERSION = 3
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
+_LOOPS_AS_THEY_ARE = (
+    "the floor is that of the loops as they are; with less stored by their steps "
+    "(rewrite --scan-recompute) it may be lower"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Analysis:
     """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
 
     ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
-    there where it was asked for; its buffers are those of ``timeline.allocation``.
+    there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
+    are forward loops with the backward loops that read what they stacked.
     """
 
     path: Path
@@ -70,6 +76,7 @@ class Analysis:
     assumptions: tuple[str, ...]
     placement: Placement | None = None
     scans: tuple[ScanPair, ...] = ()
+    recurrent: tuple[RecurrentPair, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -125,6 +132,7 @@ class Analysis:
             "stash_by_module": _by_module(self.stashes),
             "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
+            "recurrent": [pair.as_json() for pair in self.recurrent],
             "assumptions": list(self.assumptions),
         }
         devices = timeline.devices
@@ -214,6 +222,8 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     timeline = simulate(model.graph, session, model.devices)
     explainer = Explainer(timeline, model.phases, model.modules)
     floor = structural_floor(model.graph, timeline)
+    prepared = model.prepared
+    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -233,8 +243,10 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
             *fallback_notes(model.devices),
             *timeline.assumptions,
             *_caveats(session),
+            *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
         scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
+        recurrent=pairs,
     )
 
 

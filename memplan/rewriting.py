@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan import recurrent_plans as loops
 from memplan.analysis import Analysis, OpenModel, analyze_open, open_model
 from memplan.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.errors import UsageError
@@ -29,6 +30,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.strategies import Search, parse_strategy
 from memplan.profiling import ProfileOptions, profile_open
+from memplan.recurrent.wishes import FIT, NONE
 from memplan.rewriter.apply import apply_plan
 from memplan.rewriter.fences import OLDEST_OPSET
 from memplan.rewriter.plain import PlainModel
@@ -37,7 +39,7 @@ from memplan.rewritten import Rewrite, RewriteOptions, default_output
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.units import parse_size
-from memplan.variants import best_plan, first_plan, variants, with_recomputed_cells
+from memplan.variants import best_plan, first_plan, variants
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "plan_request", "rewrite"]
 
@@ -85,35 +87,60 @@ def rewrite(
     original = _analysis(source, session, options.loss)
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
+    wish = loops.loops_wish(options.scan_recompute, strategy, session)
 
     def plan_one(model: OpenModel) -> Planned:
         alike = model is source and session.name == "tuned"
         analysis = original if alike else analyze_open(model, session)
-        steps = free.run_passes(model, analysis.timeline, passes)
+        costs = given or NodeCosts("estimate", _device(options), options.provider)
+        changes = loops.loop_steps(model, session, wish, costs, budget_bytes, options.loss)
+        choices = [(change,) for change in changes]
+        asked = choices if wish not in (FIT, NONE) else [(), *choices]
+        base = loops.step_seconds(costs, model.graph)
+        share = options.time_limit / len(asked)
+        plan_way = partial(plan_with, analysis, model, share)
+        return loops.best_with_loops(asked, plan_way, lambda planned: _by_cost(planned)[0], base)
+
+    def plan_with(
+        analysis: Analysis, model: OpenModel, share: float, changed: tuple[loops.LoopStep, ...]
+    ) -> Planned:
+        ready = changed[-1].model if changed else model
+        timeline = changed[-1].timeline if changed else analysis.timeline
+        found = free.run_passes(ready, timeline, passes)
+        steps = (*changed, *found)
         ways = [steps]
         if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
             # A published strategy may get on better in the order that it was made for.
             ways.append(free.without_order(steps))
         figures = _by_peak if getattr(strategy, "ignores_budget", False) else _by_cost
-        return best_plan([partial(plan_behind, analysis, model, way) for way in ways], figures)
+        plan_way = partial(plan_behind, analysis, model, share, changed)
+        return best_plan([partial(plan_way, way) for way in ways], figures)
 
     def plan_behind(
-        analysis: Analysis, model: OpenModel, steps: tuple[free.PassStep, ...]
+        analysis: Analysis,
+        model: OpenModel,
+        share: float,
+        changed: tuple[loops.LoopStep, ...],
+        steps: tuple[free.PassStep, ...],
     ) -> Planned:
         ready = steps[-1].model if steps else model
         costs = given or _profiled_costs(ready, budget_bytes, session, options)
         request = plan_request(ready, session, options, budget_bytes, costs)
         if session.name == "default":
-            found = plan_plain(ready, request, strategy, options.time_limit, progress)
-            return analysis, steps, costs, *found
-        plan = make_plan(prepare(request), strategy, options.time_limit, progress)
-        return analysis, steps, costs, plan, None
+            plan, plain = plan_plain(ready, request, strategy, share, progress)
+            return (
+                analysis,
+                steps,
+                costs,
+                loops.with_loops(plan, changed, costs, ready.graph),
+                plain,
+            )
+        plan = make_plan(prepare(request), strategy, share, progress)
+        return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), None
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
     )
-    if options.scan_recompute != "none":
-        attempts = with_recomputed_cells(attempts, options.scan_recompute, options.loss)
     (level, model, notes), (analysis, steps, costs, plan, plain) = first_plan(attempts, plan_one)
     model = steps[-1].model if steps else model
     if plain is not None:

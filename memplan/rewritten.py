@@ -14,6 +14,7 @@ from memplan.model.scan_pairs import ScanPair, find_scan_pairs
 from memplan.passes import run as free
 from memplan.passes.waterfall import WaterfallStep, waterfall
 from memplan.planning.plan import Plan
+from memplan.recurrent_plans import LoopStep, PairChange
 from memplan.rewriter.plain import PlainModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec
@@ -27,7 +28,8 @@ class RewriteOptions:
 
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.run`, ``scan_recompute`` in :mod:`memplan.autodiff.scan_rewrite`.
+    :mod:`memplan.passes.run`, ``scan_recompute`` in
+    :func:`memplan.recurrent_plans.loops_wish`.
     """
 
     budget: SizeSpec
@@ -45,7 +47,7 @@ class RewriteOptions:
     loss: str | None = None
     passes: str = free.ALL
     wrt: tuple[str, ...] = ()
-    scan_recompute: str = "none"
+    scan_recompute: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +91,17 @@ class Rewrite:
         return find_scan_pairs(self.model)
 
     @property
+    def pairs(self) -> tuple[PairChange, ...]:
+        """The loops that were changed: what they stored before, and what after."""
+        return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
+
+    @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
         again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
-        level, cells = self.optimize_level, self.options.scan_recompute
-        treated = [level] if level != "none" else []
-        treated += [f"cells run again: {cells}"] if cells != "none" else []
-        fused = self.optimized.timeline if treated else None
+        fused = self.optimized.timeline if self.optimize_level != "none" else None
         first, last = self.original.timeline, (self.timeline, again)
-        return waterfall(first, fused, ", ".join(treated), self.passes, last)
+        return waterfall(first, fused, self.optimize_level, self.passes, last)
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -125,6 +129,7 @@ class Rewrite:
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,
             "scans": [pair.as_json(self.original.dims) for pair in self.scans],
+            "recurrent": [pair.as_json() for pair in self.pairs],
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),
             "costs": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,37 +59,6 @@ def variants(
         return [("none", source, (note,))]
     fallback: Attempt = ("none", source, ("planned without fusions: with them no plan was found",))
     return [(optimize, model, ()), fallback]
-
-
-def with_recomputed_cells(
-    attempts: Sequence[Attempt], wish: str, loss: str | None
-) -> list[Attempt]:
-    """The same models with tensors of recurrent cells made again instead of stored.
-
-    ``fit`` stands for ``none``, ``auto`` and ``all``, one after the other: what costs less first.
-
-    Raises:
-        UsageError: see :func:`memplan.autodiff.scan_rewrite.recompute_in_scans`.
-    """
-    if wish != "fit":
-        return [_with_recomputed_cells(attempt, wish, loss) for attempt in attempts]
-    found: list[Attempt] = []
-    for each in ("none", "auto", "all"):
-        note = f"recurrent cells: '{each}' is the first of none, auto and all that has a plan"
-        for level, model, notes in attempts:
-            attempt = (level, model, (*notes, note))
-            found.append(attempt if each == "none" else _with_recomputed_cells(attempt, each, loss))
-    return found
-
-
-def _with_recomputed_cells(attempt: Attempt, wish: str, loss: str | None) -> Attempt:
-    from memplan.autodiff.recompute import ScanRecompute
-    from memplan.autodiff.scan_rewrite import recompute_in_scans
-
-    level, model, notes = attempt
-    proto = recompute_in_scans(model.prepared.proto, ScanRecompute(wish))
-    prepared = prepare_model(proto, model.prepared.path, model.prepared.dims)
-    return level, opened(prepared, loss), notes
 
 
 def first_plan(

@@ -40,10 +40,13 @@ from memplan_cli.progress import planning_progress
               help="Only the gradients of these parameters are wanted.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
-@click.option("--scan-recompute", default="none", show_default=True, metavar="NAMES",
-              help="Cell tensors of recurrent layers to make again at every step instead of "
-                   "storing them: all, auto, names as in 'a+b*', or fit (the first of none, auto "
-                   "and all for which there is a plan).")  # fmt: skip
+@click.option(
+    "--scan-recompute",
+    metavar="NAMES",
+    help="What backward loops make again at every step instead of reading what forward loops "
+    "stacked: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget needs; "
+    "the default with --strategy auto).",
+)
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
 @click.option("--profile", is_flag=True,
@@ -70,7 +73,7 @@ def command(
     wrt: tuple[str, ...],
     keep: tuple[str, ...],
     recompute: tuple[str, ...],
-    scan_recompute: str,
+    scan_recompute: str | None,
     reserve: str | None,
     costs: Path | None,
     profile: bool,
@@ -107,7 +110,7 @@ def command(
         time_limit=time_limit,
         keep=keep,
         recompute=recompute,
-        scan_recompute=scan_recompute,
+        scan_recompute=scan_recompute or "",
         costs=costs,
         profile=profile,
         device=device,

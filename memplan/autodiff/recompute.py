@@ -93,7 +93,7 @@ def decide(cell: Cell, wish: ScanRecompute) -> Kept:
         UsageError: an operator could not run again because only some of its outputs are named, or
             because it draws random numbers.
     """
-    constant = _constant(cell)
+    constant = constant_tensors(cell)
     computed = [name for node in cell.nodes for name in node.output if name]
     wish.offered.update(dict.fromkeys(name for name in computed if name not in constant))
     if wish.text == "all":
@@ -103,10 +103,10 @@ def decide(cell: Cell, wish: ScanRecompute) -> Kept:
         chosen = _cheap(cell, constant)
     else:
         chosen = _named(cell, wish)
-    return _trace(cell, chosen | constant)
+    return trace(cell, chosen | constant)
 
 
-def _trace(cell: Cell, chosen: Collection[str]) -> Kept:
+def trace(cell: Cell, chosen: Collection[str]) -> Kept:
     """Walk back from what is needed to what is kept."""
     maker = {name: k for k, node in enumerate(cell.nodes) for name in node.output if name}
     inputs = set(cell.inputs)
@@ -134,7 +134,7 @@ def _trace(cell: Cell, chosen: Collection[str]) -> Kept:
     )
 
 
-def _constant(cell: Cell) -> set[str]:
+def constant_tensors(cell: Cell) -> set[str]:
     """Tensors that are the same at every step."""
     varying = set(cell.inputs)
     found: set[str] = set()

@@ -92,6 +92,13 @@ def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
     return None
 
 
+def folded_constants(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, Array]:
+    """Contents of small constants, and of what is computed from them and from shapes."""
+    values = small_constants(bound.graph)
+    _fold_round(bound, values, dict(types))
+    return values
+
+
 def _fold_round(
     model: onnx.ModelProto,
     values: MutableMapping[str, Array],

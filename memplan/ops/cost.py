@@ -54,7 +54,8 @@ def device_for(provider: str) -> Device:
 
 
 def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
-    """Estimated seconds of every node, by node id."""
+    """Estimated seconds of every node, by node id. Loops: their bodies, as often as they run; of
+    an ``If`` the longer branch."""
     rules = semantics(provider)
     costs = []
     for node in graph.nodes:
@@ -62,11 +63,28 @@ def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
         if is_view and not any(graph.tensors[t].is_output for t in node.writes):
             costs.append(0.0)
             continue
+        if node.id in graph.bodies:
+            costs.append(_inside(graph, node, device, provider) + device.kernel_seconds)
+            continue
         moved = sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
         seconds = max(flops(graph, node) / device.flops_per_second,
                       moved / device.bytes_per_second)  # fmt: skip
         costs.append(seconds + device.kernel_seconds)
     return costs
+
+
+def _inside(graph: Graph, node: Node, device: Device, provider: str) -> float:
+    """Estimated seconds of a control-flow node's bodies; one step where their number is unknown."""
+    found = []
+    for body in graph.bodies[node.id]:
+        once = 0.0
+        if body.graph is None:
+            moved = sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
+            once = moved / device.bytes_per_second
+        else:
+            once = sum(node_costs(body.graph, device, provider))
+        found.append(once * (1 if body.trips is None or body.graph is None else body.trips))
+    return max(found, default=0.0)
 
 
 def is_contraction(op: str) -> bool:

@@ -82,7 +82,7 @@ def render_analysis(
     analysis: Analysis, points: Sequence[FrontierPoint], top: int, details: bool
 ) -> Group:
     """Headline, classes, modules, tensors at the peak, floor and assumptions."""
-    from memplan.report import text_passes
+    from memplan.report import text_passes, text_recurrent
 
     timeline = analysis.timeline
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
@@ -101,6 +101,8 @@ def render_analysis(
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
         parts += [Text(), _module_table(analysis)]
+    for pair in text_recurrent.pair_tables(analysis):
+        parts += [Text(), pair]
     narrower = text_passes.narrowing_table(analysis)
     if narrower is not None:
         parts += [Text(), narrower]
@@ -230,19 +232,20 @@ def print_rewrite(result: Rewrite, color: str = "auto", details: bool = False) -
 
 def render_rewrite(result: Rewrite, details: bool) -> Group:
     """Before and after, extra cost, what is recomputed, and how to load the file."""
-    from memplan.report import text_passes
+    from memplan.report import text_passes, text_recurrent
 
-    plan = result.plan
+    plan, changed = result.plan, text_recurrent.change_table(result)
     after = result.timeline.peak_with_workspace_bytes
-    if plan.clones:
+    if plan.clones or changed is not None:
+        inside = "" if changed is None else " and inside loops"
         first = (
-            f"fits: peak {format_bytes(after)} within the budget, {plan.clones} nodes recomputed, "
+            f"fits: peak {format_bytes(after)} within the budget, {plan.clones} nodes recomputed"
+            f"{inside}, "
             f"{100 * plan.extra_cost_fraction:.2f}% more time "
             + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
     elif result.original.timeline.peak_with_workspace_bytes <= result.budget_bytes:
-        again = "nothing" if result.options.scan_recompute == "none" else "nothing outside of cells"
-        first = f"the budget already holds: peak {format_bytes(after)}, {again} is recomputed"
+        first = f"the budget already holds: peak {format_bytes(after)}, nothing is recomputed"
     else:
         how = "what is free" if result.passes else "node order"
         first = f"fits by {how} alone: peak {format_bytes(after)}, nothing is recomputed"
@@ -251,6 +254,8 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     parts += [Text(), _steps_table(result)]
     if plan.clones:
         parts += [Text(), _recomputed_table(result)]
+    if changed is not None:
+        parts += [Text(), changed]
     parts.append(Text())
     parts.append(
         Text(

@@ -210,13 +210,16 @@ def _node_event(event: dict[str, Any]) -> dict[str, Any]:
 def _base(events: list[dict[str, Any]]) -> int:
     """Bytes in use before the first node of a run: small initializers.
 
-    The runtime keeps initializers of 128 B and more outside the arena that it profiles.
+    The runtime keeps initializers of 128 B and more outside the arena that it profiles. Nodes of a
+    loop's body are listed before the loop, so the least that was in use before any node counts.
     """
-    if not events:
-        return 0
-    arguments = events[0]["args"]
-    return int(arguments.get("mem_bytes_requested_in_use", 0)) - int(
-        arguments.get("mem_requested_in_use_delta", 0)
+    return min(
+        (
+            int(event["args"].get("mem_bytes_requested_in_use", 0))
+            - int(event["args"].get("mem_requested_in_use_delta", 0))
+            for event in events
+        ),
+        default=0,
     )
 
 

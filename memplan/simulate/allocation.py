@@ -164,7 +164,7 @@ class _Planner:
                     len(buffers),
                     root,
                     tuple(members),
-                    tensor.nbytes,
+                    0 if written_outside(graph, tensor) else tensor.nbytes,
                     birth,
                     death,
                     tensor.is_output,
@@ -184,6 +184,11 @@ def passes_through(graph: Graph, tensor: int) -> bool:
         return False
     source = graph.nodes[producer].inputs[0]
     return graph.tensors[source].kind is TensorKind.INPUT and source != graph.inputs[0]
+
+
+def written_outside(graph: Graph, tensor: Tensor) -> bool:
+    """Whether the tensor lies in memory of the node around: outputs of a Scan's body."""
+    return graph.parent_op == "Scan" and tensor.is_output
 
 
 def is_resident(tensor: Tensor) -> bool:

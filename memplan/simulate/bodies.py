@@ -2,16 +2,20 @@
 
 Loop follows ONNX Runtime's ``loop.cc``: the body runs as a graph of its own; its state outputs
 feed the next iteration while they are replaced; its scan outputs are kept one by one and
-concatenated into the node's output at the end, so they are in memory twice for a moment. Scan
-follows ``scan_utils.cc``: its outputs are allocated in front, and the body writes its slices into
-them; states alternate between two buffers until the last step, which writes the final ones; what is
-not scanned along axis 0 is transposed beside. If is counted conservatively: the larger branch.
+concatenated into the node's output at the end, so they are in memory twice for a moment.
+
+Scan follows ``scan_9.cc`` and ``scan_utils.cc``: the node's outputs are there from its start, and
+the body writes its slices and last states into them. States go to and fro between two temporary
+tensors (one, where there are two steps). A sequence that is read or written along another axis than
+the first is transposed as a whole.
+
+If is counted conservatively: the largest body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memplan.graph.types import ABSENT, Body, Graph, Node
 from memplan.simulate.allocation import passes_through
@@ -62,78 +66,59 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
                 inner, with_workspace = max(inner, guess), max(with_workspace, guess)
                 continue
             if node.op == "Scan":
-                carried, stacked = _scan_buffers(node, body, body.graph), _transposed(graph, node)
-                dynamic, total = peak(_writing_outside(body.graph), session)
-            else:
-                carried, stacked = _held(node, body, body.graph)
-                dynamic, total = peak(body.graph, session)
+                own = 0  # its outputs are there from the start, and the body writes into them
+            carried, stacked = _held(graph, node, body)
+            dynamic, total = peak(body.graph, session)
             counters = _LOOP_COUNTERS if node.op == "Loop" else 0
             inner = max(inner, dynamic + carried + stacked + counters)
             with_workspace = max(with_workspace, total + carried + stacked + counters)
-            kept = max(kept, _kept_at_end(node, body, body.graph))
+            kept = max(kept, _kept_at_end(graph, node, body))
             notes.append(_note(node, body))
         nbytes[index] = max(0, inner - own)
         closing[index] = max(0, max(with_workspace - own, kept) - nbytes[index])
     return Inside(nbytes, closing, tuple(notes))
 
 
-def _held(node: Node, body: Body, graph: Graph) -> tuple[int, int]:
-    """Bytes that the iterations before the last one left: states, and stacked scan outputs."""
+def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
+    """Bytes beside the body while it runs: states, and stacked scan outputs (of a Loop) or
+    transposed sequences (of a Scan)."""
+    assert body.graph is not None
+    trips = body.trips if body.trips is not None else 1
     if node.op == "If":
         return 0, 0
-    outputs = graph.outputs[1:]
-    states = _state_count(node)
-    trips = body.trips if body.trips is not None else 1
+    if node.op == "Scan":
+        states = sum(outer.tensors[t].nbytes for t in node.inputs[: _state_count(node)])
+        buffers = 2 if body.trips is None else min(max(trips - 1, 0), 2)
+        return buffers * states, _transposed(outer, node, node.inputs, "input")
     if trips < 2 and body.trips is not None:
         return 0, 0
-    carried = _made_bytes(graph, outputs[:states])
-    carried += _made_bytes(graph, graph.outputs[:1])  # the condition
-    stacked = (trips - 1) * sum(graph.tensors[t].nbytes for t in outputs[states:])
+    outputs, count = body.graph.outputs[1:], _state_count(node)
+    carried = _made_bytes(body.graph, (*outputs[:count], body.graph.outputs[0]))  # the condition
+    stacked = (trips - 1) * sum(body.graph.tensors[t].nbytes for t in outputs[count:])
     return carried, stacked
 
 
-def _scan_buffers(node: Node, body: Body, graph: Graph) -> int:
-    """The buffers between which the states of a Scan alternate: none for one step, one for two."""
-    states = sum(graph.tensors[t].nbytes for t in graph.outputs[: _state_count(node)])
-    return states * min(2, max(0, (body.trips if body.trips is not None else 3) - 1))
+def _transposed(outer: Graph, node: Node, tensors: tuple[int, ...], kind: str) -> int:
+    """Scan only: bytes of the sequences whose axis of steps is not the first."""
+    axes = node.attributes.get(f"scan_{kind}_axes", [])
+    assert isinstance(axes, list)
+    sequences = zip(tensors[_state_count(node) :], axes, strict=False)
+    return sum(outer.tensors[t].nbytes for t, axis in sequences if t != ABSENT and axis)
 
 
-def _transposed(graph: Graph, node: Node) -> int:
-    """Copies of a Scan's sequences that do not have their steps along axis 0."""
-    states = _state_count(node)
-    total = 0
-    for name, tensors in (
-        ("scan_input_axes", node.inputs[states:]), ("scan_output_axes", node.outputs[states:]),
-    ):  # fmt: skip
-        axes = node.attributes.get(name) or []
-        assert isinstance(axes, list)
-        for axis, tensor in zip(axes, tensors, strict=False):
-            if axis and tensor != ABSENT:
-                total += graph.tensors[tensor].nbytes
-    return total
-
-
-def _writing_outside(graph: Graph) -> Graph:
-    """A body whose outputs are slices of buffers that the node around it has allocated."""
-    outputs = set(graph.outputs)
-    return replace(
-        graph,
-        tensors=tuple(
-            replace(tensor, nbytes=0) if tensor.id in outputs else tensor
-            for tensor in graph.tensors
-        ),
-    )
-
-
-def _kept_at_end(node: Node, body: Body, graph: Graph) -> int:
-    """Loop only: states and scan outputs, still there while they are copied to the outputs."""
+def _kept_at_end(outer: Graph, node: Node, body: Body) -> int:
+    """What is still there while the node's outputs are made of it: states and scan outputs of a
+    Loop; what a Scan transposes into its outputs."""
+    if node.op == "Scan":
+        return sum(_held(outer, node, body)) + _transposed(outer, node, node.outputs, "output")
     if node.op != "Loop":
         return 0
-    outputs = graph.outputs[1:]
+    assert body.graph is not None
+    outputs = body.graph.outputs[1:]
     states = _state_count(node)
     trips = body.trips if body.trips is not None else 1
-    stacked = trips * sum(graph.tensors[t].nbytes for t in outputs[states:])
-    return stacked + _made_bytes(graph, outputs[:states])
+    stacked = trips * sum(body.graph.tensors[t].nbytes for t in outputs[states:])
+    return stacked + _made_bytes(body.graph, outputs[:states])
 
 
 def _made_bytes(graph: Graph, tensors: tuple[int, ...]) -> int:

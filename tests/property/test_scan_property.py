@@ -11,10 +11,9 @@ from gradients import check, draw, runtime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
+from recurrent_pairs import recompute_in_scans
 
 import memplan
-from memplan.autodiff.recompute import ScanRecompute
-from memplan.autodiff.scan_rewrite import recompute_in_scans
 
 STEPS, WIDTH = 3, 2
 UNARY = ("Tanh", "Sigmoid", "Sin", "Identity", "Neg")
@@ -95,7 +94,7 @@ def test_random_cells(model: onnx.ModelProto, wish: str) -> None:
         return
     check((model, feeds), xs=xs, ys=ys, run=runtime, recompute=wish)
     plain = memplan.gradients(model, ys, xs)
-    again = recompute_in_scans(plain, ScanRecompute("all"))
+    again = recompute_in_scans(plain, "all")
     before, after = runtime(plain, feeds), runtime(again, feeds)
     for name, array in before.items():
         assert np.array_equal(array, after[name], equal_nan=True), name

@@ -1,15 +1,21 @@
-"""The networks behind the large training graphs that were exported from PyTorch, and their forward
-graphs.
+"""Forward graphs of the networks behind the large training graphs that PyTorch exported.
 
-Architectures, sizes and names of parameters are those of torchvision's ResNet-50, of the U-Net
-paper with batch norm, and of Hugging Face's GPT-2 and BERT. Needs PyTorch.
+Architectures and sizes are those of torchvision's ResNet-50, of the U-Net paper with batch norm,
+and of Hugging Face's GPT-2 and BERT. Weights are graph inputs: the files are small. Needs PyTorch:
+
+    python -m benchmarks.lean_nets DIR
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
+import sys
 import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -80,7 +86,7 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = [64 << level for level in range(5)]
-        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        pairs = list(pairwise(widths))
         self.inc = _double(3, widths[0])
         self.down = nn.ModuleList(_double(fine, coarse) for fine, coarse in pairs)
         self.up = nn.ModuleList(
@@ -255,8 +261,8 @@ class _Functional(nn.Module):
         return (loss, *state.values())
 
 
-def forward_graph(name: str, opset: int = 20) -> tuple[onnx.ModelProto, str, list[str]]:
-    """The forward graph, its loss, and the inputs that are parameters; it holds no weights."""
+def forward_graph(name: str, opset: int = 20) -> onnx.ModelProto:
+    """The forward graph: its first output is the loss; metadata name the inputs to train."""
     module, inputs = batch(name)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     names = [*parameters, *buffers, *(f"batch_{k}" for k in range(len(inputs)))]
@@ -273,4 +279,26 @@ def forward_graph(name: str, opset: int = 20) -> tuple[onnx.ModelProto, str, lis
         assert program is not None
         program.save(buffer)
     model = onnx.load_from_string(buffer.getvalue())
-    return model, model.graph.output[0].name, list(parameters)
+    model.metadata_props.add(key="parameters", value="\n".join(parameters))
+    return model
+
+
+NAMES = (
+    "resnet50_bs32_224", "unet_bs8_512", "gpt2_small_bs8_seq1024", "bert_base_bs16_seq512",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write ``NAME.onnx`` for every network."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lean_nets")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args(argv).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        onnx.save(forward_graph(name), folder / f"{name}.onnx")
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -131,6 +131,22 @@ def placement(record: dict[str, Any]) -> list[str]:
     return table(["instance", "buffers", "max-live", "height", "within capacity", "seconds"], rows)
 
 
+def lean(record: dict[str, Any]) -> list[str]:
+    """Generated training graphs beside exported ones: ours, and theirs in parentheses."""
+    pairs: dict[str, dict[str, Row]] = {}
+    for row in record["results"]:
+        pairs.setdefault(row["graph"], {})[row["made_by"]] = row
+    rows = []
+    for graph, made in pairs.items():
+        ours, theirs = made["memplan grad"], made["PyTorch"]
+        sizes = ("stash_bytes", "peak_bytes", "peak_with_workspace_bytes")
+        cells = [f"{ours[k] / 1e9:.2f} ({theirs[k] / 1e9:.2f})" for k in sizes]
+        counts = [f"{ours[k]:,} ({theirs[k]:,})" for k in ("nodes", "backward_nodes")]
+        rows.append([graph, *cells, *counts, f"{ours['seconds']:.2f}"])
+    head = ["graph", "stash GB", "peak GB", "with workspace", "nodes", "backward nodes", "seconds"]
+    return table(head, rows)
+
+
 def recurrent(record: dict[str, Any]) -> list[str]:
     """A row per layer and setting."""
     rows = [
@@ -254,6 +270,18 @@ nodes, under the profiler. *Over tuned*: the first run against the same file in 
 """
 
 
+LEAN = """
+## Generated training graphs
+
+`memplan grad` beside training graphs of the same networks at the same batch that PyTorch exported
+(traced with autograd, decomposed, standard operators); theirs in parentheses. Stash is what the
+forward part keeps for the backward part; peaks are predicted, without weights and inputs, for a
+tuned session on the CPU. Nothing was run. `benchmarks/lean_nets.py` exports the forward graphs;
+PyTorch's GPT-2 and BERT graphs also compute attention masks from their inputs, in 16 and 4 nodes.
+
+"""
+
+
 def document() -> list[str]:
     """The whole page."""
     fixed, free = load("public_fixed"), load("public_free")
@@ -261,6 +289,7 @@ def document() -> list[str]:
         load(name) for name in ("training_graphs", "training_marks", "training_lstm2")
     ]
     grown, placed, loops = load("scale"), load("placement"), load("recurrent")
+    generated = load("lean_gradients")
     sessions, tight = load("plain_sessions"), load("plain_tightest")
     return [
         INTRODUCTION,
@@ -293,6 +322,9 @@ def document() -> list[str]:
         "The challenging instances of MiniMalloc (ASPLOS 2023).\n",
         *placement(placed),
         f"\n{origin(placed)}",
+        LEAN.rstrip("\n") + "\n",
+        *lean(generated),
+        f"\n{origin(generated)}",
     ]
 
 

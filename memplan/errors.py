@@ -5,7 +5,8 @@
     ├── ModelError               3  the file is not a model that memplan can read or plan
     ├── LockError                3  the lock file is broken
     ├── InfeasibleError          4  no plan keeps the budget
-    └── RuntimeUnavailableError  5  no CUDA, ONNX Runtime missing, or a run failed
+    └── RuntimeUnavailableError  5  ONNX Runtime missing, or a run failed
+        └── ProviderMissingError 5  CUDA was asked for and does not start
 
 A finding (a regression, outputs that differ, a budget that was broken) is not an exception: the
 command reports it and exits 1.
@@ -61,3 +62,7 @@ class RuntimeUnavailableError(MemplanError):
     """ONNX Runtime, a provider or a run failed for a reason outside the model's contents."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class ProviderMissingError(RuntimeUnavailableError):
+    """The execution provider that was asked for does not start on this machine."""

@@ -27,10 +27,12 @@ from memplan.simulate.session import SessionKind
 class Loaded:
     """``model`` as a plain session holds it, nodes in the order in which they run.
 
-    ``gone`` and ``new``: names of nodes that only the file or only the session has.
+    ``gone`` and ``new``: names of nodes that only the file or only the session has. If there are
+    none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in.
     """
 
     model: OpenModel
+    kind: SessionKind
     gone: tuple[str, ...]
     new: tuple[str, ...]
 
@@ -70,7 +72,12 @@ def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -
         held = on_devices(shown, session, loss)
     before = {node.name for node in model.graph.nodes}
     after = {node.name for node in held.graph.nodes}
-    return Loaded(held, tuple(sorted(before - after)), tuple(sorted(after - before)))
+    if before == after:
+        own = on_devices(model, session, loss) if session.provider == "cuda" else model
+        return Loaded(own, session, (), ())
+    # Nodes are listed where they run; the indices of those that the runtime made are not known.
+    kind = replace(session, priority_order=True)
+    return Loaded(held, kind, tuple(sorted(before - after)), tuple(sorted(after - before)))
 
 
 def analyze_as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Analysis:
@@ -80,13 +87,12 @@ def analyze_as_loaded(model: OpenModel, session: SessionKind, loss: str | None =
     so.
     """
     try:
-        held = as_loaded(model, session, loss).model
+        held = as_loaded(model, session, loss)
     except (RuntimeUnavailableError, MemplanError) as error:
         analysis = analyze_open(model, session)
         note = f"the runtime could not be asked how it loads the file: {error.message}"
         return replace(analysis, assumptions=(*analysis.assumptions, note))
-    # The file that was saved is in the order of a default session already.
-    found = analyze_open(held, replace(session, priority_order=True))
+    found = analyze_open(held.model, held.kind)
     return replace(
         found,
         session=session,

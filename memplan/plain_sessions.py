@@ -197,8 +197,7 @@ def load_notes(model: onnx.ModelProto, budget: int, session: SessionKind) -> lis
         return ["not checked against what ONNX Runtime makes of the file when it loads it"]
     if held.unchanged:
         return []
-    # What was saved is in the order of a default session already.
-    timeline = simulate(held.model.graph, replace(session, priority_order=True))
+    timeline = simulate(held.model.graph, held.kind)
     peak = timeline.peak_with_workspace_bytes
     verdict = "within the budget" if peak <= budget else "OVER THE BUDGET"
     names = ", ".join((*held.gone, *held.new)[:3])

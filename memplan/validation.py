@@ -234,12 +234,11 @@ def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline |
         held = on_devices(model, kind)
         return simulate(held.graph, kind, held.devices)
     try:
-        held = as_loaded(model, kind).model
+        loaded = as_loaded(model, kind)
     except MemplanError as error:
         bench.notes.append(f"no prediction for {model.prepared.path.name}: {error.message}")
         return None
-    # What was saved is in the order of a default session already.
-    return simulate(held.graph, replace(kind, priority_order=True), held.devices)
+    return simulate(loaded.model.graph, loaded.kind, loaded.model.devices)
 
 
 def _judge_equality(

@@ -10,7 +10,13 @@ from typing import TypeVar
 import onnx
 
 from memplan.analysis import OpenModel, opened
-from memplan.errors import InfeasibleError, MemplanError, RuntimeUnavailableError, UsageError
+from memplan.errors import (
+    InfeasibleError,
+    MemplanError,
+    ProviderMissingError,
+    RuntimeUnavailableError,
+    UsageError,
+)
 from memplan.graph.marks import carry_marks
 from memplan.model.external import external_tensors
 from memplan.model.prepare import prepare as prepare_model
@@ -42,6 +48,9 @@ def variants(
         return [("none", source, (note,))]
     try:
         model, lost = _optimized(source, optimize, provider, loss)
+    except ProviderMissingError as error:
+        hint = f"{error.hint}; --optimize none plans without it"
+        raise ProviderMissingError(error.message, hint) from None
     except (RuntimeUnavailableError, MemplanError) as error:
         note = f"not optimized offline: {error.message}"
         return [("none", source, (note,))]

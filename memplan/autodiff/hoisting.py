@@ -65,7 +65,7 @@ class _State:
         self.held = {self.root.get(name, name) for name in held}
 
     def round(self) -> set[str]:
-        """Move every group of nodes that alone keep a buffer, and make less than it is."""
+        """Move every group of nodes that alone keep some buffers, and make far less than those."""
         made = {
             name for node in self.nodes if node.name not in self.backward for name in node.output
         }
@@ -77,25 +77,32 @@ class _State:
                 for root in {self.root[name] for name in names}:
                     readers.setdefault(root, []).append(node)
         found: set[str] = set()
-        for root, group in readers.items():
-            free = all(above.isdisjoint(node.input) and not captured_names(node) for node in group)
-            if free and root not in self.held and self._is_smaller(group, root):
-                found |= {node.name for node in group}
+        for group in readers.values():
+            names = {node.name for node in group}
+            if any(not above.isdisjoint(node.input) or captured_names(node) for node in group):
+                continue
+            roots = {self.root[name] for node in group for name in node.input if name in made}
+            freed = [
+                root for root in roots - self.held if {node.name for node in readers[root]} <= names
+            ]
+            kept = [name for node in group for name in node.output if name]
+            if self._are_smaller(kept, freed):
+                found |= names
         self.backward -= found
         return found
 
-    def _is_smaller(self, group: Sequence[onnx.NodeProto], root: str) -> bool:
-        """Whether the results of all these nodes together are smaller than one tensor."""
-        outputs = [name for node in group for name in node.output if name]
-        known = [self.types.get(name, UNKNOWN) for name in (root, *outputs)]
+    def _are_smaller(self, some: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether some tensors are together at most half as large as others are."""
+        names = [*some, *others]
+        known = [self.types.get(name, UNKNOWN) for name in names]
         if any(kind.dtype == 0 or kind.shape is None for kind in known):
             return False
-        widths = [helper.tensor_dtype_to_np_dtype(kind.dtype).itemsize for kind in known]
-        if len({kind.shape for kind in known}) == 1:  # whatever the dimensions turn out to be
-            return sum(widths[1:]) < widths[0]
-        counts = [kind.elements for kind in known]
-        sizes = [n * width for n, width in zip(counts, widths, strict=True) if n is not None]
-        return len(sizes) == len(known) and sum(sizes[1:]) < sizes[0]
+        sizes = [helper.tensor_dtype_to_np_dtype(kind.dtype).itemsize for kind in known]
+        if len({kind.shape for kind in known}) > 1:  # else, whatever the dimensions turn out to be
+            counts = [kind.elements for kind in known]
+            sizes = [n * width for n, width in zip(counts, sizes, strict=True) if n is not None]
+        split = len(some)
+        return len(sizes) == len(names) and 0 < 2 * sum(sizes[:split]) <= sum(sizes[split:])
 
 
 def _in_order(nodes: Sequence[onnx.NodeProto], moved: Collection[str]) -> list[onnx.NodeProto]:

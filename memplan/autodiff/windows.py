@@ -63,7 +63,7 @@ class Windows:
             rest = further[axis] if further else 0
             if isinstance(size, int) and isinstance(count, int):
                 rest = max(rest + self.reach(axis, count) - size, 0)
-            elif self.strides[axis] == 1 and size == count:
+            elif self.strides[axis] == 1 and isinstance(size, str):  # as many windows as places
                 rest += self.span(axis) - 1
             else:
                 raise ModelError(
@@ -118,13 +118,14 @@ def spread(
     This is the transpose of a convolution. ``shape`` is that of the result; ``like`` is a tensor of
     that shape, where spatial sizes may be symbolic.
     """
-    behind, further, fits = [], [], True
+    behind, further, loose = [], [], []
     for axis, (size, count) in enumerate(zip(shape[2:], grad.shape[2:], strict=True)):
-        rest = windows.behind[axis]
+        rest, step = windows.behind[axis], windows.strides[axis]
         if isinstance(size, int) and isinstance(count, int):
             rest = windows.reach(axis, count) - windows.before[axis] - size
-        else:
-            fits = fits and windows.strides[axis] == 1
+        elif step > 1:  # how far the last window is from the end is not known: at most step - 1
+            rest = 1 - step
+            loose.append(2 + axis)
         behind.append(max(rest, 0))
         further.append(max(-rest, 0))
     result = ctx.op(
@@ -136,19 +137,12 @@ def spread(
         pads=[*windows.before, *behind],
         output_padding=further if any(further) else None,
         group=group if group != 1 else None,
-        result=TensorType(grad.dtype, shape) if fits else None,
+        result=None if loose else TensorType(grad.dtype, shape),
     )
-    if fits:
+    if not loose:
         return result
     assert like is not None
-    return _fitted(ctx, result, like)
-
-
-def _fitted(ctx: Context, value: Value, like: Value) -> Value:
-    """``value`` in the size of ``like``, which is known at run time only: zeros at the end."""
-    lacks = ctx.shape_of(like) - ctx.op("Shape", value)
-    pads = ctx.op("Concat", ctx.const([0] * like.rank), lacks, axis=0)
-    return ctx.op("Pad", value, pads, result=like.type)
+    return ctx.slice(result, [0] * len(loose), ctx.dims(like, loose), loose, result=like.type)
 
 
 def correlate(
@@ -260,15 +254,19 @@ def _convolved(
     ``spare`` leading spatial axes are no axes of the windows.
     """
     behind, cut = [], []
+    shape: list[Dim] = [whole.shape[0], kernel.shape[0], *whole.shape[2 : 2 + spare]]
     for axis in range(windows.rank):
         size, count = image.shape[2 + axis], marks.shape[2 + axis]
-        unused, pad = 0, windows.behind[axis]
+        pad, places, step = windows.behind[axis], windows.kernel[axis], windows.dilations[axis]
         if isinstance(size, int) and isinstance(count, int):
             unused = size + windows.before[axis] + pad - windows.reach(axis, count)
-        elif windows.strides[axis] > 1:
-            cut.append(axis)
-        behind.append(max(pad - unused, 0))
-        if unused - pad >= windows.dilations[axis]:
+            pad, more = max(pad - unused, 0), max(unused - pad, 0) // step
+            shape.append(places + more)
+        else:
+            more = windows.strides[axis] - 1
+            shape.append("" if more else places)
+        behind.append(pad)
+        if more:
             cut.append(axis)
     ones, zeros = [1] * spare, [0] * spare
     found = ctx.op(
@@ -279,13 +277,13 @@ def _convolved(
         dilations=[*ones, *windows.strides],
         pads=[*zeros, *windows.before, *zeros, *behind],
         group=groups if groups != 1 else None,
+        result=TensorType(whole.dtype, tuple(shape)),
     )
     if not cut:
         return found
-    sizes = [windows.kernel[axis] for axis in cut]
     axes = [2 + spare + axis for axis in cut]
-    shape: list[Dim] = list(found.shape)
-    for axis, kept in zip(axes, sizes, strict=True):
-        shape[axis] = kept
-    kind = TensorType(found.dtype, tuple(shape))
-    return ctx.slice(found, [0] * len(cut), sizes, axes, result=kind)
+    for axis in cut:
+        shape[2 + spare + axis] = windows.kernel[axis]
+    ends = [windows.kernel[axis] for axis in cut]
+    kept = TensorType(found.dtype, tuple(shape))
+    return ctx.slice(found, [0] * len(cut), ends, axes, result=kept)

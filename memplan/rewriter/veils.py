@@ -46,15 +46,15 @@ def all_veils(
 ) -> list[Veil]:
     """A veil for every dense graph input and constant that a node reads.
 
-    In the order in which they are given up: constants from the largest to the smallest, then
-    graph inputs from the last to the first (the batch usually comes first or last; the small
-    constants are mostly shapes).
+    In the order in which they are given up: whole numbers first (they are mostly shapes, which a
+    GPU would have to hand back to the host behind a veil), then other constants from the largest to
+    the smallest, then graph inputs from the last to the first.
     """
     read = {name for node in graph.node for _, name in data_inputs(node)}
     constants = [t.name for t in graph.initializer]
     constants += [n.output[0] for n in graph.node if n.op_type == "Constant"]
     size = {name: math.prod(types[name].shape or ()) for name in constants if name in types}
-    constants.sort(key=lambda name: -size.get(name, 0))
+    constants.sort(key=lambda name: (not _is_whole(types.get(name)), -size.get(name, 0)))
     inputs = [value.name for value in reversed(graph.input) if value.name not in set(constants)]
     fixed = _fixed(graph, set(constants))
     # The runtime merges equal constants, and then their veils.
@@ -67,6 +67,10 @@ def all_veils(
         Veil(tuple(names), curtain.hide(names[0], 0, "veil"), not fixed.isdisjoint(names))
         for names in equal.values()
     ]
+
+
+def _is_whole(value: ValueType | None) -> bool:
+    return value is not None and value.dtype in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def _contents(graph: onnx.GraphProto) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
-from memplan.errors import RuntimeUnavailableError
+from memplan.errors import ProviderMissingError, RuntimeUnavailableError
 from memplan.runtime.failures import INSTALL_CUDA
 from memplan.runtime.gpu import Gpu, find_gpu
 from memplan.runtime.measure import run_child
@@ -131,7 +131,7 @@ def require(provider: str) -> None:
         return
     gpu = find_gpu()
     if isinstance(gpu, str):
-        raise RuntimeUnavailableError(f"CUDA was asked for, but there is {gpu}", INSTALL_CUDA)
+        raise ProviderMissingError(f"CUDA was asked for, but there is {gpu}", INSTALL_CUDA)
     start(provider)
 
 

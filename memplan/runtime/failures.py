@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memplan.errors import RuntimeUnavailableError
+from memplan.errors import ProviderMissingError, RuntimeUnavailableError
 from memplan.units import format_bytes
 
 _ASKED = re.compile(
@@ -50,7 +50,7 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
         if "did not start" in line or "not in available" in line or any(d in line for d in _DRIVER):
             reason = _CUDA.search(line)
             because = f": {reason[0].strip()}" if reason else ""
-            return RuntimeUnavailableError(
+            return ProviderMissingError(
                 "CUDA was asked for but ONNX Runtime's CUDA provider did not start" + because,
                 INSTALL_CUDA,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Memplan
+from conftest import SAMPLES, Memplan
 
 from memplan.runtime.gpu import find_gpu
 
@@ -46,3 +46,13 @@ def test_absent_cuda_says_what_to_install(memplan: Memplan, form: str) -> None:
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: CUDA was asked for")
     assert "onnxruntime-gpu" in hint
+
+
+@pytest.mark.skipif(not isinstance(find_gpu(), str), reason="this machine has a GPU")
+def test_a_plan_for_absent_cuda_needs_no_optimizer_only_when_told(memplan: Memplan) -> None:
+    model = SAMPLES / "mlp_adamw.onnx"
+    common = ("rewrite", model, "--budget", "95%", "--provider", "cuda", "--dry-run")
+    done = memplan(*common)
+    assert done.returncode == 5
+    assert "--optimize none" in done.stderr.splitlines()[1]
+    assert memplan(*common, "--optimize", "none", "--strategy", "greedy").returncode == 0

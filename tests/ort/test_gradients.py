@@ -29,6 +29,7 @@ GUARDED = {
     "broadcast": ("x[64,64]", "m[64]", "Mul(a, m)"),
     "bmm": ("x[4,64,32]", "m[4,32,1]", "MatMul(a, m)"),
     "addmm": ("x[64,32]", "m[32,32]", "Gemm(a, m, x0)"),
+    "conv": ("x[2,4,16,16]", "m[4,4,3,3]", "Conv<pads = [1, 1, 1, 1]>(a, m)"),
     "where": ("x[64,64]", "m[64,64]", "Where(c, a, m)"),
 }
 
@@ -67,7 +68,7 @@ def test_nothing_is_kept_that_no_gradient_needs(case: str) -> None:
     before, after = (analyze_open(m, session_kind("tuned", "cpu")) for m in (plain, trained))
     assert after.stashes == ()
     assert Phase.BACKWARD in trained.phases.of
-    wanted = before.timeline.dynamic_peak_bytes + (4 if case in ("bmm", "addmm") else 0)
+    wanted = before.timeline.dynamic_peak_bytes + (4 if case in ("bmm", "addmm", "conv") else 0)
     assert after.timeline.dynamic_peak_bytes == wanted
     constants = after.timeline.resident_bytes - before.timeline.resident_bytes
     assert constants <= 64

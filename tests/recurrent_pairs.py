@@ -132,8 +132,8 @@ def reopened(model: onnx.ModelProto) -> OpenModel:
 
 
 def recompute_in_scans(model: onnx.ModelProto, wish: str, **dims: int) -> onnx.ModelProto:
-    """A training graph in which named tensors of pairs are made again instead of stored; as it is if
-    it has no pairs."""
+    """A training graph in which named tensors of pairs are made again instead of stored; the same
+    if it has no pairs."""
     before = opened(prepare(model, Path("test.onnx"), dims))
     steps = steps_of(before)
     if not steps:

@@ -101,8 +101,7 @@ def render_analysis(
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:
         parts += [Text(), _module_table(analysis)]
-    for pair in text_recurrent.pair_tables(analysis):
-        parts += [Text(), pair]
+    parts += [row for table in text_recurrent.pair_tables(analysis) for row in (Text(), table)]
     narrower = text_passes.narrowing_table(analysis)
     if narrower is not None:
         parts += [Text(), narrower]
@@ -237,10 +236,9 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     plan, changed = result.plan, text_recurrent.change_table(result)
     after = result.timeline.peak_with_workspace_bytes
     if plan.clones or changed is not None:
-        inside = "" if changed is None else " and inside loops"
+        nodes = f"{plan.clones} nodes recomputed" + (" and inside loops" if changed else "")
         first = (
-            f"fits: peak {format_bytes(after)} within the budget, {plan.clones} nodes recomputed"
-            f"{inside}, "
+            f"fits: peak {format_bytes(after)} within the budget, {nodes}, "
             f"{100 * plan.extra_cost_fraction:.2f}% more time "
             + ("(from measured seconds)" if result.measured_nodes else "(estimated)")
         )
@@ -254,8 +252,7 @@ def render_rewrite(result: Rewrite, details: bool) -> Group:
     parts += [Text(), _steps_table(result)]
     if plan.clones:
         parts += [Text(), _recomputed_table(result)]
-    if changed is not None:
-        parts += [Text(), changed]
+    parts += [Text(), changed] if changed else []
     parts.append(Text())
     parts.append(
         Text(

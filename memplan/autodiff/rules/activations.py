@@ -150,6 +150,5 @@ def gelu(ctx: Context) -> Gradients:
         s = ctx.op("Sigmoid", x * (square * (a * b) + a))
         slope = x * (square * (3 * a * b) + a)
         return (ctx.dy * (s * ((1 - s) * slope + 1)),)
-    cdf = (ctx.op("Erf", x * math.sqrt(0.5)) + 1) * 0.5
-    density = ctx.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return (ctx.dy * (cdf + x * density),)
+    slope = x * (ctx.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi)))
+    return (ctx.dy * (slope + (ctx.op("Erf", x * math.sqrt(0.5)) + 1) * 0.5),)

@@ -151,7 +151,7 @@ PAIRS = """
 ## Pairs of loops
 
 `benchmarks/recurrent_pairs.py` rewrites training graphs of 200 steps, batch 16, hidden 512, that
-store all that the backward loop reads: an ONNX `LSTM` and a cell written by hand in a `Scan`. Stored
+store all that the backward loop reads: an ONNX `LSTM` and a cell of our own in a `Scan`. Stored
 is what the backward loop reads of what the forward loop stacks, per step; peaks are measured by
 `memplan validate` on the CPU, tuned sessions, both with the same fusions. Extra time is estimated.
 """

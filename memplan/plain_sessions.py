@@ -27,7 +27,7 @@ SEARCH_SECONDS = 5.0
 """When the search for the fewest veils and pins ends."""
 
 _ATTEMPTS = 6
-_LOADS = 3
+_LOADS = 4
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
 _UNBOUNDED = 1 << 62
@@ -43,7 +43,7 @@ def plan_plain(
     """Plan ``request`` so that the budget holds in a plain session.
 
     In the first run and in every later one, where a plan for that is found; else in the first one
-    (``PlainModel.later`` tells what the others need).
+    (``PlainModel.later`` tells what the others need, and its notes say so).
 
     Args:
         model: what is planned.
@@ -127,14 +127,14 @@ def _finished(draft: Draft, limits: Limits) -> PlainModel:
     reader, which makes new patterns), pins on them prevent that.
     """
     needed: frozenset[str] = frozenset()
-    result = finish(draft, limits, SEARCH_SECONDS)
     for _ in range(_LOADS):
+        result = finish(draft, limits, SEARCH_SECONDS, needed)
         held = _held(result.model, draft.kind)
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
         needed |= frozenset(held.gone)
-        result = finish(draft, limits, SEARCH_SECONDS, needed)
-    return result
+    notes = (*_later_notes(result, limits.first), *_load_notes(held, limits.first))
+    return replace(result, notes=notes)
 
 
 def _held(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
@@ -172,7 +172,7 @@ def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:
     return Draft(planned, types, model.prepared.dims, session)
 
 
-def plain_notes(plain: PlainModel, budget: int) -> list[str]:
+def _later_notes(plain: PlainModel, budget: int) -> list[str]:
     """What to know about later runs, for a reader who decides on session options."""
     later, first = plain.later.peak_with_workspace_bytes, plain.timeline.peak_with_workspace_bytes
     if later <= budget:
@@ -184,15 +184,8 @@ def plain_notes(plain: PlainModel, budget: int) -> list[str]:
     ]
 
 
-def load_notes(model: onnx.ModelProto, budget: int, session: SessionKind) -> list[str]:
-    """What the runtime makes of a rewritten model when it loads it, where that is not the plan.
-
-    Args:
-        model: as :func:`plan_plain` made it.
-        budget: bytes, resident ones included.
-        session: a default session.
-    """
-    held = _held(model, session)
+def _load_notes(held: Loaded | None, budget: int) -> list[str]:
+    """What the runtime makes of a rewritten model when it loads it, where that is not the plan."""
     if held is None:
         return ["not checked against what ONNX Runtime makes of the file when it loads it"]
     if held.unchanged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from memplan.model.read import read_model
 from memplan.model.write import check_output, write_model
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes import run as free
-from memplan.plain_sessions import load_notes, plain_notes, plan_plain
-from memplan.planning.outcome import Progress
+from memplan.passes.base import Pass
+from memplan.plain_sessions import plan_plain
+from memplan.planning.outcome import Progress, Strategy
 from memplan.planning.peers.checkpoints import Collection
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
@@ -46,6 +48,76 @@ __all__ = ["Rewrite", "RewriteOptions", "default_output", "plan_request", "rewri
 Planned = tuple[Analysis, tuple[free.PassStep, ...], NodeCosts, Plan, PlainModel | None]
 # The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """What every way to plan has in common.
+
+    ``given``: costs that need not be measured; ``wish``: what is asked of loops
+    (:func:`memplan.recurrent_plans.loops_wish`).
+    """
+
+    options: RewriteOptions
+    session: SessionKind
+    strategy: Strategy
+    passes: tuple[Pass, ...]
+    budget_bytes: int
+    given: NodeCosts | None
+    wish: str
+    progress: Progress | None
+
+    def best(self, analysis: Analysis, model: OpenModel) -> Planned:
+        """The cheapest plan, of those with the loops as they are and with changed ones."""
+        options = self.options
+        costs = self.given or NodeCosts("estimate", _device(options), options.provider)
+        changes = loops.loop_steps(
+            model, self.session, self.wish, costs, self.budget_bytes, options.loss
+        )
+        choices = [(change,) for change in changes]
+        asked = choices if self.wish not in (FIT, NONE) else [(), *choices]
+        base = loops.step_seconds(costs, model.graph)
+        share = options.time_limit / len(asked)
+        plan_way = partial(self._with_loops, analysis, model, share)
+        return loops.best_with_loops(asked, plan_way, lambda planned: _by_cost(planned)[0], base)
+
+    def _with_loops(
+        self,
+        analysis: Analysis,
+        model: OpenModel,
+        share: float,
+        changed: tuple[loops.LoopStep, ...],
+    ) -> Planned:
+        """The best plan within ``share`` seconds for one choice of loops, free passes first."""
+        ready = changed[-1].model if changed else model
+        timeline = changed[-1].timeline if changed else analysis.timeline
+        steps = (*changed, *free.run_passes(ready, timeline, self.passes))
+        ways = [steps]
+        if not isinstance(self.strategy, Search) and free.without_order(steps) is not steps:
+            # A published strategy may get on better in the order that it was made for.
+            ways.append(free.without_order(steps))
+        figures = _by_peak if getattr(self.strategy, "ignores_budget", False) else _by_cost
+        plan_way = partial(self._behind, analysis, model, share, changed)
+        return best_plan([partial(plan_way, way) for way in ways], figures)
+
+    def _behind(
+        self,
+        analysis: Analysis,
+        model: OpenModel,
+        share: float,
+        changed: tuple[loops.LoopStep, ...],
+        steps: tuple[free.PassStep, ...],
+    ) -> Planned:
+        """A plan for the model that ``steps`` lead to."""
+        ready = steps[-1].model if steps else model
+        costs = self.given or _profiled_costs(ready, self.budget_bytes, self.session, self.options)
+        request = plan_request(ready, self.session, self.options, self.budget_bytes, costs)
+        plain: PlainModel | None = None
+        if self.session.name == "default":
+            plan, plain = plan_plain(ready, request, self.strategy, share, self.progress)
+        else:
+            plan = make_plan(prepare(request), self.strategy, share, self.progress)
+        return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), plain
 
 
 def rewrite(
@@ -88,55 +160,11 @@ def rewrite(
     budget_bytes = _budget(options, original)
     given = _given_costs(source, options)
     wish = loops.loops_wish(options.scan_recompute, strategy, session)
+    planning = _Planning(options, session, strategy, passes, budget_bytes, given, wish, progress)
 
     def plan_one(model: OpenModel) -> Planned:
         alike = model is source and session.name == "tuned"
-        analysis = original if alike else analyze_open(model, session)
-        costs = given or NodeCosts("estimate", _device(options), options.provider)
-        changes = loops.loop_steps(model, session, wish, costs, budget_bytes, options.loss)
-        choices = [(change,) for change in changes]
-        asked = choices if wish not in (FIT, NONE) else [(), *choices]
-        base = loops.step_seconds(costs, model.graph)
-        share = options.time_limit / len(asked)
-        plan_way = partial(plan_with, analysis, model, share)
-        return loops.best_with_loops(asked, plan_way, lambda planned: _by_cost(planned)[0], base)
-
-    def plan_with(
-        analysis: Analysis, model: OpenModel, share: float, changed: tuple[loops.LoopStep, ...]
-    ) -> Planned:
-        ready = changed[-1].model if changed else model
-        timeline = changed[-1].timeline if changed else analysis.timeline
-        found = free.run_passes(ready, timeline, passes)
-        steps = (*changed, *found)
-        ways = [steps]
-        if not isinstance(strategy, Search) and free.without_order(steps) is not steps:
-            # A published strategy may get on better in the order that it was made for.
-            ways.append(free.without_order(steps))
-        figures = _by_peak if getattr(strategy, "ignores_budget", False) else _by_cost
-        plan_way = partial(plan_behind, analysis, model, share, changed)
-        return best_plan([partial(plan_way, way) for way in ways], figures)
-
-    def plan_behind(
-        analysis: Analysis,
-        model: OpenModel,
-        share: float,
-        changed: tuple[loops.LoopStep, ...],
-        steps: tuple[free.PassStep, ...],
-    ) -> Planned:
-        ready = steps[-1].model if steps else model
-        costs = given or _profiled_costs(ready, budget_bytes, session, options)
-        request = plan_request(ready, session, options, budget_bytes, costs)
-        if session.name == "default":
-            plan, plain = plan_plain(ready, request, strategy, share, progress)
-            return (
-                analysis,
-                steps,
-                costs,
-                loops.with_loops(plan, changed, costs, ready.graph),
-                plain,
-            )
-        plan = make_plan(prepare(request), strategy, share, progress)
-        return analysis, steps, costs, loops.with_loops(plan, changed, costs, ready.graph), None
+        return planning.best(original if alike else analyze_open(model, session), model)
 
     attempts = variants(
         source, options.optimize, options.provider, options.loss, isinstance(strategy, Collection)
@@ -145,11 +173,7 @@ def rewrite(
     model = steps[-1].model if steps else model
     if plain is not None:
         result, timeline = plain.model, plain.timeline
-        notes = (
-            *notes,
-            *plain_notes(plain, budget_bytes),
-            *load_notes(result, budget_bytes, session),
-        )
+        notes = (*notes, *plain.notes)
     else:
         result = apply_plan(model.prepared.proto, plan, model.prepared.dims)
         timeline = ensure(model.prepared.proto, result, plan, model.prepared.types, session)

@@ -13,6 +13,7 @@ from memplan.autodiff.registry import registered
 from memplan.autodiff.types import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 from memplan.autodiff.value import Array
 from memplan.errors import ModelError
+from memplan.graph.build import is_constant
 from memplan.model.fold import small_constants
 from memplan.model.prepare import inline_functions, name_nodes
 from memplan.model.read import subgraphs
@@ -114,7 +115,7 @@ class Annotator:
         return self.types
 
     def _node(self, node: onnx.NodeProto, known: Mapping[str, TensorType]) -> None:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if is_constant(node):
             constant = constant_type(node)
             if constant is not None:
                 self.types[node.output[0]] = TensorType(constant.dtype, constant.shape)

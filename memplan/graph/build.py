@@ -91,7 +91,7 @@ def build_graph(
     opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
     bodies: dict[int, tuple[Body, ...]] = {}
     if expand is not None:
-        nodes = [proto for proto in model.graph.node if not _is_constant(proto)]
+        nodes = [proto for proto in model.graph.node if not is_constant(proto)]
         for index, proto in enumerate(nodes):
             if any(item.type == onnx.AttributeProto.GRAPH for item in proto.attribute):
                 found = expand(model, proto, types)
@@ -106,7 +106,8 @@ def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
     return Body(info.attribute, graph, info.trips, info.complete)
 
 
-def _is_constant(proto: onnx.NodeProto) -> bool:
+def is_constant(proto: onnx.NodeProto) -> bool:
+    """Whether the node is a ``Constant``, which the runtime makes an initializer when it loads."""
     return proto.op_type == "Constant" and proto.domain in ("", "ai.onnx")
 
 
@@ -143,7 +144,7 @@ class _Builder:
         nodes: list[Node] = []
         metadata: list[Mapping[str, str]] = []
         for proto in graph.node:
-            if _is_constant(proto):
+            if is_constant(proto):
                 self.add(proto.output[0], TensorKind.INITIALIZER)
                 continue
             nodes.append(self._node(len(nodes), proto))

@@ -15,6 +15,7 @@ from typing import ClassVar
 import onnx
 
 from memplan.analysis import OpenModel
+from memplan.graph.build import is_constant
 from memplan.graph.reach import needed_nodes
 from memplan.graph.types import Graph, Node, Tensor, TensorKind
 from memplan.model.fold import small_constants
@@ -24,7 +25,6 @@ from memplan.passes.same import VIEWS, Facts, permutation, same_value
 from memplan.passes.surgery import (
     captured,
     drop_unread,
-    is_constant,
     reads_of,
     reopened,
     with_nodes,

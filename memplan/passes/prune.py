@@ -15,11 +15,12 @@ import onnx
 
 from memplan.analysis import OpenModel
 from memplan.errors import UsageError
+from memplan.graph.build import is_constant
 from memplan.graph.reach import needed_nodes, trained_outputs
 from memplan.graph.types import ABSENT, Graph, Node
 from memplan.ops.memory import has_effects
 from memplan.passes.base import Applied
-from memplan.passes.surgery import copy_of, drop_unread, is_constant, reads_of, reopened
+from memplan.passes.surgery import copy_of, drop_unread, reads_of, reopened
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.timeline import Timeline
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memplan.analysis import OpenModel
+from memplan.graph.build import is_constant
 from memplan.graph.phases import Phases
 from memplan.graph.types import Graph, Phase
-from memplan.passes.surgery import is_constant, node_protos, reopened, with_nodes
+from memplan.passes.surgery import node_protos, reopened, with_nodes
 
 
 def updates_of(phases: Phases) -> set[int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx
 
 from memplan.analysis import OpenModel
-from memplan.graph.build import build_graph, captured_names
+from memplan.graph.build import build_graph, captured_names, is_constant
 from memplan.graph.phases import Phases
 from memplan.graph.types import Graph, TensorKind
 from memplan.model.bodies import body_models
@@ -35,11 +35,6 @@ def with_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> onnx.
 def node_protos(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes by graph id: ``Constant`` nodes are none of the graph's."""
     return [node for node in model.graph.node if not is_constant(node)]
-
-
-def is_constant(node: onnx.NodeProto) -> bool:
-    """Whether the runtime makes an initializer of the node."""
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
 
 
 def reads_of(node: onnx.NodeProto) -> list[str]:

@@ -48,20 +48,6 @@ class Peaks(NamedTuple):
 
 
 @leaf
-def file_order(session: Session, pinned: Flags, order: Ints) -> int:
-    """The same in a priority-based session: as in the file, pins as soon as they can run."""
-    nodes = len(session.leaf)
-    length = 0 * nodes
-    for node in range(nodes):
-        order[length] = node
-        length += 1
-        if pinned[node]:
-            order[length] = nodes + node
-            length += 1
-    return length
-
-
-@leaf
 def run_order(session: Session, pinned: Flags, stack: Ints, seen: Flags, order: Ints) -> int:
     """Fill ``order`` with node ids, and ``N + i`` for the pin of node ``i``; its length.
 
@@ -97,6 +83,20 @@ def run_order(session: Session, pinned: Flags, stack: Ints, seen: Flags, order: 
                     height += 1
         if turn < nodes:
             order[length] = nodes + root
+            length += 1
+    return length
+
+
+@leaf
+def file_order(session: Session, pinned: Flags, order: Ints) -> int:
+    """The same in a priority-based session: as in the file, pins as soon as they can run."""
+    nodes = len(session.leaf)
+    length = 0 * nodes
+    for node in range(nodes):
+        order[length] = node
+        length += 1
+        if pinned[node]:
+            order[length] = nodes + node
             length += 1
     return length
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper
 
+from memplan.graph.build import is_constant
 from memplan.graph.types import ABSENT, Graph, Node
 from memplan.model.metadata import node_metadata, set_metadata
 from memplan.planning.plan import Plan
@@ -65,8 +66,8 @@ class _Writer:
 
     def nodes(self) -> list[onnx.NodeProto]:
         """The new node list: constants first, as the runtime makes them initializers anyway."""
-        constants = [n for n in self.model.graph.node if _is_constant(n)]
-        protos = [n for n in self.model.graph.node if not _is_constant(n)]
+        constants = [n for n in self.model.graph.node if is_constant(n)]
+        protos = [n for n in self.model.graph.node if not is_constant(n)]
         result = [onnx.NodeProto.FromString(n.SerializeToString()) for n in constants]
         for position, index in enumerate(self.plan.sequence):
             original = protos[index] if index < len(protos) else None
@@ -156,10 +157,6 @@ class _Writer:
 
 def _add_metadata(proto: onnx.NodeProto, values: Mapping[str, str]) -> None:
     helper.set_metadata_props(proto, {**node_metadata(proto), **values})
-
-
-def _is_constant(proto: onnx.NodeProto) -> bool:
-    return proto.op_type == "Constant" and proto.domain in ("", "ai.onnx")
 
 
 def _copy_or_make(node: Node, original: onnx.NodeProto | None, graph: Graph) -> onnx.NodeProto:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from memplan.errors import MemplanError
-from memplan.graph.build import build_graph
+from memplan.graph.build import build_graph, is_constant
 from memplan.graph.types import Graph
 from memplan.model.bodies import body_models
 from memplan.model.hidden import KEY, hidden_shapes
@@ -51,7 +51,7 @@ class PlainModel:
 
     ``timeline`` is the first run's, ``later`` what every later run needs, ``tuned_peak_bytes`` what
     the file takes in a tuned session, workspace included. ``fences``, ``veils`` and ``pins`` count
-    what was added.
+    what was added. ``notes``: what to know about it.
     """
 
     model: onnx.ModelProto
@@ -61,6 +61,7 @@ class PlainModel:
     fences: int
     veils: int
     pins: int
+    notes: tuple[str, ...] = ()
 
     @property
     def peaks(self) -> Peaks:
@@ -108,15 +109,17 @@ class Draft:
         """
         self.original, self.dims, self.kind = model, dims, kind
         self.curtain = curtain_for(model.graph)
-        self.constants = [_copy(node) for node in model.graph.node if _is_constant(node)]
-        nodes = [_copy(node) for node in model.graph.node if not _is_constant(node)]
+        self.constants = [_copy(node) for node in model.graph.node if is_constant(node)]
+        nodes = [_copy(node) for node in model.graph.node if not is_constant(node)]
         nodes = hide_dimensions(nodes, _outside(model.graph), self.curtain)
         self.nodes, self.fences = fence_clones(nodes, self.curtain)
         self.veils = all_veils(model.graph, types, self.curtain)
         added = (*self.curtain.nodes, *self.nodes, *(veil.node for veil in self.veils))
         self.types = _with_twins(types, added)
-        self.session = plain_session(self.graph_of(self.written(self.veils)), kind)
-        self.resident = resident_bytes(self.graph_of(self.written(self.veils)))
+        self.whole = self.written(self.veils)
+        self.graph = self.graph_of(self.whole)
+        self.session = plain_session(self.graph, kind)
+        self.resident = resident_bytes(self.graph)
 
     def peaks(self) -> Peaks:
         """With every veil and every pin: order as planned, hardly any reuse.
@@ -158,15 +161,13 @@ class Draft:
 
     def fewest_veils(self, budget: Peaks, time_limit: float) -> list[Veil]:
         """The veils that cannot be spared when every node is pinned."""
-        whole = self.written(self.veils)
-        graph = self.graph_of(whole)
         every = self.session.pin_of >= 0
 
         def fits(visible: frozenset[str]) -> bool:
-            session = free_pins(seen_as(self.session, graph, visible))
+            session = free_pins(seen_as(self.session, self.graph, visible))
             return within(plain_peaks(session, every, False), budget)
 
-        seen = visible_with(whole, self.types, self.veils)
+        seen = visible_with(self.whole, self.types, self.veils)
         return fewest_veils(self.veils, fits, seen, time_limit)
 
 
@@ -266,8 +267,4 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
 def _outside(graph: onnx.GraphProto) -> set[str]:
     """Graph inputs and constants."""
     names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    return names | {node.output[0] for node in graph.node if _is_constant(node)}
-
-
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+    return names | {node.output[0] for node in graph.node if is_constant(node)}

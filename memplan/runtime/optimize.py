@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.runtime.measure import run_child
@@ -23,18 +24,7 @@ def optimize_offline(model: Path, output: Path, level: str, provider: str) -> No
     Raises:
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
-    run_child(
-        {
-            "task": "optimize",
-            "model": str(model),
-            "output": str(output),
-            "level": level,
-            "provider": provider,
-            # Bound dimensions would be written into the file and change its interface.
-            "dims": {},
-        },
-        f"optimizing {model.name}",
-    )
+    _save("optimize", model, output, provider, {"level": level}, f"optimizing {model.name}")
 
 
 def save_as_loaded(model: Path, output: Path, session: str, provider: str) -> None:
@@ -51,14 +41,20 @@ def save_as_loaded(model: Path, output: Path, session: str, provider: str) -> No
     Raises:
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
-    run_child(
-        {
-            "task": "load",
-            "model": str(model),
-            "output": str(output),
-            "session": session,
-            "provider": provider,
-            "dims": {},
-        },
-        f"loading {model.name}",
-    )
+    _save("load", model, output, provider, {"session": session}, f"loading {model.name}")
+
+
+def _save(
+    task: str, model: Path, output: Path, provider: str, more: Mapping[str, str], what: str
+) -> None:
+    """Let a child load ``model`` and write what the runtime made of it to ``output``."""
+    request = {
+        "task": task,
+        "model": str(model),
+        "output": str(output),
+        "provider": provider,
+        # Bound dimensions would be written into the file and change its interface.
+        "dims": {},
+        **more,
+    }
+    run_child(request, what)

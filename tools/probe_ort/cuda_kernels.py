@@ -10,10 +10,7 @@ reads an output that lies on the host is moved to the CPU.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -21,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from on_stub import run_on_stub
 from onnx import helper, numpy_helper
 
-ROOT = Path(__file__).resolve().parents[2]
 LAST_VERSION = 2**31 - 1
 SOURCE = (
     "onnxruntime-gpu's own kernel registry and sessions on one-op models, over a stub of the CUDA "
@@ -210,20 +207,7 @@ def _child(out: Path) -> None:
 
 def main() -> int:
     """Build the stub and look at the provider in a child that runs on it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        _child(options.out)
-        return 0
-    sys.path.insert(0, str(ROOT))
-    from tests.gpu import stub
-
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(stub.build(Path(folder)))}
-        command = [sys.executable, __file__, "--child", "--out", str(options.out)]
-        return subprocess.run(command, env=environment).returncode
+    return run_on_stub(__file__, __doc__.splitlines()[0], _child)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,15 @@ cuBLAS and cuDNN are not there: what they would take is not seen, and convolutio
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import onnx
+from on_stub import ROOT, run_on_stub
 from onnx import helper, numpy_helper
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = (
     "the real CUDA provider over a stub of the CUDA runtime, without a GPU "
     "(tools/probe_ort/cuda_memory.py): workspaces of cuDNN and cuBLAS are not in it"
@@ -215,24 +211,15 @@ def _inputs(case: object, given: list) -> list:
     return found
 
 
+def _write(out: Path) -> None:
+    from table import render
+
+    out.write_text(render(measure()))
+
+
 def main() -> int:
     """Build the stub and measure in a child that runs on it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        from table import render
-
-        options.out.write_text(render(measure()))
-        return 0
-    sys.path.insert(0, str(ROOT))
-    from tests.gpu import stub
-
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(stub.build(Path(folder)))}
-        command = [sys.executable, __file__, "--child", "--out", str(options.out)]
-        return subprocess.run(command, env=environment).returncode
+    return run_on_stub(__file__, __doc__.splitlines()[0], _write)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,8 @@ def test_every_strategy(make: object, tmp_path: Path) -> None:
     reference, _ = outputs_of(model.prepared.proto, feeds, {})
     budget, auto = lowest_plan(graph)
     for strategy in (AUTO, *NAMED):
-        fitting = graph.plan(strategy, budget)
+        # Two runs of a search that the clock stops differ: auto is planned once.
+        fitting = auto if strategy == AUTO else graph.plan(strategy, budget)
         if fitting is not None:
             assert auto.extra_cost_fraction <= fitting.extra_cost_fraction + 1e-9, strategy
         plan = fitting or graph.plan(strategy, 2 * graph.peak)

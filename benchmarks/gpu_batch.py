@@ -20,7 +20,7 @@ _FINE = 16  # a batch is found to one part in so many
 @cache
 def predicted(graph: GraphFile, batch: int, provider: str) -> int:
     """Predicted peak of the original in a tuned session, in bytes, workspace included."""
-    from memplan.analysis import analyze
+    from memplan.api.analyze import analyze
 
     found = analyze(graph.path, graph.dims(batch), provider=provider)
     return found.timeline.peak_with_workspace_bytes
@@ -33,9 +33,13 @@ def fitting(
 
     With ``wanted`` that batch, whatever it takes; None where nothing fits.
     """
-    return _largest(graphs, lambda graph, batch: wanted == batch if wanted else (
-        predicted(graph, batch, provider) <= memory
-    ), wanted)  # fmt: skip
+    return _largest(
+        graphs,
+        lambda graph, batch: (
+            wanted == batch if wanted else (predicted(graph, batch, provider) <= memory)
+        ),
+        wanted,
+    )
 
 
 def _largest(
@@ -75,8 +79,8 @@ def largest_batches(bench: Bench, graphs: list[GraphFile]) -> Rows:
 
 def _row(bench: Bench, graphs: list[GraphFile], budget: int) -> dict[str, Any]:
     from benchmarks.gpu_sessions import figures, run
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
-    from memplan.rewriting import RewriteOptions, rewrite
     from memplan.units import parse_size
 
     without = fitting(graphs, budget, bench.provider)

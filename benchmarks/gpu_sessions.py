@@ -19,9 +19,9 @@ def run(
     """Measure one file on inputs that are the same for every file of equal inputs."""
     import numpy as np
 
-    from memplan.analysis import open_model
     from memplan.runtime.inputs import synthesize
     from memplan.runtime.measure import RunRequest, measure
+    from memplan.simulate.opened import open_model
 
     inputs = folder / "inputs.npz"
     feeds = synthesize(open_model(path, dims).graph)
@@ -31,16 +31,20 @@ def run(
 
 
 def figures(
-    bench: Bench, graph: GraphFile, batch: int, session: str, measured: Measurement,
+    bench: Bench,
+    graph: GraphFile,
+    batch: int,
+    session: str,
+    measured: Measurement,
     path: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What was measured of a file, and what memplan predicts for it.
 
     ``path`` is what memplan made of the graph: there the runtime finds nothing left to fuse.
     """
-    from memplan.analysis import analyze_open, on_devices, open_model
+    from memplan.api.analyze import analyze_as_loaded, analyze_open
     from memplan.errors import MemplanError
-    from memplan.loaded import analyze_as_loaded
+    from memplan.simulate.opened import on_devices, open_model
     from memplan.simulate.session import session_kind
 
     kind = session_kind(session, bench.provider)
@@ -74,8 +78,8 @@ def fixed(graph: GraphFile, batch: int, folder: Path) -> GraphFile:
     """The graph with its batch bound in the file; the same where it was fixed before."""
     from dataclasses import replace
 
-    from memplan.model.prepare import load
-    from memplan.model.write import write_model
+    from memplan.proto.write import write_model
+    from memplan.shapes.prepare import load
 
     if graph.dim is None:
         return graph
@@ -111,13 +115,18 @@ def _original(
 
 
 def _rewritten(
-    bench: Bench, graph: GraphFile, batch: int, session: str, share: str, folder: Path,
+    bench: Bench,
+    graph: GraphFile,
+    batch: int,
+    session: str,
+    share: str,
+    folder: Path,
     kept: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Rewrite to a share of the original's measured dynamic peak in this kind of session."""
     import time
 
-    from memplan.rewriting import RewriteOptions, rewrite
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.runtime.compare import compare_outputs
     from memplan.units import parse_size
 

@@ -43,16 +43,33 @@ def peer_rows(bench: Bench, batches: Mapping[str, int]) -> Rows:
 
 def _run(bench: Bench, net: str, batch: int, mode: str, budget: float | None) -> dict[str, Any]:
     command = [
-        sys.executable, "-m", "benchmarks.gpu_peers", "--net", net, "--batch", str(batch),
-        "--size", bench.options.size, "--mode", mode, "--device", bench.provider,
-        "--steps", str(bench.options.runs), "--budget", str(budget or 1.0),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_peers",
+        "--net",
+        net,
+        "--batch",
+        str(batch),
+        "--size",
+        bench.options.size,
+        "--mode",
+        mode,
+        "--device",
+        bench.provider,
+        "--steps",
+        str(bench.options.runs),
+        "--budget",
+        str(budget or 1.0),
+    ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
             env={**os.environ, **_TRIM},
             cwd=Path(__file__).resolve().parent.parent,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {_TIMEOUT} s"}
     lines = done.stdout.strip().splitlines()

@@ -44,9 +44,10 @@ def figures(
     name: str, made_by: str, model: onnx.ModelProto, seconds: float | None = None
 ) -> Figures:
     """Simulate one step."""
-    from memplan.analysis import analyze_open, opened
-    from memplan.graph.types import Phase
-    from memplan.model.prepare import prepare
+    from memplan.api.analyze import analyze_open
+    from memplan.ir.graph import Phase
+    from memplan.shapes.prepare import prepare
+    from memplan.simulate.opened import opened
     from memplan.simulate.session import session_kind
 
     read = opened(prepare(model, Path(f"{name}.onnx"), {}))

@@ -75,9 +75,13 @@ class ResNet50(nn.Module):
 
 def _double(channels: int, outer: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(),
-        nn.Conv2d(outer, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(),
-    )  # fmt: skip
+        nn.Conv2d(channels, outer, 3, padding=1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(),
+        nn.Conv2d(outer, outer, 3, padding=1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(),
+    )
 
 
 class UNet(nn.Module):
@@ -233,9 +237,15 @@ def batch(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def _batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
     eps: float,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Training mode as ONNX has it; the exporter's own translation normalizes by the old mean."""
     from onnxscript import opset20 as op
 
@@ -271,11 +281,16 @@ def forward_graph(name: str, opset: int = 20) -> onnx.ModelProto:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            _Functional(module), values, dynamo=True, opset_version=opset, input_names=names,
-            verbose=False, custom_translation_table={
+            _Functional(module),
+            values,
+            dynamo=True,
+            opset_version=opset,
+            input_names=names,
+            verbose=False,
+            custom_translation_table={
                 torch.ops.aten._native_batch_norm_legit_functional.default: _batch_norm
             },
-        )  # fmt: skip
+        )
         assert program is not None
         program.save(buffer)
     model = onnx.load_from_string(buffer.getvalue())
@@ -284,8 +299,11 @@ def forward_graph(name: str, opset: int = 20) -> onnx.ModelProto:
 
 
 NAMES = (
-    "resnet50_bs32_224", "unet_bs8_512", "gpt2_small_bs8_seq1024", "bert_base_bs16_seq512",
-)  # fmt: skip
+    "resnet50_bs32_224",
+    "unet_bs8_512",
+    "gpt2_small_bs8_seq1024",
+    "bert_base_bs16_seq512",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,9 +24,14 @@ from benchmarks.record import write_record
 
 # Best-fit in any order is above the optimum here, so that all compiled code runs once.
 _WARM_UP = (
-    (0, 3, 5, 1), (1, 4, 7, 1), (2, 1, 4, 2), (3, 1, 2, 2), (4, 5, 8, 2), (5, 2, 6, 1),
+    (0, 3, 5, 1),
+    (1, 4, 7, 1),
+    (2, 1, 4, 2),
+    (3, 1, 2, 2),
+    (4, 5, 8, 2),
+    (5, 2, 6, 1),
     (6, 7, 10, 2),
-)  # fmt: skip
+)
 
 Buffer = tuple[int, int, int, int]
 """Id, lower, upper, size."""
@@ -85,7 +90,7 @@ def solve(
     """Offsets, and whether no lower height is possible."""
     import numpy as np
 
-    from memplan.planning.placement import place
+    from memplan.solver.placement.place import place
 
     lower, upper, size = np.asarray(buffers, dtype=np.int64)[:, 1:].T
     placement = place(lower, upper, size, capacity, seconds=seconds, tolerance=0.0, seed=seed)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks.record import write_record
 
 if TYPE_CHECKING:
-    from memplan.rewriting import Rewrite
+    from memplan.api.rewrite.run import Rewrite
     from memplan.runtime.measure import Measurement
 
 
@@ -73,8 +73,9 @@ def main() -> int:
             print(_line(row), flush=True)
             rows.append(asdict(row))
     if options.tightest:
-        rows = [tightest(path, _dims(options.dim, path), options.seconds)
-                for path in options.models]  # fmt: skip
+        rows = [
+            tightest(path, _dims(options.dim, path), options.seconds) for path in options.models
+        ]
     if options.json:
         write_record(options.json, "python -m benchmarks.plain_sessions " + _shown(options), rows)
     return 0
@@ -82,12 +83,12 @@ def main() -> int:
 
 def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     """Rewrite one model for one budget and measure both files."""
-    from memplan.analysis import open_model
+    from memplan.api.analyze import analyze_as_loaded
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
-    from memplan.loaded import analyze_as_loaded
-    from memplan.rewriting import RewriteOptions, rewrite
     from memplan.runtime.inputs import synthesize
     from memplan.runtime.measure import RunRequest, measure, saved_inputs
+    from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.units import parse_size
 
@@ -100,9 +101,14 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
         folder, archive = inputs
         before = measure(path, request, archive, folder / "before.npz")
         row = Result(
-            path.stem, share, len(model.graph.nodes), floor, budget,
-            before.dynamic_bytes, before.second_run_dynamic_bytes,
-        )  # fmt: skip
+            path.stem,
+            share,
+            len(model.graph.nodes),
+            floor,
+            budget,
+            before.dynamic_bytes,
+            before.second_run_dynamic_bytes,
+        )
         target = Path(name) / "plain.onnx"
         start = time.perf_counter()
         try:
@@ -156,10 +162,10 @@ def tightest(path: Path, dims: dict[str, int], seconds: float) -> dict[str, obje
     session, with every fence, veil and pin (what the pins themselves take is left out). Predicted,
     dynamic bytes with workspace.
     """
-    from memplan.analysis import open_model
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
-    from memplan.rewriter.plain import Draft
-    from memplan.rewriting import RewriteOptions, rewrite
+    from memplan.plain.finish import Draft
+    from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.units import parse_size
 

@@ -23,7 +23,7 @@ from benchmarks.instances import Instance, budget_of, load_instance, short_name,
 from benchmarks.record import write_record
 
 if TYPE_CHECKING:
-    from memplan.planning.problem import Decision, Problem
+    from memplan.solver.problem import Decision, Problem
 
 # Cost and bound are equal below this difference in percent points.
 _CLOSED = 1e-7
@@ -55,8 +55,8 @@ def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
     """
     import numpy as np
 
-    from memplan.planning.evaluate import evaluate
-    from memplan.planning.problem import Arrays, Problem
+    from memplan.solver.evaluate import evaluate
+    from memplan.solver.problem import Arrays, Problem
 
     n = len(instance.ids)
     counts = [len(found) for found in instance.predecessors]
@@ -99,7 +99,7 @@ def solve_instance(problem: Problem, order: str, seconds: float) -> tuple[Decisi
     Returns the plan and the bound on its extra cost that was certified beside the search (seconds;
     0 for a free order).
     """
-    from memplan.planning.portfolio import PortfolioOptions, solve_portfolio
+    from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
 
     fixed = order == "fixed"
     decision, bound = solve_portfolio(
@@ -115,7 +115,7 @@ def improve_bound(
 
     Infinite where it is proven that there is no plan.
     """
-    from memplan.planning.certificate import lower_bound
+    from memplan.solver.bound.certify import lower_bound
 
     upper = decision.extra_cost if decision.feasible else None
     if seconds <= 0 or (upper is not None and upper <= known * (1 + 1e-9)):
@@ -126,7 +126,7 @@ def improve_bound(
 
 def structurally_infeasible(problem: Problem) -> bool:
     """Whether some node alone needs more than the budget at once."""
-    from memplan.planning.certificate import lower_bound
+    from memplan.solver.bound.certify import lower_bound
 
     return lower_bound(problem, 0.0).infeasible
 
@@ -137,7 +137,7 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
     Raises:
         VerificationError: the plan does not hold; nothing is to be reported.
     """
-    from memplan.planning.search import warm_up
+    from memplan.solver.search.anytime import warm_up
 
     instance = load_instance(path)
     problem = to_problem(instance, ratio, order == "fixed")
@@ -154,10 +154,16 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
     more = bound_limit if order == "fixed" or not decision.feasible else 0.0
     bound, bound_seconds = improve_bound(problem, more, decision, known)
     return Result(
-        instance.name, ratio, order, decision.feasible, cost,
+        instance.name,
+        ratio,
+        order,
+        decision.feasible,
+        cost,
         None if bound == float("inf") else 100 * bound / problem.base_cost,
-        planning, bound_seconds, sequence,
-    )  # fmt: skip
+        planning,
+        bound_seconds,
+        sequence,
+    )
 
 
 # --- Command line -----------------------------------------------------------------------------
@@ -185,13 +191,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def command_of(options: argparse.Namespace) -> str:
     """The command without paths."""
-    return " ".join([
-        "python -m benchmarks.public_graphs --instances DIR --json FILE",
-        *(f"--ratio {ratio:g}" for ratio in options.ratio),
-        *(f"--only {name}" for name in options.only),
-        f"--order {options.order} --seconds {options.seconds:g}",
-        f"--bound-seconds {options.bound_seconds:g}",
-    ])  # fmt: skip
+    return " ".join(
+        [
+            "python -m benchmarks.public_graphs --instances DIR --json FILE",
+            *(f"--ratio {ratio:g}" for ratio in options.ratio),
+            *(f"--only {name}" for name in options.only),
+            f"--order {options.order} --seconds {options.seconds:g}",
+            f"--bound-seconds {options.bound_seconds:g}",
+        ]
+    )
 
 
 def _plain(name: str) -> str:

@@ -10,8 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = (
-    "memplan", "numpy", "numba", "highspy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch",
-)  # fmt: skip
+    "memplan",
+    "numpy",
+    "numba",
+    "highspy",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "torch",
+)
 
 
 def write_record(path: Path, command: str, rows: Sequence[object]) -> None:

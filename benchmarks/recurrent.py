@@ -25,8 +25,8 @@ from onnx import helper, numpy_helper
 
 import memplan
 from benchmarks.record import write_record
-from memplan.model.scan_pairs import find_scan_pairs
-from memplan.validation import ValidateOptions, validate
+from memplan.api.validate.run import ValidateOptions, validate
+from memplan.loops.scan_pairs import find_scan_pairs
 
 SETTINGS = ("none", "auto", "*", "all")
 _GATES = {"LSTM": 4, "GRU": 3}
@@ -85,9 +85,12 @@ def forward_graph(case: Case) -> onnx.ModelProto:
         case.op,
         [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in inputs.items()],
         [helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, ())],
-        [weight("W", 1, rows, case.width), weight("R", 1, rows, case.hidden),
-         weight("B", 1, 2 * rows)],
-    )  # fmt: skip
+        [
+            weight("W", 1, rows, case.width),
+            weight("R", 1, rows, case.hidden),
+            weight("B", 1, 2 * rows),
+        ],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
@@ -108,12 +111,20 @@ def measure(case: Case, runs: int, folder: Path) -> list[Row]:
         predicted = found.rewritten.predicted_peak_bytes
         rows.append(
             Row(
-                case.op, case.steps, case.batch, case.hidden, setting,
-                stored[setting].step_bytes({}), stored[setting].total_bytes({}),
-                predicted or 0, found.rewritten.measured_peak_bytes, found.equality,
-                taken, 100 * (taken / seconds[0] - 1),
+                case.op,
+                case.steps,
+                case.batch,
+                case.hidden,
+                setting,
+                stored[setting].step_bytes({}),
+                stored[setting].total_bytes({}),
+                predicted or 0,
+                found.rewritten.measured_peak_bytes,
+                found.equality,
+                taken,
+                100 * (taken / seconds[0] - 1),
             )
-        )  # fmt: skip
+        )
     return rows
 
 

@@ -23,10 +23,10 @@ import onnx.parser
 import memplan
 from benchmarks.record import write_record
 from benchmarks.recurrent import Case, forward_graph
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.validate.run import ValidateOptions, validate
 from memplan.errors import InfeasibleError
-from memplan.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
-from memplan.validation import ValidateOptions, validate
 
 WISHES = (("100%", "all"), ("85%", "fit"), ("75%", "fit"), ("65%", "fit"))
 
@@ -81,8 +81,13 @@ class Row:
 
 def training_graphs(case: Case) -> dict[str, onnx.ModelProto]:
     """The graphs by name."""
-    sizes = {"T": case.steps, "N": case.batch, "I": case.width, "H": case.hidden,
-             "G": 2 * case.hidden}  # fmt: skip
+    sizes = {
+        "T": case.steps,
+        "N": case.batch,
+        "I": case.width,
+        "H": case.hidden,
+        "G": 2 * case.hidden,
+    }
     text = CELL
     for name, size in sizes.items():
         text = text.replace(f"[{name},", f"[{size},").replace(f",{name}]", f",{size}]")
@@ -107,13 +112,23 @@ def measure(name: str, path: Path, case: Case) -> list[Row]:
         pair = result.pairs[0]
         rows.append(
             Row(
-                name, case.steps, case.batch, case.hidden, budget, wish,
-                pair.before_bytes, pair.after_bytes, len(pair.recomputed),
-                100 * result.plan.extra_cost_fraction, found.original.measured_peak_bytes,
-                result.timeline.peak_bytes, found.rewritten.measured_peak_bytes,
-                found.equality, not found.findings,
+                name,
+                case.steps,
+                case.batch,
+                case.hidden,
+                budget,
+                wish,
+                pair.before_bytes,
+                pair.after_bytes,
+                len(pair.recomputed),
+                100 * result.plan.extra_cost_fraction,
+                found.original.measured_peak_bytes,
+                result.timeline.peak_bytes,
+                found.rewritten.measured_peak_bytes,
+                found.equality,
+                not found.findings,
             )
-        )  # fmt: skip
+        )
         print(rows[-1], flush=True)
     return rows
 

@@ -132,15 +132,20 @@ def transformer(layers: int) -> Instance:
     scores = tape.map(x, 6, "y")
     size = tape.elements[scores]
     loss = tape.forward(
-        1, size, [scores],
+        1,
+        size,
+        [scores],
         lambda gradient: [(scores, tape.node(size, size, [gradient, scores]))],
-    )  # fmt: skip
+    )
     tape.finish(loss)
     count = len(tape.elements)
     return Instance(
-        f"transformer{layers}", tuple(range(count)), tuple(tape.nanoseconds),
-        tuple(4 * elements for elements in tape.elements), tuple(tape.reads),
-    )  # fmt: skip
+        f"transformer{layers}",
+        tuple(range(count)),
+        tuple(tape.nanoseconds),
+        tuple(4 * elements for elements in tape.elements),
+        tuple(tape.reads),
+    )
 
 
 def _attention(tape: Tape, x: int) -> int:
@@ -162,8 +167,8 @@ def _feed_forward(tape: Tape, x: int) -> int:
 
 def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
     """Plan one graph at one ratio; the plan is verified independently."""
-    from memplan.planning.portfolio import PortfolioOptions, solve_portfolio
-    from memplan.planning.search import warm_up
+    from memplan.solver.search.anytime import warm_up
+    from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
 
     warm_up()
     problem = to_problem(instance, ratio, fixed=False)
@@ -180,11 +185,16 @@ def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> 
     if decision.feasible:
         verify_instance(instance, ratio, sequence)
     return Result(
-        layers, len(instance.ids), ratio, decision.feasible,
-        100 * decision.extra_cost / problem.base_cost, first[0] if first else None, spent,
+        layers,
+        len(instance.ids),
+        ratio,
+        decision.feasible,
+        100 * decision.extra_cost / problem.base_cost,
+        first[0] if first else None,
+        spent,
         len(sequence) - len(instance.ids),
         1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    )  # fmt: skip
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,9 +15,19 @@ RESULTS = Path(__file__).parent / "results"
 # Cost and bound are equal below this difference in percent points.
 _CLOSED = 5e-4
 _PEERS = (
-    "auto", "greedy", "segments", "dtr{heuristic=h_eq}", "dtr{heuristic=h_local}", "knapsack",
-    "knapsack{cut=0}", "min-cut", "mirror", "mirror{function=kind}", "speed", "memory",
-)  # fmt: skip
+    "auto",
+    "greedy",
+    "segments",
+    "dtr{heuristic=h_eq}",
+    "dtr{heuristic=h_local}",
+    "knapsack",
+    "knapsack{cut=0}",
+    "min-cut",
+    "mirror",
+    "mirror{function=kind}",
+    "speed",
+    "memory",
+)
 
 Row = dict[str, Any]
 
@@ -48,11 +58,16 @@ def public(record: dict[str, Any]) -> list[str]:
             continue
         cost, bound = row["extra_cost_percent"], row["bound_percent"]
         closed = cost is not None and abs(cost - bound) < _CLOSED
-        rows.append([
-            row["instance"], f"{row['ratio']:g}", "no plan" if cost is None else f"{cost:.3f}",
-            f"{bound:.3f}", "optimal" if closed else "-" if cost is None else f"{cost - bound:.3f}",
-            f"{row['planning_seconds'] + row['bound_seconds']:.1f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                row["instance"],
+                f"{row['ratio']:g}",
+                "no plan" if cost is None else f"{cost:.3f}",
+                f"{bound:.3f}",
+                "optimal" if closed else "-" if cost is None else f"{cost - bound:.3f}",
+                f"{row['planning_seconds'] + row['bound_seconds']:.1f}",
+            ]
+        )
     head = ["graph", "budget / peak", "extra time %", "bound %", "gap", "seconds"]
     return table(head, rows)
 
@@ -60,9 +75,10 @@ def public(record: dict[str, Any]) -> list[str]:
 def summary(record: dict[str, Any]) -> str:
     """How many points are certified, and how long those took together."""
     closed = [
-        row for row in record["results"]
+        row
+        for row in record["results"]
         if row["feasible"] and abs(row["extra_cost_percent"] - row["bound_percent"]) < _CLOSED
-    ]  # fmt: skip
+    ]
     seconds = sum(row["planning_seconds"] + row["bound_seconds"] for row in closed)
     return (
         f"{len(closed)} plans are certified optimal, in {seconds:.0f} s for all of them together."
@@ -107,12 +123,15 @@ def scale(record: dict[str, Any]) -> list[str]:
     """The generated transformers."""
     rows = [
         [
-            f"{row['layers']} layers, {row['nodes']:,} nodes", f"{row['ratio']:g}",
-            f"{row['extra_cost_percent']:.2f}", f"{row['first_seconds']:.2f}",
-            f"{row['planning_seconds']:.1f}", f"{row['resident_set_bytes'] / 1e6:.0f}",
+            f"{row['layers']} layers, {row['nodes']:,} nodes",
+            f"{row['ratio']:g}",
+            f"{row['extra_cost_percent']:.2f}",
+            f"{row['first_seconds']:.2f}",
+            f"{row['planning_seconds']:.1f}",
+            f"{row['resident_set_bytes'] / 1e6:.0f}",
         ]
         for row in record["results"]
-    ]  # fmt: skip
+    ]
     head = ["graph", "budget / peak", "extra time %", "first plan s", "seconds", "process MB"]
     return table(head, rows)
 
@@ -121,11 +140,15 @@ def placement(record: dict[str, Any]) -> list[str]:
     """The placement instances."""
     rows = [
         [
-            row["instance"], str(row["buffers"]), f"{row['max_live']:,}", f"{row['height']:,}",
-            "yes" if row["solved"] else "no", f"{row['seconds']:.2f}",
+            row["instance"],
+            str(row["buffers"]),
+            f"{row['max_live']:,}",
+            f"{row['height']:,}",
+            "yes" if row["solved"] else "no",
+            f"{row['seconds']:.2f}",
         ]
         for row in record["results"]
-    ]  # fmt: skip
+    ]
     total = sum(row["seconds"] for row in record["results"])
     rows.append(["total", "", "", "", "", f"{total:.2f}"])
     return table(["instance", "buffers", "max-live", "height", "within capacity", "seconds"], rows)
@@ -162,15 +185,30 @@ def loop_pairs(record: dict[str, Any]) -> list[str]:
     rows = []
     for row in record["results"]:
         exact = row["measured_peak_bytes"] == row["predicted_peak_bytes"]
-        rows.append([
-            row["model"], row["budget"], f"`{row['scan_recompute']}`",
-            f"{row['stored_bytes_per_step_before']:,} → {row['stored_bytes_per_step_after']:,}",
-            f"{row['operators_again_per_step']}", f"{row['estimated_extra_percent']:.1f}",
-            f"{_mb(row['measured_peak_bytes_before'])} → {_mb(row['measured_peak_bytes'])}",
-            "to the byte" if exact else "no", row["equality"],
-        ])  # fmt: skip
-    head = ["graph", "budget", "`--scan-recompute`", "stored per step B", "operators again",
-            "extra time %", "peak MB", "predicted", "outputs"]  # fmt: skip
+        rows.append(
+            [
+                row["model"],
+                row["budget"],
+                f"`{row['scan_recompute']}`",
+                f"{row['stored_bytes_per_step_before']:,} → {row['stored_bytes_per_step_after']:,}",
+                f"{row['operators_again_per_step']}",
+                f"{row['estimated_extra_percent']:.1f}",
+                f"{_mb(row['measured_peak_bytes_before'])} → {_mb(row['measured_peak_bytes'])}",
+                "to the byte" if exact else "no",
+                row["equality"],
+            ]
+        )
+    head = [
+        "graph",
+        "budget",
+        "`--scan-recompute`",
+        "stored per step B",
+        "operators again",
+        "extra time %",
+        "peak MB",
+        "predicted",
+        "outputs",
+    ]
     return table(head, rows)
 
 
@@ -178,17 +216,27 @@ def recurrent(record: dict[str, Any]) -> list[str]:
     """A row per layer and setting."""
     rows = [
         [
-            f"{row['op']} `{row['scan_recompute']}`", f"{row['stored_bytes_per_step']:,}",
-            f"{row['stored_bytes'] / 1e6:.1f}", f"{row['predicted_peak_bytes'] / 1e6:.1f}",
-            f"{row['measured_peak_bytes'] / 1e6:.1f}", row["equality"],
-            f"{1000 * row['seconds']:.0f}", f"{row['slowdown_percent']:+.0f}",
+            f"{row['op']} `{row['scan_recompute']}`",
+            f"{row['stored_bytes_per_step']:,}",
+            f"{row['stored_bytes'] / 1e6:.1f}",
+            f"{row['predicted_peak_bytes'] / 1e6:.1f}",
+            f"{row['measured_peak_bytes'] / 1e6:.1f}",
+            row["equality"],
+            f"{1000 * row['seconds']:.0f}",
+            f"{row['slowdown_percent']:+.0f}",
         ]
         for row in record["results"]
-    ]  # fmt: skip
+    ]
     head = [
-        "layer", "stored B per step", "stored MB", "peak MB, predicted", "measured", "gradients",
-        "ms per step of training", "%",
-    ]  # fmt: skip
+        "layer",
+        "stored B per step",
+        "stored MB",
+        "peak MB, predicted",
+        "measured",
+        "gradients",
+        "ms per step of training",
+        "%",
+    ]
     return table(head, rows)
 
 
@@ -237,20 +285,30 @@ def plain(record: dict[str, Any]) -> list[str]:
             and row["predicted_later_bytes"] == row["measured_later_bytes"]
         )
         tuned = row["measured_first_bytes"] / row["tuned_peak_bytes"] - 1
-        rows.append([
-            *start,
-            f"{_mb(row['measured_first_bytes'])} / {_mb(row['measured_later_bytes'])}",
-            "to the byte" if exact else "no",
-            f"{_yes(row['first_within_budget'])} / {_yes(row['later_within_budget'])}",
-            f"{row['extra_cost_percent']:.2f}",
-            f"{row['fences']} / {row['veils']} / {row['pins']}",
-            f"{row['added_percent']:.1f}",
-            f"{100 * tuned:+.1f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                *start,
+                f"{_mb(row['measured_first_bytes'])} / {_mb(row['measured_later_bytes'])}",
+                "to the byte" if exact else "no",
+                f"{_yes(row['first_within_budget'])} / {_yes(row['later_within_budget'])}",
+                f"{row['extra_cost_percent']:.2f}",
+                f"{row['fences']} / {row['veils']} / {row['pins']}",
+                f"{row['added_percent']:.1f}",
+                f"{100 * tuned:+.1f}",
+            ]
+        )
     head = [
-        "graph", "share", "original MB", "rewritten MB", "predicted", "in budget", "extra time %",
-        "fences / veils / pins", "their time %", "over tuned %",
-    ]  # fmt: skip
+        "graph",
+        "share",
+        "original MB",
+        "rewritten MB",
+        "predicted",
+        "in budget",
+        "extra time %",
+        "fences / veils / pins",
+        "their time %",
+        "over tuned %",
+    ]
     return table(head, rows)
 
 

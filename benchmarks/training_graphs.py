@@ -23,15 +23,26 @@ from typing import TYPE_CHECKING
 from benchmarks.record import write_record
 
 if TYPE_CHECKING:
-    from memplan.analysis import OpenModel
-    from memplan.planning.outcome import Outcome
     from memplan.planning.planner import Prepared
-    from memplan.planning.problem import Problem
+    from memplan.simulate.opened import OpenModel
+    from memplan.solver.problem import Problem
+    from memplan.solver.strategy import Outcome
 
 STRATEGIES = (
-    "auto", "greedy", "none", "segments", "dtr{heuristic=h_eq}", "dtr{heuristic=h_local}",
-    "knapsack", "knapsack{cut=0}", "min-cut", "mirror", "mirror{function=kind}", "speed", "memory",
-)  # fmt: skip
+    "auto",
+    "greedy",
+    "none",
+    "segments",
+    "dtr{heuristic=h_eq}",
+    "dtr{heuristic=h_local}",
+    "knapsack",
+    "knapsack{cut=0}",
+    "min-cut",
+    "mirror",
+    "mirror{function=kind}",
+    "speed",
+    "memory",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +93,12 @@ def load(path: Path, device: str) -> Loaded:
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: there is no such device profile.
     """
-    from memplan.analysis import open_model
     from memplan.errors import UsageError
-    from memplan.graph.phases import differentiated
-    from memplan.model.fold import small_constants
+    from memplan.ir.phases import differentiated
     from memplan.ops.cost import DEVICES, node_costs
     from memplan.planning.planner import PlanRequest, prepare
+    from memplan.shapes.fold import small_constants
+    from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.simulate.timeline import simulate
 
@@ -119,7 +130,7 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         VerificationError: the plan does not hold; nothing is to be reported.
     """
     from memplan.errors import UsageError
-    from memplan.planning.strategies import parse_strategy
+    from memplan.strategies.builtin import parse_strategy
     from memplan.units import parse_size
 
     room = parse_size(budget).resolve(loaded.peak)
@@ -130,10 +141,23 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         outcome = strategy.solve(problem, seconds)
     except UsageError as error:
         return Result(
-            loaded.name, len(problem.order), device, budget, room, loaded.peak,
-            loaded.prepared.floor.with_workspace, name, False, 0.0, loaded.peak, 0,
-            time.perf_counter() - begin, None, None, error.message,
-        )  # fmt: skip
+            loaded.name,
+            len(problem.order),
+            device,
+            budget,
+            room,
+            loaded.peak,
+            loaded.prepared.floor.with_workspace,
+            name,
+            False,
+            0.0,
+            loaded.peak,
+            0,
+            time.perf_counter() - begin,
+            None,
+            None,
+            error.message,
+        )
     spent = time.perf_counter() - begin
     decision, base = outcome.decision, problem.base_cost
     verify(loaded, problem, outcome, strategy.name)
@@ -164,9 +188,9 @@ def verify(loaded: Loaded, problem: Problem, outcome: Outcome, strategy: str) ->
         MemplanError: the model breaks a condition that every rewritten model must keep.
         VerificationError: the peak, its fitting or the cost is not as claimed.
     """
+    from memplan.planning.apply import apply_plan
     from memplan.planning.planner import as_plan
-    from memplan.rewriter.apply import apply_plan
-    from memplan.rewriter.postconditions import ensure
+    from memplan.planning.verify import ensure
 
     prepared, decision = loaded.model.prepared, outcome.decision
     plan = as_plan(loaded.prepared, problem, outcome, strategy, 0.0)
@@ -217,13 +241,15 @@ def chosen_files(models: Sequence[Path], only: Sequence[str]) -> list[Path]:
 
 def command_of(options: argparse.Namespace) -> str:
     """The command without paths."""
-    return " ".join([
-        "python -m benchmarks.training_graphs --models DIR --json FILE",
-        *(f"--only {name}" for name in options.only),
-        *(f"--budget {budget}" for budget in options.budget),
-        *(f"--strategy {name}" for name in options.strategy),
-        f"--seconds {options.seconds:g} --device {options.device}",
-    ])  # fmt: skip
+    return " ".join(
+        [
+            "python -m benchmarks.training_graphs --models DIR --json FILE",
+            *(f"--only {name}" for name in options.only),
+            *(f"--budget {budget}" for budget in options.budget),
+            *(f"--strategy {name}" for name in options.strategy),
+            f"--seconds {options.seconds:g} --device {options.device}",
+        ]
+    )
 
 
 def row(result: Result) -> str:
@@ -241,7 +267,7 @@ def row(result: Result) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points one by one; rows are written after each."""
     from memplan.errors import ModelError
-    from memplan.planning.search import warm_up
+    from memplan.solver.search.anytime import warm_up
     from memplan.units import parse_size
 
     options = arguments(argv)

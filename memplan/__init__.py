@@ -9,29 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memplan.analysis import Analysis, analyze
-    from memplan.differentiation import TrainingGraph, grad, gradients
+    from memplan.api.analyze import Analysis, analyze
+    from memplan.api.grad.run import TrainingGraph, grad, gradients
+    from memplan.api.profile import Profile, profile
+    from memplan.api.rewrite.run import Rewrite, rewrite
+    from memplan.api.validate.run import Validation, validate
     from memplan.errors import MemplanError
-    from memplan.loading import load, session_options
-    from memplan.profiling import Profile, profile
-    from memplan.rewriting import Rewrite, rewrite
-    from memplan.validation import Validation, validate
+    from memplan.runtime.load import load, session_options
 
 _HOME = {
-    "Analysis": "memplan.analysis",
+    "Analysis": "memplan.api.analyze",
     "MemplanError": "memplan.errors",
-    "Profile": "memplan.profiling",
-    "Rewrite": "memplan.rewriting",
-    "TrainingGraph": "memplan.differentiation",
-    "Validation": "memplan.validation",
-    "analyze": "memplan.analysis",
-    "grad": "memplan.differentiation",
-    "gradients": "memplan.differentiation",
-    "load": "memplan.loading",
-    "profile": "memplan.profiling",
-    "rewrite": "memplan.rewriting",
-    "session_options": "memplan.loading",
-    "validate": "memplan.validation",
+    "Profile": "memplan.api.profile",
+    "Rewrite": "memplan.api.rewrite.run",
+    "TrainingGraph": "memplan.api.grad.run",
+    "Validation": "memplan.api.validate.run",
+    "analyze": "memplan.api.analyze",
+    "grad": "memplan.api.grad.run",
+    "gradients": "memplan.api.grad.run",
+    "load": "memplan.runtime.load",
+    "profile": "memplan.api.profile",
+    "rewrite": "memplan.api.rewrite.run",
+    "session_options": "memplan.runtime.load",
+    "validate": "memplan.api.validate.run",
 }
 
 __all__ = [

@@ -52,9 +52,11 @@ def memplan(tmp_path: Path) -> Memplan:
     script = shutil.which("memplan", path=str(Path(sys.executable).parent))
 
     def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [script] if script else [
-            sys.executable, "-c", "from memplan_cli.main import run; run()"
-        ]  # fmt: skip
+        command = (
+            [script]
+            if script
+            else [sys.executable, "-c", "from memplan_cli.main import run; run()"]
+        )
         return subprocess.run(
             [*command, *map(str, arguments)],
             cwd=tmp_path,

@@ -101,10 +101,17 @@ class Conv(OpRun):
     """By definition."""
 
     def _run(
-        self, x: Array, w: Array, b: Array | None = None, auto_pad: str | None = None,
-        dilations: Ints = None, group: int | None = 1, kernel_shape: Ints = None,
-        pads: Ints = None, strides: Ints = None,
-    ) -> tuple[Array]:  # fmt: skip
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None = None,
+        auto_pad: str | None = None,
+        dilations: Ints = None,
+        group: int | None = 1,
+        kernel_shape: Ints = None,
+        pads: Ints = None,
+        strides: Ints = None,
+    ) -> tuple[Array]:
         count, group = x.shape[0], group or 1
         grid = Grid(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
         weight = w.reshape(group, -1, *w.shape[1:])
@@ -122,11 +129,19 @@ class ConvTranspose(OpRun):
     """By definition; an odd rest of padding as in ONNX Runtime."""
 
     def _run(
-        self, x: Array, w: Array, b: Array | None = None, auto_pad: str | None = None,
-        dilations: Ints = None, group: int | None = 1, kernel_shape: Ints = None,
-        output_padding: Ints = None, output_shape: Ints = None, pads: Ints = None,
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None = None,
+        auto_pad: str | None = None,
+        dilations: Ints = None,
+        group: int | None = 1,
+        kernel_shape: Ints = None,
+        output_padding: Ints = None,
+        output_shape: Ints = None,
+        pads: Ints = None,
         strides: Ints = None,
-    ) -> tuple[Array]:  # fmt: skip
+    ) -> tuple[Array]:
         rank, group = x.ndim - 2, group or 1
         steps, apart = strides or [1] * rank, dilations or [1] * rank
         further = output_padding or [0] * rank
@@ -166,10 +181,16 @@ class MaxPool(OpRun):
     """By definition; the first of equal elements wins."""
 
     def _run(
-        self, x: Array, auto_pad: str | None = None, ceil_mode: int | None = 0,
-        dilations: Ints = None, kernel_shape: Sequence[int] = (), pads: Ints = None,
-        storage_order: int | None = 0, strides: Ints = None,
-    ) -> tuple[Array, ...]:  # fmt: skip
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int | None = 0,
+        dilations: Ints = None,
+        kernel_shape: Sequence[int] = (),
+        pads: Ints = None,
+        storage_order: int | None = 0,
+        strides: Ints = None,
+    ) -> tuple[Array, ...]:
         grid = Grid(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
         numbers = np.arange(x.size).reshape(x.shape)
         if storage_order:
@@ -190,10 +211,16 @@ class AveragePool(OpRun):
     """By definition: windows end where the padding ends."""
 
     def _run(
-        self, x: Array, auto_pad: str | None = None, ceil_mode: int | None = 0,
-        count_include_pad: int | None = 0, dilations: Ints = None,
-        kernel_shape: Sequence[int] = (), pads: Ints = None, strides: Ints = None,
-    ) -> tuple[Array]:  # fmt: skip
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int | None = 0,
+        count_include_pad: int | None = 0,
+        dilations: Ints = None,
+        kernel_shape: Sequence[int] = (),
+        pads: Ints = None,
+        strides: Ints = None,
+    ) -> tuple[Array]:
         grid = Grid(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
         total, count = 0.0, 0.0
         ones = np.ones_like(x)
@@ -214,10 +241,16 @@ class LpPool(OpRun):
     """By definition."""
 
     def _run(
-        self, x: Array, auto_pad: str | None = None, ceil_mode: int | None = 0,
-        dilations: Ints = None, kernel_shape: Sequence[int] = (), p: int | None = 2,
-        pads: Ints = None, strides: Ints = None,
-    ) -> tuple[Array]:  # fmt: skip
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int | None = 0,
+        dilations: Ints = None,
+        kernel_shape: Sequence[int] = (),
+        p: int | None = 2,
+        pads: Ints = None,
+        strides: Ints = None,
+    ) -> tuple[Array]:
         grid = Grid(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
         powers = np.abs(x) ** (p or 2)
         total = sum(grid.take(powers, places, 0.0) for _, places in grid.taps())
@@ -265,9 +298,16 @@ class BatchNormalization(OpRun):
     """By definition; before opset 14, further outputs mean training."""
 
     def _run(
-        self, x: Array, scale: Array, bias: Array, mean: Array, var: Array,
-        epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int | None = 0,
-    ) -> tuple[Array, ...]:  # fmt: skip
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        mean: Array,
+        var: Array,
+        epsilon: float = 1e-5,
+        momentum: float = 0.9,
+        training_mode: int | None = 0,
+    ) -> tuple[Array, ...]:
         axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
         old, trains = (mean, var), training_mode or len(self.output) > 1
         if trains:
@@ -283,9 +323,14 @@ class GroupNormalization(OpRun):
     """By definition, at any opset; ONNX's function computes in float32."""
 
     def _run(
-        self, x: Array, scale: Array, bias: Array, epsilon: float = 1e-5, num_groups: int = 1,
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        epsilon: float = 1e-5,
+        num_groups: int = 1,
         stash_type: int | None = 1,
-    ) -> tuple[Array]:  # fmt: skip
+    ) -> tuple[Array]:
         groups = x.reshape(x.shape[0], num_groups, -1)
         mean, var = groups.mean(2, keepdims=True), groups.var(2, keepdims=True)
         normal = (groups - mean) / np.sqrt(var + epsilon)
@@ -296,6 +341,17 @@ class GroupNormalization(OpRun):
 
 
 OPS = [
-    Erf, Gelu, Conv, ConvTranspose, MaxPool, AveragePool, LpPool, GlobalMaxPool, GlobalLpPool, LRN,
-    LpNormalization, BatchNormalization, GroupNormalization,
-]  # fmt: skip
+    Erf,
+    Gelu,
+    Conv,
+    ConvTranspose,
+    MaxPool,
+    AveragePool,
+    LpPool,
+    GlobalMaxPool,
+    GlobalLpPool,
+    LRN,
+    LpNormalization,
+    BatchNormalization,
+    GroupNormalization,
+]

@@ -17,7 +17,7 @@ from float64_ops import OPS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from memplan.autodiff.builder import Request, build_gradients
+from memplan.autodiff.build import Request, build_gradients
 
 Array = npt.NDArray[Any]
 Run = Any

@@ -11,9 +11,9 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from memplan.analysis import OpenModel, opened
-from memplan.graph.types import Graph, Node, Tensor
-from memplan.model.prepare import prepare
+from memplan.ir.graph import Graph, Node, Tensor
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 

@@ -50,9 +50,12 @@ def model(
     graph = helper.make_graph(nodes, "odd", inputs, outputs, list(initializers))
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
     return helper.make_model(
-        graph, opset_imports=opsets, functions=list(functions), ir_version=ir_version,
+        graph,
+        opset_imports=opsets,
+        functions=list(functions),
+        ir_version=ir_version,
         producer_name="tests",
-    )  # fmt: skip
+    )
 
 
 def training_nodes() -> list[onnx.NodeProto]:
@@ -79,8 +82,12 @@ def training_parts() -> tuple[list[Info], list[Info], list[onnx.TensorProto]]:
     """Inputs, outputs and initializers of :func:`training_nodes`."""
     inputs = [info("x", [BATCH, WIDTH])]
     outputs = [info("loss", []), info("w1_grad", [WIDTH, HIDDEN]), info("w2_grad", [HIDDEN, 1])]
-    given = [weights("w1", WIDTH, HIDDEN), weights("w2", HIDDEN, 1), constant("zero", 0.0),
-             constant("share", np.full((BATCH, 1), 1 / BATCH))]  # fmt: skip
+    given = [
+        weights("w1", WIDTH, HIDDEN),
+        weights("w2", HIDDEN, 1),
+        constant("zero", 0.0),
+        constant("share", np.full((BATCH, 1), 1 / BATCH)),
+    ]
     return inputs, outputs, given
 
 
@@ -201,9 +208,12 @@ def scan() -> onnx.ModelProto:
         [info("new_total", [HIDDEN]), info("running", [HIDDEN])],
     )
     nodes = training_nodes()
-    nodes.insert(2, helper.make_node(
-        "Scan", ["start", "a"], ["final", "sums"], name="scan", body=body, num_scan_inputs=1
-    ))  # fmt: skip
+    nodes.insert(
+        2,
+        helper.make_node(
+            "Scan", ["start", "a"], ["final", "sums"], name="scan", body=body, num_scan_inputs=1
+        ),
+    )
     nodes[3].input[0] = "sums"
     inputs, outputs, given = training_parts()
     given += [constant("start", np.zeros(HIDDEN)), weights("scale", HIDDEN)]
@@ -220,9 +230,11 @@ def strings() -> onnx.ModelProto:
     ]
     inputs += [info("labels", [BATCH], STRING), info("other", [BATCH], STRING)]
     return model(
-        nodes, [*inputs, info("flags", [BATCH], BOOL)],
-        [*outputs, info("labels_out", [BATCH], STRING)], given,
-    )  # fmt: skip
+        nodes,
+        [*inputs, info("flags", [BATCH], BOOL)],
+        [*outputs, info("labels_out", [BATCH], STRING)],
+        given,
+    )
 
 
 def sequences() -> onnx.ModelProto:
@@ -286,9 +298,11 @@ def scalars() -> onnx.ModelProto:
         helper.make_node("Sub", ["p", "step"], ["p_new"], name="update"),
     ]
     return model(
-        nodes, [info("p", [])], [info("loss", []), info("p_new", [])],
+        nodes,
+        [info("p", [])],
+        [info("loss", []), info("p_new", [])],
         [constant("half", 0.5), constant("rate", 0.1)],
-    )  # fmt: skip
+    )
 
 
 def identity_output() -> onnx.ModelProto:
@@ -337,11 +351,27 @@ def external(folder: Path, name: str = "model.onnx", data: str = "weights.bin") 
 WORKING: dict[str, Callable[[], onnx.ModelProto]] = {
     maker.__name__: maker
     for maker in (
-        training, no_names, doubled_names, local_function, constant_nodes, sparse_initializer,
-        conditional, loop, scan, strings, sequences, default_input, output_and_stash,
-        unused_inputs, empty_tensors, scalars, identity_output, input_as_output, unknown_operator,
+        training,
+        no_names,
+        doubled_names,
+        local_function,
+        constant_nodes,
+        sparse_initializer,
+        conditional,
+        loop,
+        scan,
+        strings,
+        sequences,
+        default_input,
+        output_and_stash,
+        unused_inputs,
+        empty_tensors,
+        scalars,
+        identity_output,
+        input_as_output,
+        unknown_operator,
     )
-}  # fmt: skip
+}
 """Models that must be analyzed and rewritten; all but the last run on ONNX Runtime too."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memplan.planning.problem import Ints
+from memplan.solver.problem import Ints
 
 Rectangle = tuple[int, int, int]
 """A buffer: lower, upper, size."""

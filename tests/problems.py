@@ -8,8 +8,8 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from memplan.planning.evaluate import evaluate
-from memplan.planning.problem import NONE, Arrays, Ints, Problem
+from memplan.solver.evaluate import evaluate
+from memplan.solver.problem import NONE, Arrays, Ints, Problem
 
 
 @dataclass(frozen=True)

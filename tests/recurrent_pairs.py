@@ -11,17 +11,17 @@ import onnx.parser
 from graphs import TUNED
 from onnx import helper
 
-from memplan.analysis import OpenModel, opened
-from memplan.autodiff.builder import Request, build_gradients
-from memplan.costs import NodeCosts
-from memplan.model.prepare import prepare
+from memplan.autodiff.build import Request, build_gradients
+from memplan.loops.choose import named
+from memplan.loops.pairs import RecurrentPair, find_pairs
+from memplan.loops.rewrite import store_less
+from memplan.loops.step import Step, read_step
 from memplan.ops.cost import device_for
-from memplan.recurrent.cell import Step, read_step
-from memplan.recurrent.pairs import RecurrentPair, find_pairs
-from memplan.recurrent.rebuild import store_less
-from memplan.recurrent.wishes import named
+from memplan.planning.costs import NodeCosts
 from memplan.runtime.child import profiled_run
 from memplan.runtime.options import session_options
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import simulate
 
 COSTS = NodeCosts("estimate", device_for("cpu"), "cpu")
@@ -85,8 +85,15 @@ def layer(op: str, steps: int, batch: int, width: int, hidden: int, layers: int 
             (f"b{k}", [1, 2 * gates * hidden]),
         ):
             inputs.append(helper.make_tensor_value_info(name, 1, shape))
-        nodes.append(helper.make_node(op, [source, f"w{k}", f"r{k}", f"b{k}"], [f"y{k}"],
-                                      name=f"layer{k}", hidden_size=hidden))  # fmt: skip
+        nodes.append(
+            helper.make_node(
+                op,
+                [source, f"w{k}", f"r{k}", f"b{k}"],
+                [f"y{k}"],
+                name=f"layer{k}",
+                hidden_size=hidden,
+            )
+        )
         nodes.append(helper.make_node("Squeeze", [f"y{k}", "one"], [f"z{k}"], name=f"squeeze{k}"))
         source = f"z{k}"
     axes = onnx.numpy_helper.from_array(np.asarray([1]), "one")

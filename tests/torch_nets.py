@@ -18,9 +18,15 @@ pytest.importorskip("onnxscript")
 
 
 def batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
     eps: float,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Training mode as ONNX has it; the exporter's own translation normalizes by the old mean."""
     from onnxscript import opset20 as op
 
@@ -55,12 +61,16 @@ def exported(module: Any, inputs: tuple[Any, ...], opset: int = 20) -> onnx.Mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            _Functional(module), (tuple(parameters.values()), inputs), dynamo=True,
-            opset_version=opset, input_names=names, verbose=False,
+            _Functional(module),
+            (tuple(parameters.values()), inputs),
+            dynamo=True,
+            opset_version=opset,
+            input_names=names,
+            verbose=False,
             custom_translation_table={
                 torch.ops.aten._native_batch_norm_legit_functional.default: batch_norm
             },
-        )  # fmt: skip
+        )
         program.save(buffer)
     return onnx.load_from_string(buffer.getvalue())
 

@@ -21,8 +21,8 @@ from memplan_cli.options import (
 from memplan_cli.progress import announce_compilation
 
 if TYPE_CHECKING:
-    from memplan.analysis import Analysis
-    from memplan.frontier import FrontierPoint
+    from memplan.api.analyze import Analysis
+    from memplan.api.frontier import FrontierPoint
 
 FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
 
@@ -30,12 +30,27 @@ FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
 @click.command("analyze")
 @click.argument("model", type=click.Path(path_type=Path))
 @model_options
-@click.option("--session", type=click.Choice(SESSIONS), default="tuned", show_default=True,
-              help="How the model will be loaded.")  # fmt: skip
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="Which execution provider's rules apply.")  # fmt: skip
-@click.option("--top", type=click.IntRange(min=0), default=20, show_default=True,
-              help="How many tensors to list.")  # fmt: skip
+@click.option(
+    "--session",
+    type=click.Choice(SESSIONS),
+    default="tuned",
+    show_default=True,
+    help="How the model will be loaded.",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Which execution provider's rules apply.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="How many tensors to list.",
+)
 @click.option("--frontier", is_flag=True, help="Also: budget -> extra time, for a dozen budgets.")
 @click.option("--placement", is_flag=True, help="Also: the smallest arena that holds all buffers.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
@@ -62,11 +77,12 @@ def command(
 
     Nothing is run and no weights are read.
     """
-    from memplan.analysis import analyze, open_model, with_placement
+    from memplan.api.analyze import analyze, with_placement
+    from memplan.simulate.opened import open_model
 
     keep_inputs(output, model)
     if output is not None and str(output) != "-":
-        from memplan.model.write import check_output
+        from memplan.proto.write import check_output
 
         check_output(output, force)
     if frontier and session != "tuned":
@@ -75,7 +91,7 @@ def command(
     if (frontier or placement) and not quiet:
         announce_compilation()
     if frontier:
-        from memplan.frontier import find_frontier
+        from memplan.api.frontier import find_frontier
 
         analysis, points = find_frontier(open_model(model, bound(dims), loss), provider)
     else:
@@ -83,7 +99,7 @@ def command(
     if placement:
         analysis = with_placement(analysis)
     if form == "text" and output is None:
-        from memplan.report.text import print_analysis
+        from memplan.report.terminal.base import print_analysis
 
         print_analysis(analysis, points, top=top, color=color, brief=quiet, details=verbose > 0)
         return 0
@@ -100,17 +116,17 @@ def _render(
             result["frontier"] = [point.as_json() for point in points]
         return json.dumps(result, indent=2) + "\n"
     if form == "text":
-        from memplan.report.text import analysis_text
+        from memplan.report.terminal.base import analysis_text
 
         return analysis_text(analysis, points, top=top)
     if form == "html":
-        from memplan.report.html import analysis_html
+        from memplan.report.html.page import analysis_html
 
         return analysis_html(analysis, top=top)
     if form == "chrome-trace":
-        from memplan.report.chrome import chrome_trace
+        from memplan.report.chrome_trace import chrome_trace
 
         return chrome_trace(analysis)
-    from memplan.report.snapshot import torch_snapshot
+    from memplan.report.torch_snapshot import torch_snapshot
 
     return torch_snapshot(analysis)

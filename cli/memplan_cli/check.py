@@ -23,7 +23,7 @@ from memplan_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from memplan.baseline.gate import CheckResult, Progress, UpdateResult
+    from memplan.check.run import CheckResult, Progress, UpdateResult
 
 # The first word of a line decides its colour.
 _COLORS = {
@@ -40,18 +40,37 @@ _SILENT_SECONDS = 1.0
 
 @click.command("check")
 @click.argument("models", nargs=-1, metavar="[MODEL]...", type=click.Path(path_type=Path))
-@click.option("--lock", type=click.Path(path_type=Path), default="memplan.lock", show_default=True,
-              help="The lock file; models are named in it relative to its folder.")  # fmt: skip
+@click.option(
+    "--lock",
+    type=click.Path(path_type=Path),
+    default="memplan.lock",
+    show_default=True,
+    help="The lock file; models are named in it relative to its folder.",
+)
 @click.option("--update", is_flag=True, help="Record today's peaks (of MODELs, else of the lock).")
 @click.option("--max-peak", metavar="SIZE", help="Also fail every model with a higher peak.")
-@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE",
-              help="With --update: bind a symbolic dimension.")  # fmt: skip
-@click.option("--session", type=click.Choice(SESSIONS), default="tuned",
-              help="With --update: how models will be loaded (else as locked).")  # fmt: skip
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu",
-              help="With --update: whose rules apply (else as locked).")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True)  # fmt: skip
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="With --update: bind a symbolic dimension.",
+)
+@click.option(
+    "--session",
+    type=click.Choice(SESSIONS),
+    default="tuned",
+    help="With --update: how models will be loaded (else as locked).",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    help="With --update: whose rules apply (else as locked).",
+)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
 @output_options
 @configuration_option
@@ -77,10 +96,10 @@ def command(
     Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
     nothing is run, and nothing is written without --update.
     """
-    from memplan.baseline.gate import Request, run_check, run_update
+    from memplan.check.run import Request, run_check, run_update
 
     if output is not None and str(output) != "-":
-        from memplan.model.write import check_output
+        from memplan.proto.write import check_output
 
         check_output(output, force)
     cap = _cap(max_peak)
@@ -141,15 +160,15 @@ def _echoed(max_peak: str) -> str:
 
 
 def _json(result: CheckResult | UpdateResult) -> str:
-    from memplan.baseline.gate import CheckResult
-    from memplan.baseline.json_report import check_json, update_json
+    from memplan.check.json_report import check_json, update_json
+    from memplan.check.run import CheckResult
 
     return check_json(result) if isinstance(result, CheckResult) else update_json(result)
 
 
 def _lines(result: CheckResult | UpdateResult, *, brief: bool, details: bool) -> list[str]:
-    from memplan.baseline.gate import CheckResult
-    from memplan.baseline.report import check_lines, update_lines
+    from memplan.check.run import CheckResult
+    from memplan.check.text import check_lines, update_lines
 
     if isinstance(result, CheckResult):
         return check_lines(result, brief=brief, details=details)

@@ -10,10 +10,16 @@ from memplan_cli.options import configuration_option, emit, output_options
 
 
 @click.command("device")
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="Exit with 5 if this provider does not start.")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True)  # fmt: skip
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Exit with 5 if this provider does not start.",
+)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 @output_options
 @configuration_option
 def command(provider: str, form: str, quiet: bool, verbose: int, color: str, force: bool) -> int:
@@ -25,7 +31,7 @@ def command(provider: str, form: str, quiet: bool, verbose: int, color: str, for
     if form == "json":
         emit(json.dumps(device.as_json(), indent=2) + "\n", None, force)
     elif not quiet:
-        from memplan.report.text_device import device_text
+        from memplan.report.terminal.device import device_text
 
         emit(device_text(device), None, force)
     return 0

@@ -13,8 +13,13 @@ from memplan_cli.options import bound, configuration_option, emit, keep_inputs, 
 
 @click.command("grad")
 @click.argument("forward", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path),
-              help="The training graph, or - for stdout.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The training graph, or - for stdout.",
+)
 @click.option(
     "--loss",
     required=True,
@@ -28,10 +33,19 @@ from memplan_cli.options import bound, configuration_option, emit, keep_inputs, 
     metavar="N",
     help="Axis of classes for cross-entropy; default: 1, but 2 of three dimensions.",
 )
-@click.option("--wrt", multiple=True, metavar="GLOB",
-              help="Differentiate by these; default: initializers that look trained.")  # fmt: skip
-@click.option("--optimizer", default="none", show_default=True, metavar="NAME{opt=..}",
-              help="none (gradients are outputs), sgd, momentum, adam or adamw.")  # fmt: skip
+@click.option(
+    "--wrt",
+    multiple=True,
+    metavar="GLOB",
+    help="Differentiate by these; default: initializers that look trained.",
+)
+@click.option(
+    "--optimizer",
+    default="none",
+    show_default=True,
+    metavar="NAME{opt=..}",
+    help="none (gradients are outputs), sgd, momentum, adam or adamw.",
+)
 @click.option(
     "--checkpoints",
     default="none",
@@ -47,11 +61,22 @@ from memplan_cli.options import bound, configuration_option, emit, keep_inputs, 
     help="Cell tensors of recurrent layers to make again at every step instead of storing them: "
     "all, auto, or names as in 'a+b*'.",
 )
-@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE",
-              help="Bind a symbolic dimension, for --checkpoints and byte counts.")  # fmt: skip
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="Bind a symbolic dimension, for --checkpoints and byte counts.",
+)
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True, help="Of the report on stdout.")  # fmt: skip
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of the report on stdout.",
+)
 @output_options
 @configuration_option
 def command(
@@ -78,7 +103,7 @@ def command(
     with an optimizer, the new value 'NAME_new'. Nothing is saved for the backward part that no
     gradient needs.
     """
-    from memplan.differentiation import GradOptions, grad
+    from memplan.api.grad.run import GradOptions, grad
 
     to_stdout = str(output) == "-"
     if to_stdout and form == "json":
@@ -104,7 +129,7 @@ def command(
     elif quiet:
         click.echo(str(output))
     else:
-        from memplan.report.text_grad import print_training_graph
+        from memplan.report.terminal.grad import print_training_graph
 
         print_training_graph(result, color=color, details=verbose > 0)
     return 0

@@ -40,9 +40,11 @@ def output_options(function: Function) -> Function:
         function
     )
     function = click.option(
-        "--color", type=click.Choice(["auto", "always", "never"]), default="auto",
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
         help="Colours (NO_COLOR is respected).",
-    )(function)  # fmt: skip
+    )(function)
     return click.option("--force", is_flag=True, help="Overwrite the output file.")(function)
 
 
@@ -88,7 +90,7 @@ def emit(text: str | bytes, output: Path | None, force: bool) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     else:
-        from memplan.model.write import write_atomically
+        from memplan.proto.write import write_atomically
 
         write_atomically(output, data, force=force)
 
@@ -190,7 +192,10 @@ def use_configuration(ctx: click.Context, param: click.Parameter, value: Any) ->
 def configuration_option(function: Function) -> Function:
     """Adds a hidden eager option whose only work is to read pyproject.toml."""
     option = click.option(
-        "--_configuration", is_eager=True, hidden=True, expose_value=False,
+        "--_configuration",
+        is_eager=True,
+        hidden=True,
+        expose_value=False,
         callback=use_configuration,
-    )  # fmt: skip
+    )
     return option(function)

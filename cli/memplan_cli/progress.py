@@ -17,7 +17,7 @@ def announce_compilation() -> None:
     """Say on a terminal that the planner is about to be compiled: once per version, but slow."""
     if not sys.stderr.isatty():
         return
-    from memplan.planning.compiled import is_cold
+    from memplan.solver.jit import is_cold
 
     if is_cold():
         sys.stderr.write("compiling the planner (once per version, about 20 s)\n")

@@ -22,22 +22,45 @@ from memplan_cli.progress import planning_progress
 
 @click.command("rewrite")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--budget", metavar="SIZE",
-              help="4GB, 3.7GiB, bytes, or 60% of the peak before. Required, except for strategies "
-                   "that ignore it: 100% then.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="Default: MODEL.memplan.onnx.")  # fmt: skip
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="4GB, 3.7GiB, bytes, or 60% of the peak before. Required, except for strategies "
+    "that ignore it: 100% then.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Default: MODEL.memplan.onnx."
+)
 @model_options
-@click.option("--strategy", default="auto", show_default=True, metavar="NAME{opt=..}",
-              help="How to choose what to recompute.")  # fmt: skip
+@click.option(
+    "--strategy",
+    default="auto",
+    show_default=True,
+    metavar="NAME{opt=..}",
+    help="How to choose what to recompute.",
+)
 @click.option("--session", type=click.Choice(SESSIONS), default="tuned", show_default=True)
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--optimize", type=click.Choice(["none", "basic", "extended"]), default="extended",
-              show_default=True, help="Let ONNX Runtime fuse nodes first.")  # fmt: skip
-@click.option("--passes", default="all", show_default=True, metavar="NAMES",
-              help="Free savings first: all, none, or elide,prune,order,early-update.")  # fmt: skip
-@click.option("--wrt", multiple=True, metavar="GLOB",
-              help="Only the gradients of these parameters are wanted.")  # fmt: skip
+@click.option(
+    "--optimize",
+    type=click.Choice(["none", "basic", "extended"]),
+    default="extended",
+    show_default=True,
+    help="Let ONNX Runtime fuse nodes first.",
+)
+@click.option(
+    "--passes",
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help="Free savings first: all, none, or elide,prune,order,early-update.",
+)
+@click.option(
+    "--wrt",
+    multiple=True,
+    metavar="GLOB",
+    help="Only the gradients of these parameters are wanted.",
+)
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
 @click.option(
@@ -49,14 +72,22 @@ from memplan_cli.progress import planning_progress
 )
 @click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
-@click.option("--profile", is_flag=True,
-              help="Measure the seconds per node first (runs the model as it is).")  # fmt: skip
+@click.option(
+    "--profile", is_flag=True, help="Measure the seconds per node first (runs the model as it is)."
+)
 @click.option("--device", default=None, metavar="NAME", help="Device profile for cost estimates.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=10.0,
-              show_default=True, metavar="S", help="Seconds for planning.")  # fmt: skip
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for planning.",
+)
 @click.option("--dry-run", is_flag=True, help="Plan and verify, write nothing.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 @output_options
 @configuration_option
 def command(
@@ -91,8 +122,8 @@ def command(
     Decides what to keep and what to recompute, verifies the result by simulation and writes a new
     file. MODEL is not touched.
     """
-    from memplan.planning.strategies import parse_strategy
-    from memplan.rewriting import RewriteOptions, rewrite
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.strategies.builtin import parse_strategy
     from memplan.units import SizeSpec, parse_size
 
     if budget is None:
@@ -142,7 +173,7 @@ def command(
         if result.output is not None:
             click.echo(str(result.output))
     else:
-        from memplan.report.text import print_rewrite
+        from memplan.report.terminal.base import print_rewrite
 
         print_rewrite(result, color=color, details=verbose > 0)
     return 0

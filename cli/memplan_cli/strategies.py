@@ -11,14 +11,15 @@ import click
 from memplan_cli.options import configuration_option, emit, output_options
 
 if TYPE_CHECKING:
-    from memplan.planning.strategies import Listed, Option
+    from memplan.strategies.builtin import Listed, Option
 
 SCHEMA = "memplan.strategies/1"
 
 
 @click.command("strategies")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
 @output_options
 @configuration_option
@@ -29,14 +30,14 @@ def command(
 
     Those of installed packages are among them. -q: names only; broken ones are left out then.
     """
-    from memplan.planning.strategies import ALIAS, DEFAULT, list_strategies
+    from memplan.strategies.builtin import ALIAS, DEFAULT, list_strategies
 
     found = list_strategies()
     if form == "json":
         rows = [as_json(item) for item in found]
-        text = json.dumps(
-            {"schema": SCHEMA, "default": DEFAULT, "strategies": rows}, indent=2
-        ) + "\n"  # fmt: skip
+        text = (
+            json.dumps({"schema": SCHEMA, "default": DEFAULT, "strategies": rows}, indent=2) + "\n"
+        )
     elif quiet:
         text = "".join(f"{item.name}\n" for item in found if not item.broken)
     else:

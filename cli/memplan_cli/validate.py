@@ -14,18 +14,22 @@ from memplan_cli.options import bound, configuration_option, emit, keep_inputs, 
 @click.command("validate")
 @click.argument("original", type=click.Path(path_type=Path))
 @click.argument("rewritten", type=click.Path(path_type=Path))
-@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE",
-              help="Default: as recorded in REWRITTEN.")  # fmt: skip
-@click.option("--provider", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
-              show_default=True)  # fmt: skip
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True,
-              help="Timed runs per model.")  # fmt: skip
+@click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Default: as recorded in REWRITTEN."
+)
+@click.option(
+    "--provider", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True
+)
+@click.option(
+    "--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Timed runs per model."
+)
 @click.option("--inputs", type=click.Path(path_type=Path), help="Inputs as .npz; default: made up.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="0: the runtime's choice.")
 @click.option("--plain/--no-plain", default=True, help="Also run ORIGINAL with every default on.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
 @output_options
 @configuration_option
@@ -51,11 +55,11 @@ def command(
     Exit code 1 if the outputs differ, the measured peak breaks the recorded budget, or recomputed
     nodes did not run as planned.
     """
-    from memplan.validation import ValidateOptions, validate
+    from memplan.api.validate.run import ValidateOptions, validate
 
     keep_inputs(output, original, rewritten, inputs)
     if output is not None and str(output) != "-":
-        from memplan.model.write import check_output
+        from memplan.proto.write import check_output
 
         check_output(output, force)
     options = ValidateOptions(provider, runs, inputs, seed, threads, plain)
@@ -65,7 +69,7 @@ def command(
     elif quiet:
         emit(result.summary + "\n", output, force)
     else:
-        from memplan.report.text import print_validation, render_validation, to_text
+        from memplan.report.terminal.base import print_validation, render_validation, to_text
 
         if output is None:
             print_validation(result, color=color, details=verbose > 0)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.autodiff.registry import Entry, entry_for
-from memplan.autodiff.types import UNKNOWN, TensorType
+from memplan.autodiff.emit.registry import Entry, entry_for
 from memplan.errors import ModelError
-from memplan.graph.build import captured_names
+from memplan.ir.build import captured_names
+from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 _LISTED = 3
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 import onnx
 
 from memplan.autodiff.bodies import rename_reads
-from memplan.autodiff.emitter import Emitter, Scope
-from memplan.autodiff.hoisting import hoist
-from memplan.autodiff.types import UNKNOWN, TensorType, write_type
-from memplan.autodiff.value import Value
-from memplan.graph.build import captured_names
-from memplan.graph.phases import KEY as PHASE_KEY
-from memplan.graph.types import Phase
+from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.hoist import hoist
+from memplan.ir.build import captured_names
+from memplan.ir.graph import Phase
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
 
 
 def assemble(

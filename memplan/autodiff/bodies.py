@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.autodiff.emitter import Emitter
-from memplan.autodiff.types import TensorType, write_type
-from memplan.autodiff.value import Value
-from memplan.graph.build import captured_names
-from memplan.model.prepare import name_nodes
-from memplan.model.read import subgraphs
+from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.value import Value
+from memplan.ir.build import captured_names
+from memplan.proto.read import subgraphs
+from memplan.shapes.prepare import name_nodes
+from memplan.shapes.tensor_type import TensorType, write_type
 
 
 def graph_attribute(node: onnx.NodeProto, name: str) -> onnx.GraphProto:

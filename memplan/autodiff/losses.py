@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.autodiff.assemble import append
-from memplan.autodiff.emitter import Emitter, Scope
-from memplan.autodiff.expansions import emitter_for
-from memplan.autodiff.operations import INT64
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.operations import INT64
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.expand import emitter_for
 from memplan.errors import ModelError, UsageError
+from memplan.shapes.tensor_type import TensorType
 
 KINDS = ("cross-entropy", "mse")
 

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import onnx
 
-from memplan.autodiff.emitter import Emitter, Scope
-from memplan.autodiff.operations import INT64
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.operations import INT64
+from memplan.autodiff.emit.value import Value
 from memplan.errors import UsageError
-from memplan.graph.phases import KEY as PHASE_KEY
-from memplan.graph.types import Phase
+from memplan.ir.graph import Phase
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.shapes.tensor_type import TensorType
 
 RATE, STEP = "lr", "step"
 """Graph inputs: a float32 and an int64 scalar; the first step is 1."""

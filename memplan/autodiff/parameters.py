@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.autodiff.activity import find_activity
-from memplan.autodiff.types import UNKNOWN, TensorType
 from memplan.errors import ModelError, UsageError
-from memplan.model.read import subgraphs
+from memplan.proto.read import subgraphs
+from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 # Operators and the input slots where weights stand.
 _PLACES: dict[str, frozenset[int]] = {

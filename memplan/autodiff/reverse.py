@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import onnx
 
 from memplan.autodiff.activity import Activity
-from memplan.autodiff.context import Context
-from memplan.autodiff.emitter import Emitter, Scope, scope_of
-from memplan.autodiff.registry import Entry, Gradient, entry_for
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import Emitter, Scope, scope_of
+from memplan.autodiff.emit.registry import Entry, Gradient, entry_for
+from memplan.autodiff.emit.value import Value
 from memplan.errors import MemplanError
-from memplan.graph.build import captured_names
-from memplan.graph.phases import KEY as PHASE_KEY
-from memplan.graph.types import Phase
+from memplan.ir.build import captured_names
+from memplan.ir.graph import Phase
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.shapes.tensor_type import TensorType
 
 OnReady = Callable[[str, Value], None]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.graph.types import ABSENT, Graph, Node, Tensor
+from memplan.ir.graph import ABSENT, Graph, Node, Tensor
 from memplan.ops.memory import semantics
 
 
@@ -29,23 +29,35 @@ class Device:
 
 DEVICES = {
     "h200": Device(
-        "h200", 60e12, 4.0e12, 2e-6,
+        "h200",
+        60e12,
+        4.0e12,
+        2e-6,
         "NVIDIA H200 SXM data sheet (2024): 67 TFLOP/s float32, 4.8 TB/s; about 85-90% of both",
     ),
     "a100": Device(
-        "a100", 17e12, 1.7e12, 3e-6,
+        "a100",
+        17e12,
+        1.7e12,
+        3e-6,
         "NVIDIA A100 80GB data sheet (2021): 19.5 TFLOP/s float32, 2.04 TB/s; about 85% of both",
     ),
     "rtx4090": Device(
-        "rtx4090", 70e12, 0.86e12, 3e-6,
+        "rtx4090",
+        70e12,
+        0.86e12,
+        3e-6,
         "NVIDIA Ada whitepaper (2022): 82.6 TFLOP/s float32, 1.01 TB/s; about 85% of both",
     ),
     "cpu": Device(
-        "cpu", 0.1e12, 15e9, 2e-6,
+        "cpu",
+        0.1e12,
+        15e9,
+        2e-6,
         "two AVX2 cores: 2 × 16 FMA lanes × about 3 GHz; one DDR4 channel. A stand-in, not a "
         "measurement: use --costs for a particular machine",
     ),
-}  # fmt: skip
+}
 
 
 def device_for(provider: str) -> Device:
@@ -67,8 +79,7 @@ def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
             costs.append(_inside(graph, node, device, provider) + device.kernel_seconds)
             continue
         moved = sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
-        seconds = max(flops(graph, node) / device.flops_per_second,
-                      moved / device.bytes_per_second)  # fmt: skip
+        seconds = max(flops(graph, node) / device.flops_per_second, moved / device.bytes_per_second)
         costs.append(seconds + device.kernel_seconds)
     return costs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from memplan.analysis import OpenModel
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
 

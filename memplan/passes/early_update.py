@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.analysis import OpenModel
 from memplan.passes.base import Applied, lower
 from memplan.passes.schedule import early_order, in_order, updates_of
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
 

@@ -14,14 +14,11 @@ from typing import ClassVar
 
 import onnx
 
-from memplan.analysis import OpenModel
-from memplan.graph.build import is_constant
-from memplan.graph.reach import needed_nodes
-from memplan.graph.types import Graph, Node, Tensor, TensorKind
-from memplan.model.fold import small_constants
-from memplan.model.shapes import symbolic_dims
+from memplan.ir.build import is_constant
+from memplan.ir.graph import Graph, Node, Tensor, TensorKind
+from memplan.ir.reach import needed_nodes
 from memplan.passes.base import Applied, lower_or_equal
-from memplan.passes.same import VIEWS, Facts, permutation, same_value
+from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
 from memplan.passes.surgery import (
     captured,
     drop_unread,
@@ -29,6 +26,9 @@ from memplan.passes.surgery import (
     reopened,
     with_nodes,
 )
+from memplan.shapes.fold import small_constants
+from memplan.shapes.infer import symbolic_dims
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
 # A round sees what the one before left; chains get shorter every time.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.analysis import OpenModel
-from memplan.graph.types import Graph
+from memplan.ir.graph import Graph
 from memplan.passes.base import Applied
 from memplan.passes.schedule import early_order, in_order, updates_of
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
 
@@ -29,9 +29,9 @@ class Order:
         if timeline.session.reuse or not timeline.session.priority_order:
             return Applied(model, note="a default session has an order of its own")
         # numba is slow to import: only where an order is wanted.
-        from memplan.planning.lowest import LowestOptions, lowest_order
         from memplan.planning.planner import PlanRequest, prepare
-        from memplan.planning.search import warm_up
+        from memplan.solver.order.lowest import LowestOptions, lowest_order
+        from memplan.solver.search.anytime import warm_up
 
         warm_up()
         request = PlanRequest(model.graph, timeline.session, 0, _no_costs)

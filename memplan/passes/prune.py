@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import onnx
 
-from memplan.analysis import OpenModel
 from memplan.errors import UsageError
-from memplan.graph.build import is_constant
-from memplan.graph.reach import needed_nodes, trained_outputs
-from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ir.build import is_constant
+from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.ops.memory import has_effects
 from memplan.passes.base import Applied
 from memplan.passes.surgery import copy_of, drop_unread, reads_of, reopened
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
 _SHOWN = 5
@@ -76,9 +76,9 @@ class Prune:
             if not hits:
                 raise UsageError(
                     f"--wrt {glob}: no trained parameter and no output of it has such a name",
-                    "parameters: " + _some({graph.tensors[p].name for o in owners.values()
-                                            for p in o}),
-                )  # fmt: skip
+                    "parameters: "
+                    + _some({graph.tensors[p].name for o in owners.values() for p in o}),
+                )
             chosen |= hits
         kept = {p for t in chosen for p in owners[t] if len(owners[t]) == 1}
         frozen = {p for parameters in owners.values() for p in parameters} - kept

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memplan.analysis import OpenModel
-from memplan.graph.build import is_constant
-from memplan.graph.phases import Phases
-from memplan.graph.types import Graph, Phase
+from memplan.ir.build import is_constant
+from memplan.ir.graph import Graph, Phase
+from memplan.ir.phases import Phases
 from memplan.passes.surgery import node_protos, reopened, with_nodes
+from memplan.simulate.opened import OpenModel
 
 
 def updates_of(phases: Phases) -> set[int]:

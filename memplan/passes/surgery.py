@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import onnx
 
-from memplan.analysis import OpenModel
-from memplan.graph.build import build_graph, captured_names, is_constant
-from memplan.graph.phases import Phases
-from memplan.graph.types import Graph, TensorKind
-from memplan.model.bodies import body_models
-from memplan.model.prepare import fingerprint
-from memplan.model.shapes import bind_dims, symbolic_dims
+from memplan.ir.build import build_graph, captured_names, is_constant
+from memplan.ir.graph import Graph, TensorKind
+from memplan.ir.phases import Phases
+from memplan.shapes.bodies import body_models
+from memplan.shapes.infer import bind_dims, symbolic_dims
+from memplan.shapes.prepare import fingerprint
+from memplan.simulate.opened import OpenModel
 
 
 def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,17 +8,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import MemorySemantics, refusal, semantics
 from memplan.planning.labels import flags, labels_of
-from memplan.planning.problem import NONE, Arrays, Flags, Ints, Labels, Problem
-from memplan.planning.rebuild import Extended
+from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import bodies_of, node_workspace
+from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Problem
 
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
 # recomputed one would run at once and pin its input.
@@ -55,9 +55,16 @@ class Encoded:
                 start = np.insert(start, position, node)
                 protected[node] = True
         return Problem(
-            self.arrays, order, budget, start, protected, self.movable, self.forward,
-            self.intensive, self.labels,
-        )  # fmt: skip
+            self.arrays,
+            order,
+            budget,
+            start,
+            protected,
+            self.movable,
+            self.forward,
+            self.intensive,
+            self.labels,
+        )
 
 
 def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:

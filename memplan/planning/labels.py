@@ -7,8 +7,8 @@ from collections.abc import Set
 
 import numpy as np
 
-from memplan.graph.types import Graph
-from memplan.planning.problem import Flags, Labels
+from memplan.ir.graph import Graph
+from memplan.solver.problem import Flags, Labels
 
 # In memory_saving_gradients.py tensors with these words in their names are no checkpoints:
 # L2Loss, entropy, FusedBatchNorm, Switch, dropout, Cast. The same as operators of ONNX; what

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import InfeasibleError
-from memplan.graph.types import Graph
-from memplan.planning.checked import checked
+from memplan.ir.graph import Graph
 from memplan.planning.encode import Encoded, encode, without_outputs
-from memplan.planning.outcome import Outcome, Progress, Strategy
 from memplan.planning.plan import Plan
-from memplan.planning.problem import Decision, Problem
-from memplan.planning.rebuild import Extended, extend
+from memplan.planning.rebuild_rules import Extended, extend
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
+from memplan.solver.problem import Decision, Problem
+from memplan.solver.strategy import Outcome, Progress, Strategy
+from memplan.strategies.checked import checked
 from memplan.units import format_bytes
 
 Array = npt.NDArray[np.generic]
@@ -97,7 +97,7 @@ def make_plan(
     """Solve for the request's budget within ``time_limit`` seconds (loading code not counted).
 
     The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
-    (:mod:`memplan.rewriter.postconditions`) and refuses a plan that does not hold.
+    (:mod:`memplan.planning.verify`) and refuses a plan that does not hold.
 
     Raises:
         InfeasibleError: the budget is below the floor, or no sequence was found.
@@ -105,7 +105,7 @@ def make_plan(
         MemplanError: the strategy fails, or answers with what is no sequence of the problem.
     """
     # numba is slow to import: only when there is something to plan.
-    from memplan.planning.search import warm_up
+    from memplan.solver.search.anytime import warm_up
 
     request, resident = prepared.request, prepared.resident_bytes
     room = request.budget_bytes - resident
@@ -131,7 +131,7 @@ def as_plan(
 
     Its budget is the problem's, or the peak that was reached where that is higher.
     """
-    from memplan.planning.evaluate import evaluate
+    from memplan.solver.evaluate import evaluate
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes

@@ -120,9 +120,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
         return _session(request, options, request["model"], more=more)
 
     more = cuda.measure_cuda(make, lambda extra: profiled(extra, lambda _: None), feeds)
-    return {
-        "runtime": ort.__version__, **profile, **timing, **more, "device_taken_bytes": taken
-    }  # fmt: skip
+    return {"runtime": ort.__version__, **profile, **timing, **more, "device_taken_bytes": taken}
 
 
 def _device(request: dict[str, Any]) -> dict[str, Any]:

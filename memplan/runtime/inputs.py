@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from memplan.errors import UsageError
-from memplan.graph.types import Graph, Tensor, TensorKind
+from memplan.ir.graph import Graph, Tensor, TensorKind
 
 Array = npt.NDArray[np.generic]
 

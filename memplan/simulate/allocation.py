@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.graph.types import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.memory import MemorySemantics, semantics
 from memplan.simulate.devices import Devices
 from memplan.simulate.session import SessionKind

@@ -30,7 +30,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from memplan.graph.types import ABSENT, Graph, Node, TensorKind
+from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
 from memplan.simulate.allocation import Allocation, Buffer
 from memplan.simulate.timeline import Bytes, Timeline, live_bytes
 

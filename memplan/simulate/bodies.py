@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from memplan.graph.types import ABSENT, Body, Graph, Node
+from memplan.ir.graph import ABSENT, Body, Graph, Node
 from memplan.simulate.allocation import passes_through
 from memplan.simulate.session import SessionKind
 

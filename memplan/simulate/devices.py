@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from memplan.graph.copies import COPY_OPS
-from memplan.graph.types import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.ir.copies import COPY_OPS
+from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.kernels import Kernels, cuda_kernels, schema_version
 from memplan.simulate.session import SessionKind
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memplan.graph.phases import Phases
-from memplan.graph.types import Graph, Phase, Tensor, TensorKind
+from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
+from memplan.ir.phases import Phases
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.timeline import Timeline
 
@@ -102,9 +102,11 @@ class Explainer:
                 found[self.class_of(tensor)] += tensor.nbytes
         for buffer in self.timeline.live_at(step):
             found[self.buffer_class(buffer)] += buffer.nbytes
-        inside = int(self.timeline.dynamic[step]) + self.timeline.resident_bytes if len(
-            self.timeline.dynamic
-        ) else self.timeline.resident_bytes  # fmt: skip
+        inside = (
+            int(self.timeline.dynamic[step]) + self.timeline.resident_bytes
+            if len(self.timeline.dynamic)
+            else self.timeline.resident_bytes
+        )
         rest = inside - sum(found.values())
         if rest:
             found[TensorClass.ACTIVATION] += rest  # inside a control-flow body

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.timeline import Timeline

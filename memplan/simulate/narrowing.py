@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memplan.graph.phases import Phases
-from memplan.graph.reach import trained_outputs
-from memplan.graph.types import Graph, TensorKind
+from memplan.ir.graph import Graph, TensorKind
+from memplan.ir.phases import Phases
+from memplan.ir.reach import trained_outputs
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
@@ -135,7 +135,9 @@ class _Holders:
         return sum(
             tensor.nbytes
             for tensor in self.graph.tensors
-            if tensor.kind is TensorKind.INPUT and is_resident(tensor) and tensor.readers
+            if tensor.kind is TensorKind.INPUT
+            and is_resident(tensor)
+            and tensor.readers
             and not any(self.serves[r] & ~frozen for r in tensor.readers)
             and any(self.serves[r] for r in tensor.readers)
-        )  # fmt: skip
+        )

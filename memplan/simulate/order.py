@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-from memplan.graph.types import Graph
+from memplan.ir.graph import Graph
 from memplan.simulate.session import SessionKind
 
 _SHAPE_OPS = (":Shape", ":Size")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memplan.graph.types import ABSENT, Graph, Node
+from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
 from memplan.ops.workspace import workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
@@ -189,9 +189,14 @@ def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
     # Softmax and its like flatten their input below opset 13, which changes their scratch.
     attributes = {**node.attributes, "__opset": graph.opset}
     return workspace_bytes(
-        node.domain, node.op, attributes, inputs, outputs,
-        provider=session.provider, threads=session.threads,
-    )  # fmt: skip
+        node.domain,
+        node.op,
+        attributes,
+        inputs,
+        outputs,
+        provider=session.provider,
+        threads=session.threads,
+    )
 
 
 def _library_notes(library: Mapping[str, int]) -> list[str]:

@@ -257,9 +257,12 @@ BAD_MODELS: tuple[tuple[Callable[[Path], None], tuple[str, ...]], ...] = (
 @pytest.mark.parametrize(("make", "words"), BAD_MODELS, ids=[m.__name__ for m, _ in BAD_MODELS])
 @pytest.mark.parametrize("command", ["analyze", "rewrite", "validate"])
 def test_bad_models(
-    make: Callable[[Path], None], words: tuple[str, ...], command: str, refused: Refused,
+    make: Callable[[Path], None],
+    words: tuple[str, ...],
+    command: str,
+    refused: Refused,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     make(tmp_path)
     further = {"analyze": [], "rewrite": ["--budget", "80%"], "validate": [MODEL]}[command]
     refused(EXIT_MODEL, words, command, MODEL, *further)
@@ -349,7 +352,7 @@ BAD_ARGUMENTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("validate", MODEL, MODEL, "--runs", "0"), ("--runs",)),
     (("validate", MODEL, MODEL, "--dim", "N"), ("NAME=SIZE",)),
     (("validate", MODEL, MODEL, "--inputs", "none.npz"), ("none.npz",)),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -433,9 +436,15 @@ def test_a_budget_below_the_floor(
 ) -> None:
     saved(odd.training(), tmp_path)
     done = refused(
-        EXIT_INFEASIBLE, ("below the floor", "resident"),
-        "rewrite", MODEL, "--budget", "3000", "--optimize", optimize,
-    )  # fmt: skip
+        EXIT_INFEASIBLE,
+        ("below the floor", "resident"),
+        "rewrite",
+        MODEL,
+        "--budget",
+        "3000",
+        "--optimize",
+        optimize,
+    )
     if optimize == "none":
         told = json.loads(inside("analyze", MODEL, "--format", "json").stdout)
         assert f"{told['floor_with_workspace_bytes']:,} B" in done.stderr
@@ -447,11 +456,17 @@ def test_a_budget_below_the_floor(
 @pytest.mark.parametrize(
     "content",
     [
-        "", "[]", "{}", "[1", '{"seconds": 3}', '{"seconds": {"fc1": "slow"}}', "\xff\xfe",
+        "",
+        "[]",
+        "{}",
+        "[1",
+        '{"seconds": 3}',
+        '{"seconds": {"fc1": "slow"}}',
+        "\xff\xfe",
         '{"seconds": {"fc1": -1}}',
         '{"seconds": {"fc1": NaN}}',
     ],
-)  # fmt: skip
+)
 def test_costs_that_cannot_be_read(content: str, refused: Refused, tmp_path: Path) -> None:
     saved(odd.training(), tmp_path)
     (tmp_path / "costs.json").write_bytes(content.encode("latin-1"))
@@ -478,9 +493,14 @@ def _without_gpu() -> bool:
 def test_cuda_without_a_gpu(refused: Refused, tmp_path: Path) -> None:
     saved(odd.training(), tmp_path)
     refused(
-        EXIT_ENVIRONMENT, ("CUDA", "onnxruntime-gpu", "--provider cpu"),
-        "validate", MODEL, MODEL, "--provider", "cuda",
-    )  # fmt: skip
+        EXIT_ENVIRONMENT,
+        ("CUDA", "onnxruntime-gpu", "--provider cpu"),
+        "validate",
+        MODEL,
+        MODEL,
+        "--provider",
+        "cuda",
+    )
 
 
 @pytest.mark.ort
@@ -513,7 +533,7 @@ GOOD = {"x": np.zeros((8, 16), np.float32)}
         pytest.param(lambda folder: _array_file(folder), ("inputs.npz",)),
     ],
     ids=["text", "missing", "shape", "type", "objects", "empty", "cut", "flipped", "npy"],
-)  # fmt: skip
+)
 def test_inputs_that_do_not_fit(
     make: Callable[[Path], bytes], words: tuple[str, ...], refused: Refused, tmp_path: Path
 ) -> None:

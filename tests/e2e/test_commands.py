@@ -24,7 +24,7 @@ from odd_models import WORKING, feeds_of, info, saved
 from running import runner
 
 import memplan as library
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.e2e
@@ -32,23 +32,63 @@ pytestmark = pytest.mark.e2e
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
 ESCAPE = "\x1b["
 ANALYSIS_KEYS = {
-    "schema", "model", "session", "provider", "dims", "peak_bytes", "peak_with_workspace_bytes",
-    "resident_bytes", "dynamic_peak_bytes", "peak_step", "peak_node", "steps", "floor_bytes",
-    "by_class", "at_peak", "assumptions",
-}  # fmt: skip
+    "schema",
+    "model",
+    "session",
+    "provider",
+    "dims",
+    "peak_bytes",
+    "peak_with_workspace_bytes",
+    "resident_bytes",
+    "dynamic_peak_bytes",
+    "peak_step",
+    "peak_node",
+    "steps",
+    "floor_bytes",
+    "by_class",
+    "at_peak",
+    "assumptions",
+}
 LIVE_KEYS = {"name", "nbytes", "class", "producer", "birth", "death", "held_by"}
 CLASSES = {
-    "weights", "inputs", "optimizer_state", "constants", "stash", "activation", "gradient", "output"
-}  # fmt: skip
+    "weights",
+    "inputs",
+    "optimizer_state",
+    "constants",
+    "stash",
+    "activation",
+    "gradient",
+    "output",
+}
 REWRITE_KEYS = {
-    "schema", "strategy", "session", "budget_bytes", "baseline_peak_bytes", "predicted_peak_bytes",
-    "predicted_peak_with_workspace_bytes", "extra_cost_fraction", "bound_fraction", "bound_kind",
-    "recomputed_nodes", "planning_seconds", "output", "assumptions",
-}  # fmt: skip
+    "schema",
+    "strategy",
+    "session",
+    "budget_bytes",
+    "baseline_peak_bytes",
+    "predicted_peak_bytes",
+    "predicted_peak_with_workspace_bytes",
+    "extra_cost_fraction",
+    "bound_fraction",
+    "bound_kind",
+    "recomputed_nodes",
+    "planning_seconds",
+    "output",
+    "assumptions",
+}
 VALIDATION_KEYS = {
-    "schema", "provider", "session", "equality", "max_abs_diff", "original", "rewritten",
-    "budget_bytes", "within_budget", "clones", "surviving_clones",
-}  # fmt: skip
+    "schema",
+    "provider",
+    "session",
+    "equality",
+    "max_abs_diff",
+    "original",
+    "rewritten",
+    "budget_bytes",
+    "within_budget",
+    "clones",
+    "surviving_clones",
+}
 RUN_KEYS = {"predicted_peak_bytes", "measured_peak_bytes", "seconds_median"}
 
 
@@ -173,9 +213,11 @@ def test_a_reader_that_goes_away(form: str, model: Path, tmp_path: Path) -> None
     script = shutil.which("memplan", path=str(Path(sys.executable).parent))
     assert script is not None
     with subprocess.Popen(
-        [script, "analyze", MODEL, "--format", form], cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [script, "analyze", MODEL, "--format", form],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -219,9 +261,12 @@ def test_a_terminal_that_knows_only_ascii(memplan: Memplan, model: Path) -> None
     ],
 )
 def test_colors(
-    arguments: tuple[str, ...], environment: dict[str, str], colored: bool, memplan: Memplan,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    colored: bool,
+    memplan: Memplan,
     model: Path,
-) -> None:  # fmt: skip
+) -> None:
     text = succeeded(memplan("analyze", MODEL, *arguments, **environment))
     assert (ESCAPE in text) == colored
 
@@ -350,11 +395,14 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     assert script is not None
     command = [script, "rewrite", MODEL, "--budget", "100%", "--optimize", "none", "--force"]
     with subprocess.Popen(
-        [*command, "--costs", "costs.json"], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*command, "--costs", "costs.json"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         # A test run in the background of a shell hands on that SIGINT is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:  # fmt: skip
+    ) as process:
         writer = _writer_of(tmp_path / "costs.json", process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

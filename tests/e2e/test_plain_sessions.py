@@ -15,9 +15,9 @@ from conftest import SAMPLES, Memplan
 from running import runner
 
 import memplan as library
-from memplan.analysis import open_model
-from memplan.model.metadata import node_metadata
+from memplan.proto.metadata import node_metadata
 from memplan.runtime.inputs import synthesize
+from memplan.simulate.opened import open_model
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     """A rewritten file with recomputed nodes, and the JSON of its making."""
     folder = tmp_path_factory.mktemp("plain")
     target = folder / "plain.onnx"
-    from memplan.rewriting import RewriteOptions, rewrite
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.units import parse_size
 
     options = RewriteOptions(parse_size("50%"), session="default", strategy="search{iterations=6}")
@@ -58,9 +58,17 @@ def test_the_report_names_what_was_added(plain: tuple[Path, dict[str, object]]) 
 
 def test_text_says_how_to_load_it(memplan: Memplan) -> None:
     done = memplan(
-        "rewrite", SOURCE, "--budget", "90%", "--session", "default", "-o", "out.onnx",
-        "--strategy", "search{iterations=3}",
-    )  # fmt: skip
+        "rewrite",
+        SOURCE,
+        "--budget",
+        "90%",
+        "--session",
+        "default",
+        "-o",
+        "out.onnx",
+        "--strategy",
+        "search{iterations=3}",
+    )
     assert done.returncode == 0, done.stderr
     assert 'onnxruntime.InferenceSession("out.onnx")' in done.stdout
     assert "from the second run on" in done.stdout
@@ -103,8 +111,11 @@ def broken(path: Path, target: Path, change: Callable[[onnx.GraphProto], None]) 
 
 
 def without_fences(graph: onnx.GraphProto) -> None:
-    fences = {n.output[0]: n.input[0] for n in graph.node
-              if node_metadata(n).get("memplan.role") == "fence"}  # fmt: skip
+    fences = {
+        n.output[0]: n.input[0]
+        for n in graph.node
+        if node_metadata(n).get("memplan.role") == "fence"
+    }
     for node in graph.node:
         for slot, name in enumerate(node.input):
             node.input[slot] = fences.get(name, name)

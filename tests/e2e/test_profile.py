@@ -14,9 +14,9 @@ from odd_models import WORKING, saved
 from running import runner
 
 import memplan as library
+from memplan.api.profile import ProfileOptions
+from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
-from memplan.profiling import ProfileOptions
-from memplan.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.e2e
@@ -24,9 +24,20 @@ pytestmark = pytest.mark.e2e
 MODEL, COSTS = "model.onnx", "costs.json"
 COSTS_KEYS = {"schema", "fingerprint", "provider", "device", "runs", "dims", "seconds"}
 REPORT_KEYS = {
-    "schema", "model", "provider", "device", "dims", "runs", "kept_runs", "measured_nodes",
-    "measured_seconds", "estimated_seconds", "step_seconds", "by_op", "output",
-}  # fmt: skip
+    "schema",
+    "model",
+    "provider",
+    "device",
+    "dims",
+    "runs",
+    "kept_runs",
+    "measured_nodes",
+    "measured_seconds",
+    "estimated_seconds",
+    "step_seconds",
+    "by_op",
+    "output",
+}
 FAST = ("--runs", "2")
 PLAIN = ("rewrite", MODEL, "--budget", "95%", "--dry-run", "--optimize", "none")
 
@@ -120,8 +131,18 @@ def test_inputs_from_a_file(inside: Memplan, model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.ort
-@pytest.mark.parametrize("name", ["no_names", "doubled_names", "conditional", "loop", "scan",
-                                  "local_function", "constant_nodes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no_names",
+        "doubled_names",
+        "conditional",
+        "loop",
+        "scan",
+        "local_function",
+        "constant_nodes",
+    ],
+)
 def test_odd_models_keep_the_names_of_the_other_commands(name: str, tmp_path: Path) -> None:
     proto = WORKING[name]()
     path = saved(proto, tmp_path)
@@ -221,8 +242,18 @@ def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
 @pytest.mark.ort
 def test_rewrite_profiles_what_it_plans(inside: Memplan, tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "mlp_adamw.onnx", tmp_path / MODEL)
-    done = inside("rewrite", MODEL, "--budget", "100%", "--strategy", "none", "--dry-run",
-                  "--profile", "--format", "json")  # fmt: skip
+    done = inside(
+        "rewrite",
+        MODEL,
+        "--budget",
+        "100%",
+        "--strategy",
+        "none",
+        "--dry-run",
+        "--profile",
+        "--format",
+        "json",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["optimize"] == "extended"

@@ -16,17 +16,17 @@ import onnx.printer
 import pytest
 from graphs import TUNED, open_text
 
-from memplan.analysis import OpenModel
-from memplan.graph.types import Graph
-from memplan.model.fold import small_constants
-from memplan.model.metadata import get_metadata, node_metadata
+from memplan.ir.graph import Graph
 from memplan.ops.cost import DEVICES, node_costs
+from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.strategies import parse_strategy
-from memplan.rewriter.apply import apply_plan
-from memplan.rewriter.postconditions import ensure
+from memplan.planning.verify import ensure
+from memplan.proto.metadata import get_metadata, node_metadata
 from memplan.runtime.inputs import synthesize
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import OpenModel
+from memplan.strategies.builtin import parse_strategy
 
 FOLDER = Path(__file__).parent
 UPDATE = "MEMPLAN_UPDATE_GOLDEN"

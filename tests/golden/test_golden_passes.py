@@ -15,14 +15,14 @@ import pytest
 from graphs import TUNED, open_text
 from test_golden import FOLDER, UPDATE, as_text
 
-from memplan.analysis import OpenModel
 from memplan.passes.base import Pass
 from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
+from memplan.passes.manager import PassStep, run_passes
 from memplan.passes.order import Order
 from memplan.passes.prune import Prune
-from memplan.passes.run import PassStep, run_passes
 from memplan.runtime.inputs import synthesize
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 
 PASSES = FOLDER / "passes"

@@ -14,9 +14,9 @@ import pytest
 from recurrent_pairs import feeds_for, pairs_of, peak, ran, reopened, steps_of
 from test_golden import FOLDER, UPDATE, as_text
 
-from memplan.analysis import OpenModel
-from memplan.recurrent.rebuild import store_less
-from memplan.recurrent.wishes import named
+from memplan.loops.choose import named
+from memplan.loops.rewrite import store_less
+from memplan.simulate.opened import OpenModel
 
 TEXTS = FOLDER / "recurrent"
 KIB = 1024

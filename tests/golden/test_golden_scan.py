@@ -18,7 +18,7 @@ from gradients import runtime
 
 import memplan
 from memplan.errors import UsageError
-from memplan.model.scan_pairs import find_scan_pairs
+from memplan.loops.scan_pairs import find_scan_pairs
 
 FOLDER = Path(__file__).parent
 SETTINGS = {"none": "none", "names": "left+right+g+n", "all": "all", "auto": "auto"}

@@ -13,9 +13,9 @@ import onnx
 import onnxruntime as ort
 
 from memplan.errors import MemplanError
-from memplan.graph.build import build_graph
-from memplan.model.bodies import body_models
-from memplan.model.prepare import prepare
+from memplan.ir.build import build_graph
+from memplan.shapes.bodies import body_models
+from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import place
 
 ROOT = Path(__file__).resolve().parents[2]

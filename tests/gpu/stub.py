@@ -70,10 +70,21 @@ def build(folder: Path) -> Path:
     )
     library = folder / "libcuda_stub.so"
     subprocess.run(
-        ["cc", "-w", "-O1", "-shared", "-fPIC", f"-Wl,--version-script={versions}",
-         "-o", str(library), str(source)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            "cc",
+            "-w",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            f"-Wl,--version-script={versions}",
+            "-o",
+            str(library),
+            str(source),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     for name in {*_OPENED, *(version for version in wanted if version)}:
         (folder / name).symlink_to(library.name)
     return folder

@@ -18,13 +18,13 @@ import onnx.parser
 import pytest
 from conftest import DIMS, SAMPLES, SHARED
 
-from memplan.analysis import OpenModel, on_devices, open_model
 from memplan.errors import RuntimeUnavailableError
-from memplan.graph.copies import COPY_OPS
-from memplan.loaded import as_loaded
+from memplan.ir.copies import COPY_OPS
+from memplan.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
 from memplan.simulate.later import later_runs
+from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
 

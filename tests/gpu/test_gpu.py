@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import SAMPLES
 
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.validate.run import ValidateOptions, validate
 from memplan.runtime.device import describe_device
 from memplan.units import parse_size
-from memplan.validation import ValidateOptions, validate
 
 pytestmark = pytest.mark.gpu
 

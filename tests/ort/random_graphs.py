@@ -204,7 +204,18 @@ def _concat(draw: st.DrawFn, draft: Draft, symbolic: bool) -> None:
 _STEPS = {
     step.__name__: step
     for step in (
-        _unary, _unary, _binary, _scale, _view, _split, _layer_norm, _cast, _scratch, _transpose,
-        _reduce, _shape, _concat,
+        _unary,
+        _unary,
+        _binary,
+        _scale,
+        _view,
+        _split,
+        _layer_norm,
+        _cast,
+        _scratch,
+        _transpose,
+        _reduce,
+        _shape,
+        _concat,
     )
-}  # fmt: skip
+}

@@ -12,12 +12,13 @@ from conftest import SHARED
 from graphs import parse
 
 import memplan
-from memplan.analysis import OpenModel, analyze_open, opened
-from memplan.graph.types import Phase
-from memplan.model.prepare import prepare
+from memplan.api.analyze import analyze_open
+from memplan.ir.graph import Phase
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.options import session_options
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
 
 pytestmark = pytest.mark.ort

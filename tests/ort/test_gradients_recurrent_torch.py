@@ -43,15 +43,26 @@ def exported(net: Any, x: Any) -> onnx.ModelProto:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net, (x,), buffer, dynamo=False, opset_version=18, input_names=["x"],
-            output_names=["loss"], do_constant_folding=False, keep_initializers_as_inputs=False,
-        )  # fmt: skip
+            net,
+            (x,),
+            buffer,
+            dynamo=False,
+            opset_version=18,
+            input_names=["x"],
+            output_names=["loss"],
+            do_constant_folding=False,
+            keep_initializers_as_inputs=False,
+        )
     return onnx.load_from_string(buffer.getvalue())
 
 
 CASES = [
-    ("LSTM", 1, False), ("LSTM", 2, True), ("GRU", 1, True), ("GRU", 2, False), ("RNN", 2, True),
-]  # fmt: skip
+    ("LSTM", 1, False),
+    ("LSTM", 2, True),
+    ("GRU", 1, True),
+    ("GRU", 2, False),
+    ("RNN", 2, True),
+]
 
 
 @pytest.mark.parametrize("wish", ["none", "all", "auto"])

@@ -188,9 +188,13 @@ def double(channels: int, outer: int, norm: Any) -> Any:
     """Two convolutions with norms, which take a bias out again where they are per channel."""
     bias = norm is not nn.BatchNorm2d
     return nn.Sequential(
-        nn.Conv2d(channels, outer, 3, padding=1, bias=bias), norm(outer), nn.SiLU(),
-        nn.Conv2d(outer, outer, 3, padding=1, bias=bias), norm(outer), nn.ReLU(),
-    )  # fmt: skip
+        nn.Conv2d(channels, outer, 3, padding=1, bias=bias),
+        norm(outer),
+        nn.SiLU(),
+        nn.Conv2d(outer, outer, 3, padding=1, bias=bias),
+        norm(outer),
+        nn.ReLU(),
+    )
 
 
 ACTIVATIONS = ["ReLU", "GELU", "SiLU", "Tanh", "ELU", "Softplus", "Hardswish", "Mish", "LeakyReLU"]

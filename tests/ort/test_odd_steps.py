@@ -11,11 +11,11 @@ from test_rewriting import TUNED
 from test_strategies import AUTO, NAMED, Graph, opened, outputs_of
 
 import memplan
+from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
-from memplan.planning.search import warm_up
-from memplan.rewriter.apply import apply_plan
-from memplan.rewriter.postconditions import ensure
+from memplan.planning.verify import ensure
 from memplan.runtime.inputs import synthesize
+from memplan.solver.search.anytime import warm_up
 
 pytestmark = pytest.mark.ort
 
@@ -51,8 +51,9 @@ def long_skips() -> onnx.ModelProto:
       loss = ReduceSum <keepdims = 0> (h)"""
     )
     names = "abcdefh"
-    return step(f"{BATCH} x, {weights(names)}", "float loss", body, ["loss"],
-                [f"w{n}" for n in names])  # fmt: skip
+    return step(
+        f"{BATCH} x, {weights(names)}", "float loss", body, ["loss"], [f"w{n}" for n in names]
+    )
 
 
 def no_bottleneck() -> onnx.ModelProto:
@@ -65,8 +66,13 @@ def no_bottleneck() -> onnx.ModelProto:
         )
         left, right = f"u{k}", f"v{k}"
     lines.append(f"s = Add({left}, {right})  loss = ReduceSum <keepdims = 0> (s)")
-    return step(f"{BATCH} x, {BATCH} z, {SIZE} wa, {SIZE} wb", "float loss", "  ".join(lines),
-                ["loss"], ["wa", "wb"])  # fmt: skip
+    return step(
+        f"{BATCH} x, {BATCH} z, {SIZE} wa, {SIZE} wb",
+        "float loss",
+        "  ".join(lines),
+        ["loss"],
+        ["wa", "wb"],
+    )
 
 
 def with_dropout() -> onnx.ModelProto:
@@ -90,8 +96,13 @@ def several_losses() -> onnx.ModelProto:
       r = Exp(b)  one = ReduceSum <keepdims = 0> (r)
       t = Sin(d)  two = ReduceSum <keepdims = 0> (t)"""
     )
-    return step(f"{BATCH} x, {weights('abcd')}", "float one, float two", body, ["one", "two"],
-                [f"w{n}" for n in "abcd"])  # fmt: skip
+    return step(
+        f"{BATCH} x, {weights('abcd')}",
+        "float one, float two",
+        body,
+        ["one", "two"],
+        [f"w{n}" for n in "abcd"],
+    )
 
 
 def shared_weights() -> onnx.ModelProto:
@@ -100,21 +111,35 @@ def shared_weights() -> onnx.ModelProto:
         f"{name}0 = MatMul({last}, w)  {name} = Tanh({name}0)"
         for last, name in zip("xabcde", "abcdef", strict=True)
     )
-    return step(f"{BATCH} x, {SIZE} w", "float loss",
-                f"{body}  loss = ReduceSum <keepdims = 0> (f)", ["loss"], ["w"])  # fmt: skip
+    return step(
+        f"{BATCH} x, {SIZE} w",
+        "float loss",
+        f"{body}  loss = ReduceSum <keepdims = 0> (f)",
+        ["loss"],
+        ["w"],
+    )
 
 
 def stashes_that_are_outputs() -> onnx.ModelProto:
     """Activations that the caller wants too: they are held anyway."""
     body = chain("x", "abcde") + "  loss = ReduceSum <keepdims = 0> (e)"
-    return step(f"{BATCH} x, {weights('abcde')}", f"float loss, {BATCH} b, {BATCH} d0", body,
-                ["loss"], [f"w{n}" for n in "abcde"])  # fmt: skip
+    return step(
+        f"{BATCH} x, {weights('abcde')}",
+        f"float loss, {BATCH} b, {BATCH} d0",
+        body,
+        ["loss"],
+        [f"w{n}" for n in "abcde"],
+    )
 
 
 STEPS = (
-    long_skips, no_bottleneck, with_dropout, several_losses, shared_weights,
+    long_skips,
+    no_bottleneck,
+    with_dropout,
+    several_losses,
+    shared_weights,
     stashes_that_are_outputs,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,19 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from random_graphs import models
 from test_rewriting import run
 
-from memplan.analysis import OpenModel, open_model, opened
-from memplan.graph.reach import trained_outputs
-from memplan.model.prepare import prepare as prepare_model
+from memplan.api.validate.interface import without_inputs
+from memplan.ir.reach import trained_outputs
 from memplan.passes.base import Pass
 from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
-from memplan.passes.interface import without_inputs
+from memplan.passes.manager import run_passes
 from memplan.passes.order import Order
 from memplan.passes.prune import Prune
-from memplan.passes.run import run_passes
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.shapes.prepare import prepare as prepare_model
+from memplan.simulate.opened import OpenModel, open_model, opened
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
@@ -65,9 +65,11 @@ def test_real_training_graphs(path: Path) -> None:
             assert measured.dynamic_bytes == after.timeline.dynamic_peak_bytes
             assert after.timeline.peak_with_workspace_bytes <= before.peak_with_workspace_bytes
             compared = compare_outputs(
-                folder / "original.npz", folder / "after.npz",
-                original.output_names, measured.output_names,
-            )  # fmt: skip
+                folder / "original.npz",
+                folder / "after.npz",
+                original.output_names,
+                measured.output_names,
+            )
             assert compared.bitwise, compared
             removed = {name for step in last for name in step.removed_outputs}
             assert set(original.output_names) - set(measured.output_names) == removed

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from random_graphs import models
 
-from memplan.analysis import open_model
-from memplan.loaded import analyze_as_loaded
-from memplan.model.visible import visible_names
-from memplan.rewriter.fences import curtain_for, fence_clones, marked
-from memplan.rewriter.plain import Draft
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.api.analyze import analyze_as_loaded
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.plain.fences import curtain_for, fence_clones, marked
+from memplan.plain.finish import Draft
 from memplan.runtime.child import profiled_run
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.shapes.visible import visible_names
 from memplan.simulate.later import later_runs
+from memplan.simulate.opened import open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
@@ -87,13 +87,21 @@ def test_what_the_runtime_knows_of_a_reshape(name: str) -> None:
         helper.make_node("ReduceSum", ["after"], ["y"], name="y", keepdims=0),
     ]
     dims = [4, 10, 100]
-    constants = {"none": [], "zero": [0], "three": [3], "all": [0, 1, 2], "zeros": [0, 0, 0],
-                 "fixed": dims}  # fmt: skip
+    constants = {
+        "none": [],
+        "zero": [0],
+        "three": [3],
+        "all": [0, 1, 2],
+        "zeros": [0, 0, 0],
+        "fixed": dims,
+    }
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, dims)],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, dims)],
         [helper.make_tensor_value_info("y", 1, [])],
         [helper.make_tensor(k, INT, [len(v)], v) for k, v in constants.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     opened = open_text(model)
     visible = visible_names(model, opened.prepared.types)

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import models
 
-from memplan.analysis import open_model, opened
-from memplan.model.prepare import prepare
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
 from memplan.runtime.options import session_options
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import open_model, opened
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
 

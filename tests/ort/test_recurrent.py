@@ -9,16 +9,22 @@ import pytest
 from conftest import load_benchmark
 
 import memplan
-from memplan.validation import ValidateOptions, validate
+from memplan.api.validate.run import ValidateOptions, validate
 
 pytestmark = pytest.mark.ort
 
 
 @pytest.mark.parametrize(
     ("op", "steps", "recompute"),
-    [("LSTM", 1, "none"), ("LSTM", 20, "none"), ("LSTM", 20, "all"), ("GRU", 2, "none"),
-     ("GRU", 20, "auto"), ("GRU", 20, "all")],
-)  # fmt: skip
+    [
+        ("LSTM", 1, "none"),
+        ("LSTM", 20, "none"),
+        ("LSTM", 20, "all"),
+        ("GRU", 2, "none"),
+        ("GRU", 20, "auto"),
+        ("GRU", 20, "all"),
+    ],
+)
 def test_peak(op: str, steps: int, recompute: str, tmp_path: Path) -> None:
     """To the byte; and the bits are those of the graph that makes nothing again."""
     bench = load_benchmark("recurrent")

@@ -13,24 +13,24 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from random_graphs import models
 
-from memplan.analysis import OpenModel, open_model, opened
 from memplan.errors import InfeasibleError
-from memplan.graph.types import Graph
-from memplan.model.fold import small_constants
-from memplan.model.prepare import prepare as prepare_model
+from memplan.ir.graph import Graph
 from memplan.ops.cost import DEVICES, node_costs
+from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.planning.strategies import parse_strategy
-from memplan.rewriter.apply import apply_plan
-from memplan.rewriter.postconditions import ensure
+from memplan.planning.verify import ensure
 from memplan.runtime.child import profiled_run
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
 from memplan.runtime.options import session_options
+from memplan.shapes.fold import small_constants
+from memplan.shapes.prepare import prepare as prepare_model
+from memplan.simulate.opened import OpenModel, open_model, opened
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
+from memplan.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.ort
 
@@ -57,9 +57,11 @@ def plan_and_apply(model: OpenModel, share: float) -> tuple[onnx.ModelProto, Pla
     request, _ = prepared_for(model, share)
     plan = make_plan(request, parse_strategy("search{iterations=6}"), 10.0)
     rewritten = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    return rewritten, plan, ensure(
-        model.prepared.proto, rewritten, plan, model.prepared.types, TUNED
-    )  # fmt: skip
+    return (
+        rewritten,
+        plan,
+        ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED),
+    )
 
 
 @pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)

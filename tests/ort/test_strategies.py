@@ -13,29 +13,42 @@ import pytest
 from conftest import DIMS, SAMPLES, runnable_models
 from test_rewriting import TUNED, estimate
 
-from memplan.analysis import OpenModel, open_model
 from memplan.errors import InfeasibleError, UsageError
-from memplan.graph.phases import differentiated
-from memplan.model.fold import small_constants
+from memplan.ir.phases import differentiated
+from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.planning.search import warm_up
-from memplan.planning.strategies import list_strategies, parse_strategy
-from memplan.rewriter.apply import apply_plan
-from memplan.rewriter.postconditions import ensure
+from memplan.planning.verify import ensure
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.options import session_options
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.timeline import simulate
+from memplan.solver.search.anytime import warm_up
+from memplan.strategies.builtin import list_strategies, parse_strategy
 
 pytestmark = pytest.mark.ort
 
 # All that are built in, with options that change what they do.
 NAMED = (
-    "none", "greedy", "segments", "segments{count=3}", "dtr", "dtr{heuristic=h_local}", "knapsack",
-    "knapsack{cut=0}", "min-cut", "min-cut{ban=0}", "mirror", "mirror{function=kind,test=0}",
-    "speed", "memory", "list{names=*1*}", "collection",
-)  # fmt: skip
+    "none",
+    "greedy",
+    "segments",
+    "segments{count=3}",
+    "dtr",
+    "dtr{heuristic=h_local}",
+    "knapsack",
+    "knapsack{cut=0}",
+    "min-cut",
+    "min-cut{ban=0}",
+    "mirror",
+    "mirror{function=kind,test=0}",
+    "speed",
+    "memory",
+    "list{names=*1*}",
+    "collection",
+)
 AUTO = "search{certify=0}"
 # How far the budget lies above the floor, as a share of what is between floor and peak.
 SHARE = 0.6
@@ -76,10 +89,15 @@ def opened(path: Path) -> Graph:
     values = small_constants(model.prepared.bound.graph)
     prepared = prepare(
         PlanRequest(
-            model.graph, TUNED, peak, estimate, values, forward=model.phases.forward,
+            model.graph,
+            TUNED,
+            peak,
+            estimate,
+            values,
+            forward=model.phases.forward,
             differentiated=differentiated(model.graph, model.phases),
         )
-    )  # fmt: skip
+    )
     labels = prepared.encoded.labels
     if labels is not None:
         marked = np.arange(len(labels.names)) % 5 == 0

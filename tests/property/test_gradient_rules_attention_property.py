@@ -84,7 +84,8 @@ def test_the_angles_of_rotary_embedding() -> None:
     angles = draw((1, 3, 1), 1)
     inputs = [draw((1, 1, 3, 2)), np.cos(angles), np.sin(angles)]
     kinds = [onnx.TensorProto.FLOAT]
-    made = single("RotaryEmbedding", *(a.astype(np.float32) for a in inputs), opset=23,
-                  out_dtypes=kinds)  # fmt: skip
+    made = single(
+        "RotaryEmbedding", *(a.astype(np.float32) for a in inputs), opset=23, out_dtypes=kinds
+    )
     with pytest.raises(ModelError, match="angles"):
         check(made, run=runtime)

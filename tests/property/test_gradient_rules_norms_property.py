@@ -11,7 +11,7 @@ from graphs import parse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.autodiff.builder import Request, build_gradients
+from memplan.autodiff.build import Request, build_gradients
 
 QUIET = settings(
     deadline=None,

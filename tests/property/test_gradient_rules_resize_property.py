@@ -43,9 +43,12 @@ def test_resize(data: st.DataObject) -> None:
     inputs = [draw(shape).astype(np.float32), None, given_scales, sizes]
     kinds = [onnx.TensorProto.FLOAT]
     made = single(
-        "Resize", *inputs[: 4 if sizes is not None else 3], opset=opset, out_dtypes=kinds,
+        "Resize",
+        *inputs[: 4 if sizes is not None else 3],
+        opset=opset,
+        out_dtypes=kinds,
         **attributes,
-    )  # fmt: skip
+    )
     # The runtime's coordinates where a scaled size is no whole number; any step, as it is linear.
     made = frozen(made, *(["x2"] if sizes is None else []))
     check(made, run=runtime, step=1, tolerance=1e-4)

@@ -230,8 +230,10 @@ def test_scatter_elements(data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     count = [data.draw(st.integers(1, n)) for n in shape]
     # Without repetition: which of several written to one place wins is not defined.
-    order = np.argsort(random.random([n if k != axis % len(shape) else shape[axis]
-                                      for k, n in enumerate(count)]), axis=axis)  # fmt: skip
+    order = np.argsort(
+        random.random([n if k != axis % len(shape) else shape[axis] for k, n in enumerate(count)]),
+        axis=axis,
+    )
     indices = np.take(order, range(count[axis]), axis=axis)
     kind = data.draw(st.sampled_from(["none", "add"]))
     updates = draw(count, 1)
@@ -245,8 +247,9 @@ def test_scatter_nd(data: st.DataObject) -> None:
     shape = data.draw(shapes(1, 3, 4))
     depth = data.draw(st.integers(1, len(shape)))
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    places = np.stack(np.unravel_index(random.permutation(np.prod(shape[:depth])),
-                                       shape[:depth]), axis=-1)  # fmt: skip
+    places = np.stack(
+        np.unravel_index(random.permutation(np.prod(shape[:depth])), shape[:depth]), axis=-1
+    )
     indices = places[: data.draw(st.integers(1, len(places)))]
     updates = draw((len(indices), *shape[depth:]), 1)
     kind = data.draw(st.sampled_from(["none", "add"]))
@@ -269,9 +272,16 @@ def test_top_k(data: st.DataObject) -> None:
     kinds = [onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64]
     largest = data.draw(st.integers(0, 1))
     check(
-        single("TopK", draw(shape), ints(count), outputs=2, out_dtypes=kinds, axis=axis,
-               largest=largest)
-    )  # fmt: skip
+        single(
+            "TopK",
+            draw(shape),
+            ints(count),
+            outputs=2,
+            out_dtypes=kinds,
+            axis=axis,
+            largest=largest,
+        )
+    )
 
 
 @QUIET
@@ -366,10 +376,15 @@ def test_symbolic_dimensions() -> None:
         helper.make_node("Add", ["soft", "bias"], ["biased"]),
     ]
     feeds = {
-        "x": draw((2, 4, 3), 1), "z": draw((2, 3, 3), 2), "bias": draw((4, 1), 3),
-        "one": ints(1), "end": ints(-1), "flat": ints(-1, 3), "twos": ints(1, 2, 1),
+        "x": draw((2, 4, 3), 1),
+        "z": draw((2, 3, 3), 2),
+        "bias": draw((4, 1), 3),
+        "one": ints(1),
+        "end": ints(-1),
+        "flat": ints(-1, 3),
+        "twos": ints(1, 2, 1),
         "picked": ints(1, 1, 0),
-    }  # fmt: skip
+    }
     kind = onnx.TensorProto.DOUBLE
     model, floats = model_of(nodes, feeds, {"scaled": kind, "other": kind, "biased": kind})
     dims = {"x": ["N", "S", 3], "z": ["N", "T", 3], "bias": ["S", 1]}

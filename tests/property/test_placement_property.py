@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placements import Rectangle, arrays_of, checked_height, gapless
 
-from memplan.planning.placement import Placement, place
-from memplan.planning.placement_restarts import find_below
-from memplan.planning.placement_search import FOUND, IMPOSSIBLE
+from memplan.solver.placement.branch import FOUND, IMPOSSIBLE
+from memplan.solver.placement.place import Placement, place
+from memplan.solver.placement.restarts import find_below
 
 QUIET = settings(
     deadline=None,
@@ -79,11 +79,34 @@ def test_small_placements_are_the_optimum(found: list[Rectangle]) -> None:
 
 # Where the optimum is above max-live the proof is the search's; that takes seven buffers or more.
 @settings(QUIET, max_examples=60)
-@given(st.sampled_from([
-    [(3, 5, 1), (4, 7, 1), (1, 4, 2), (1, 2, 2), (5, 8, 2), (2, 6, 1), (7, 10, 2)],
-    [(4, 8, 3), (2, 5, 2), (2, 4, 1), (1, 2, 3), (5, 9, 3), (3, 4, 2), (1, 3, 3), (3, 5, 1)],
-    [(1, 2, 2), (2, 6, 1), (2, 5, 1), (3, 4, 1), (3, 6, 1), (6, 9, 2), (1, 3, 2), (5, 9, 2)],
-]), st.randoms(use_true_random=False))  # fmt: skip
+@given(
+    st.sampled_from(
+        [
+            [(3, 5, 1), (4, 7, 1), (1, 4, 2), (1, 2, 2), (5, 8, 2), (2, 6, 1), (7, 10, 2)],
+            [
+                (4, 8, 3),
+                (2, 5, 2),
+                (2, 4, 1),
+                (1, 2, 3),
+                (5, 9, 3),
+                (3, 4, 2),
+                (1, 3, 3),
+                (3, 5, 1),
+            ],
+            [
+                (1, 2, 2),
+                (2, 6, 1),
+                (2, 5, 1),
+                (3, 4, 1),
+                (3, 6, 1),
+                (6, 9, 2),
+                (1, 3, 2),
+                (5, 9, 2),
+            ],
+        ]
+    ),
+    st.randoms(use_true_random=False),
+)
 def test_optima_above_max_live(known: list[Rectangle], draw: random.Random) -> None:
     found = list(known)
     draw.shuffle(found)

@@ -13,20 +13,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from problems import Case, Clock, Op
 
-from memplan.analysis import OpenModel
-from memplan.graph.types import Graph
-from memplan.planning import search
+from memplan.ir.graph import Graph
+from memplan.planning.apply import apply_plan
 from memplan.planning.encode import Encoded, encode
-from memplan.planning.evaluate import Profile, evaluate
 from memplan.planning.plan import Plan
-from memplan.planning.problem import NONE, Decision, Ints
-from memplan.planning.rebuild import Extended, extend
-from memplan.planning.search import SearchOptions, solve
-from memplan.rewriter.apply import apply_plan
-from memplan.rewriter.postconditions import rewritten_graph
+from memplan.planning.rebuild_rules import Extended, extend
+from memplan.planning.verify import rewritten_graph
 from memplan.simulate.floor import Floor, structural_floor
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.order import execution_order
 from memplan.simulate.timeline import simulate
+from memplan.solver.evaluate import Profile, evaluate
+from memplan.solver.problem import NONE, Decision, Ints
+from memplan.solver.search import anytime as search
+from memplan.solver.search.anytime import SearchOptions, solve
 
 QUIET = settings(
     deadline=None,

@@ -19,7 +19,7 @@ from conftest import DIMS, sample_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.analysis import Analysis, analyze
+from memplan.api.analyze import Analysis, analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, MemplanError
 
 EXAMPLES = int(os.environ.get("MEMPLAN_FUZZ", "0"))
@@ -46,11 +46,38 @@ ODD = {
 SIZES = (0, 1, -1, -5, 3, 7, 10**6, 2**31, 2**40, 2**62, 2**63 - 1)
 NAMES = ("", "nowhere", "N", "2*N", "N//0", "((((", "import os", "\N{SNOWMAN}", "a\nb")
 OPERATORS = (
-    "Add", "Bogus", "Cast", "Concat", "Constant", "ConstantOfShape", "Conv", "Dropout", "Expand",
-    "Gather", "Gemm", "Identity", "If", "LayerNormalization", "Loop", "MatMul", "Pad", "Range",
-    "ReduceSum", "Reshape", "Scan", "SequenceAt", "Shape", "Slice", "Softmax", "Split", "Squeeze",
-    "Tile", "TopK", "Transpose", "Where",
-)  # fmt: skip
+    "Add",
+    "Bogus",
+    "Cast",
+    "Concat",
+    "Constant",
+    "ConstantOfShape",
+    "Conv",
+    "Dropout",
+    "Expand",
+    "Gather",
+    "Gemm",
+    "Identity",
+    "If",
+    "LayerNormalization",
+    "Loop",
+    "MatMul",
+    "Pad",
+    "Range",
+    "ReduceSum",
+    "Reshape",
+    "Scan",
+    "SequenceAt",
+    "Shape",
+    "Slice",
+    "Softmax",
+    "Split",
+    "Squeeze",
+    "Tile",
+    "TopK",
+    "Transpose",
+    "Where",
+)
 
 
 class Chooser:
@@ -203,10 +230,22 @@ def drop_interface(graph: onnx.GraphProto, choose: Chooser) -> None:
 
 
 MUTATIONS: tuple[Callable[[onnx.GraphProto, Chooser], None], ...] = (
-    rename_input, rename_output, drop_node, swap_nodes, resize, retype, change_operator,
-    change_domain, swap_inputs, cut_inputs, cut_outputs, damage_attribute, damage_constant,
-    drop_statements, drop_interface,
-)  # fmt: skip
+    rename_input,
+    rename_output,
+    drop_node,
+    swap_nodes,
+    resize,
+    retype,
+    change_operator,
+    change_domain,
+    swap_inputs,
+    cut_inputs,
+    cut_outputs,
+    damage_attribute,
+    damage_constant,
+    drop_statements,
+    drop_interface,
+)
 
 
 def graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:

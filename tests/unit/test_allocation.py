@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from graphs import KIB, REUSING, TUNED, graph_of, kib, tensor, timeline_of
 
-from memplan.graph.types import ABSENT
+from memplan.ir.graph import ABSENT
 from memplan.simulate.allocation import Buffer, passes_through
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
@@ -100,8 +100,14 @@ def test_views_share_and_the_buffer_lives_to_the_last_reader_of_any_member() -> 
     assert members(found, "w") == ["a", "v", "w"]
     assert life(found, "a") == (0, 6)
     assert [nbytes - int(step >= 5) * 4 / KIB for step, nbytes in enumerate(kib(found))] == [
-        1, 1, 1, 2, 3, 2, 2,
-    ]  # fmt: skip
+        1,
+        1,
+        1,
+        2,
+        3,
+        2,
+        2,
+    ]
 
 
 def test_views_of_inputs_and_weights_take_nothing_and_are_never_overwritten() -> None:
@@ -289,8 +295,14 @@ def test_reuse_keeps_a_dead_buffer_over_the_gap() -> None:
     assert kib(timeline_of(text)) == [1, 1 + scalar, 10 + scalar, 10 + scalar, 1 + scalar, 2]
     assert members(timeline_of(text, REUSING), "t") == ["t"]
     # Of the scalars each has its own buffer: rank 0 is never reused.
-    assert kib(timeline_of(text, REUSING)) == [1, 1 + scalar, 11 + scalar, 11 + scalar,
-                                               1 + scalar, 2]  # fmt: skip
+    assert kib(timeline_of(text, REUSING)) == [
+        1,
+        1 + scalar,
+        11 + scalar,
+        11 + scalar,
+        1 + scalar,
+        2,
+    ]
 
 
 def test_the_most_recently_freed_buffer_is_taken() -> None:

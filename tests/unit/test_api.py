@@ -27,8 +27,12 @@ def loaded(code: str) -> set[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        capture_output=True, text=True, env=environment, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stderr.split())
 

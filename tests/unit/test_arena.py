@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import SAMPLES
 
-from memplan.analysis import analyze_open, open_model
-from memplan.graph.types import ABSENT
+from memplan.api.analyze import analyze_open
+from memplan.ir.graph import ABSENT
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
 from memplan.simulate.allocation import Allocation, Buffer
@@ -30,6 +30,7 @@ from memplan.simulate.arena import (
     scratch_requests,
     simulate_arena,
 )
+from memplan.simulate.opened import open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
@@ -208,9 +209,14 @@ class TestPatternBlock:
     def test_takes_the_smallest_gap_and_the_lowest_of_equals(self) -> None:
         allocation = allocation_of(
             3,
-            (1024, 0, 1, False), (256, 0, 3, False), (512, 0, 1, False), (256, 0, 3, False),
-            (512, 0, 1, False), (256, 0, 3, False), (512, 1, 3, False),
-        )  # fmt: skip
+            (1024, 0, 1, False),
+            (256, 0, 3, False),
+            (512, 0, 1, False),
+            (256, 0, 3, False),
+            (512, 0, 1, False),
+            (256, 0, 3, False),
+            (512, 1, 3, False),
+        )
         assert pattern_block(allocation).offsets == (0, 1024, 1280, 1792, 2048, 2560, 1280)
 
     def test_grows_into_a_gap_at_the_end_that_is_too_small(self) -> None:

@@ -12,13 +12,13 @@ from graphs import open_text, parse
 from onnx import helper
 
 import memplan
-from memplan.autodiff import registry
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, expansion, gradient, registered
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit import registry
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, expansion, gradient, registered
+from memplan.autodiff.emit.value import Value
 from memplan.errors import MemplanError, ModelError
-from memplan.graph.types import Phase
-from memplan.model.metadata import node_metadata
+from memplan.ir.graph import Phase
+from memplan.proto.metadata import node_metadata
 
 # -- dropout ---------------------------------------------------------------------------------------
 
@@ -181,8 +181,10 @@ def test_weight_gradients_come_first() -> None:
     assert "w2" in read
     assert read.isdisjoint({"w1t", "w2t", "a", "p"})
     assert "Transpose" not in {node.op_type for node in backward}
-    values = {n: draw(s, k) for k, (n, s) in enumerate(
-        {"x": (8, 4), "w1": (4, 4), "w2": (4, 4), "b": (4,)}.items())}  # fmt: skip
+    values = {
+        n: draw(s, k)
+        for k, (n, s) in enumerate({"x": (8, 4), "w1": (4, 4), "w2": (4, 4), "b": (4,)}.items())
+    }
     nodes = list(parse(TWO_LAYERS).graph.node)
     check(model_of(nodes, values, {"z": onnx.TensorProto.DOUBLE}))
 

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from memplan.analysis import ACCOUNTING_VERSION
-from memplan.baseline import gate
-from memplan.baseline.commands import accept_command, exact_size, fit_command, key_of
-from memplan.baseline.compare import Status, compare, diff
-from memplan.baseline.current import Current, Family, family_of
-from memplan.baseline.gate import CheckResult
-from memplan.baseline.lock import (
+from memplan.api.analyze import ACCOUNTING_VERSION
+from memplan.check import run as gate
+from memplan.check.compare import Status, compare, diff
+from memplan.check.current import Current, Family, family_of
+from memplan.check.hints import accept_command, exact_size, fit_command, key_of
+from memplan.check.lock import (
     Binding,
     LockEntry,
     TopTensors,
@@ -28,8 +27,9 @@ from memplan.baseline.lock import (
     read_lock,
     tolerance_bytes,
 )
-from memplan.baseline.report import check_lines
-from memplan.baseline.write import lock_text, toml_string, write_lock
+from memplan.check.run import CheckResult
+from memplan.check.text import check_lines
+from memplan.check.write import lock_text, toml_string, write_lock
 from memplan.errors import LockError, UsageError
 from memplan.units import parse_size
 
@@ -159,9 +159,15 @@ def line_in_b(field: str) -> int:
 
 
 REQUIRED = (
-    "fingerprint", "accounting", "session", "provider", "dims", "peak_bytes", "peak_node",
+    "fingerprint",
+    "accounting",
+    "session",
+    "provider",
+    "dims",
+    "peak_bytes",
+    "peak_node",
     "classes",
-)  # fmt: skip
+)
 BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("empty", lambda text: "", 0, "no version number"),
     ("version no number", lambda t: t.replace("version = 1", "version = true"), 3, "no version"),
@@ -179,15 +185,31 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("NUL in path", in_b('"b.onnx"', '"b\\u0000"'), B_START, "is no path"),
     *((f"no {f}", without(f), B_START, f"'{f}' of model 'b.onnx' is missing") for f in REQUIRED),
     ("misspelt", in_b("tolerance", "tolerence"), line_in_b("tolerance"), "not a field"),
-    ("text as bytes", in_b(f"peak_bytes = {100 * MIB}", 'peak_bytes = "100MiB"'),
-     line_in_b("peak_bytes"), "not a whole number"),
-    ("float as bytes", in_b(f"peak_bytes = {100 * MIB}", "peak_bytes = 1e6"),
-     line_in_b("peak_bytes"), "not a whole number"),
+    (
+        "text as bytes",
+        in_b(f"peak_bytes = {100 * MIB}", 'peak_bytes = "100MiB"'),
+        line_in_b("peak_bytes"),
+        "not a whole number",
+    ),
+    (
+        "float as bytes",
+        in_b(f"peak_bytes = {100 * MIB}", "peak_bytes = 1e6"),
+        line_in_b("peak_bytes"),
+        "not a whole number",
+    ),
     ("negative bytes", in_b("peak_bytes = ", "peak_bytes = -"), line_in_b("peak_bytes"), "whole"),
-    ("boolean bytes", in_b(f"workspace_bytes = {101 * MIB}", "workspace_bytes = true"),
-     line_in_b("peak_with_workspace_bytes"), "not a whole number"),
-    ("number as text", in_b('fingerprint = "', 'fingerprint = 7 #"'), line_in_b("fingerprint"),
-     "not a string"),
+    (
+        "boolean bytes",
+        in_b(f"workspace_bytes = {101 * MIB}", "workspace_bytes = true"),
+        line_in_b("peak_with_workspace_bytes"),
+        "not a whole number",
+    ),
+    (
+        "number as text",
+        in_b('fingerprint = "', 'fingerprint = 7 #"'),
+        line_in_b("fingerprint"),
+        "not a string",
+    ),
     ("unknown session", in_b('"tuned"', '"fast"'), line_in_b("session"), "is 'fast', not one of"),
     ("unknown provider", in_b('"cpu"', '"tpu"'), line_in_b("provider"), "is 'tpu', not one of"),
     ("dim of 0", in_b("N = 32", "N = 0"), line_in_b("dims"), "has 'N'"),
@@ -198,9 +220,11 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("top without count", in_b("count = 8, ", ""), line_in_b("top"), "element other than"),
     ("top with text count", in_b("count = 8", 'count = "8"'), line_in_b("top"), "no whole number"),
     ("top with number name", in_b('"act*"', "7"), line_in_b("top"), "not a string"),
-    *((f"tolerance {value}", in_b('"1%"', value), line_in_b("tolerance"), "not a size or a perc")
-      for value in ("1.5", "-1", "true", '"much"', '"4G"', '"-1%"', '""', "[1]")),
-]  # fmt: skip
+    *(
+        (f"tolerance {value}", in_b('"1%"', value), line_in_b("tolerance"), "not a size or a perc")
+        for value in ("1.5", "-1", "true", '"much"', '"4G"', '"-1%"', '""', "[1]")
+    ),
+]
 
 
 class TestBrokenLock:
@@ -258,10 +282,20 @@ class TestBrokenLock:
 @pytest.mark.parametrize(
     ("tolerance", "nbytes"),
     [
-        (None, 0), (0, 0), (123, 123), ("0", 0), ("0%", 0), ("0.0 MiB", 0), ("1%", 10_000),
-        ("0.15%", 1_500), ("2MiB", 2 * MIB), ("3kB", 3_000), ("77", 77), ("0.00015%", 1),
+        (None, 0),
+        (0, 0),
+        (123, 123),
+        ("0", 0),
+        ("0%", 0),
+        ("0.0 MiB", 0),
+        ("1%", 10_000),
+        ("0.15%", 1_500),
+        ("2MiB", 2 * MIB),
+        ("3kB", 3_000),
+        ("77", 77),
+        ("0.00015%", 1),
     ],
-)  # fmt: skip
+)
 def test_tolerance_forms(tolerance: str | int | None, nbytes: int) -> None:
     assert tolerance_bytes(tolerance, 1_000_000) == nbytes
 
@@ -351,10 +385,14 @@ class TestFamilies:
     @pytest.mark.parametrize(
         ("name", "expected"),
         [
-            ("gelu", "gelu"), ("gelu_3", "gelu"), ("gelu*", "gelu"), ("blk12/attn/probs",
-            "blk*/attn/probs"), ("unsafe_split_1_split_2", "unsafe_split_*_split"), ("7", ""),
+            ("gelu", "gelu"),
+            ("gelu_3", "gelu"),
+            ("gelu*", "gelu"),
+            ("blk12/attn/probs", "blk*/attn/probs"),
+            ("unsafe_split_1_split_2", "unsafe_split_*_split"),
+            ("7", ""),
         ],
-    )  # fmt: skip
+    )
     def test_numbers_do_not_count(self, name: str, expected: str) -> None:
         assert family_of(name) == expected
         assert family_of(f"{expected}*") == expected
@@ -397,9 +435,15 @@ class TestCommands:
     def test_words_are_quoted(self) -> None:
         command = accept_command(Path("ci/memplan.lock"), Path("-my model.onnx"), None, ("N",))
         assert shlex.split(command) == [
-            "memplan", "check", "--update", "--lock", "ci/memplan.lock", "./-my model.onnx",
-            "--dim", "N=...",
-        ]  # fmt: skip
+            "memplan",
+            "check",
+            "--update",
+            "--lock",
+            "ci/memplan.lock",
+            "./-my model.onnx",
+            "--dim",
+            "N=...",
+        ]
 
     def test_binding_is_named_where_it_is_not_the_default(self) -> None:
         binding = Binding({"N": 8}, "default", "cuda")

@@ -17,19 +17,19 @@ from problems import Case, Op
 from running import runner
 from test_peers import chain, check, problem_of, random_step
 
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.validate.run import validate
 from memplan.errors import UsageError
-from memplan.graph.marks import KEY, carry_marks, marked_names
-from memplan.graph.phases import differentiated, find_phases
-from memplan.planning import search
+from memplan.ir.phases import differentiated, find_phases
 from memplan.planning.labels import labels_of
-from memplan.planning.peers.bottlenecks import Flow, spaced
-from memplan.planning.peers.checkpoints import Named
-from memplan.planning.peers.keepset import step_of
-from memplan.planning.problem import Labels, Problem
-from memplan.planning.strategies import list_strategies, parse_strategy
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.proto.marks import KEY, carry_marks, marked_names
+from memplan.solver.problem import Labels, Problem
+from memplan.solver.search import anytime as search
+from memplan.strategies.bottlenecks import Flow, spaced
+from memplan.strategies.builtin import list_strategies, parse_strategy
+from memplan.strategies.checkpoints import Named
+from memplan.strategies.keepset import step_of
 from memplan.units import parse_size
-from memplan.validation import validate
 
 SECONDS = 30.0
 MODEL = SAMPLES / "mlp_adamw.onnx"
@@ -51,17 +51,24 @@ def inside(
 
 
 def labelled(
-    case: Case, problem: Problem, marked: str = "", unfit: str = "", aside: str = "",
+    case: Case,
+    problem: Problem,
+    marked: str = "",
+    unfit: str = "",
+    aside: str = "",
     small: str = "",
-) -> Problem:  # fmt: skip
+) -> Problem:
     """The problem with labels: big tensors but the ``small``, nodes on the way but ``aside``."""
     names = tuple(case.tensors)
     assert problem.forward is not None
     ops = [op.name for op in case.ops]
     labels = Labels(
-        names, np.isin(names, marked.split()), np.where(np.isin(names, small.split()), 5, 2000),
-        np.isin(names, unfit.split()), problem.forward & ~np.isin(ops, aside.split()),
-    )  # fmt: skip
+        names,
+        np.isin(names, marked.split()),
+        np.where(np.isin(names, small.split()), 5, 2000),
+        np.isin(names, unfit.split()),
+        problem.forward & ~np.isin(ops, aside.split()),
+    )
     return replace(problem, labels=labels)
 
 
@@ -135,9 +142,15 @@ def test_a_chain_keeps_every_third_of_nine() -> None:
 
 def test_what_a_skip_goes_around_is_no_bottleneck() -> None:
     case = Case(
-        Op("f1", "x"), Op("f2", "f1"), Op("a", "f2 f1"), Op("f3", "a"), Op("d", "f3 a"),
-        Op("loss", "d"), Op("g", "loss f1 f2 a f3 d", output=True), resident="x",
-    )  # fmt: skip
+        Op("f1", "x"),
+        Op("f2", "f1"),
+        Op("a", "f2 f1"),
+        Op("f3", "a"),
+        Op("d", "f3 a"),
+        Op("loss", "d"),
+        Op("g", "loss f1 f2 a f3 d", output=True),
+        resident="x",
+    )
     problem = problem_of(case, 9)
     assert bottlenecks(case, problem) == "f1 a d"
     # Five are saved: of three bottlenecks ceil(sqrt(5)) = 3 stay.
@@ -146,10 +159,19 @@ def test_what_a_skip_goes_around_is_no_bottleneck() -> None:
 
 def test_where_what_is_saved_has_too_few_bottlenecks_all_tensors_are_tried() -> None:
     case = Case(
-        Op("r0", "x"), Op("g1", "r0"), Op("r1", "g1 r0"), Op("g2", "r1"), Op("r2", "g2 r1"),
-        Op("g3", "r2"), Op("r3", "g3 r2"), Op("g4", "r3"), Op("r4", "g4 r3"), Op("loss", "r4"),
-        Op("g", "loss g1 g2 g3 g4", output=True), resident="x",
-    )  # fmt: skip
+        Op("r0", "x"),
+        Op("g1", "r0"),
+        Op("r1", "g1 r0"),
+        Op("g2", "r1"),
+        Op("r2", "g2 r1"),
+        Op("g3", "r2"),
+        Op("r3", "g3 r2"),
+        Op("g4", "r3"),
+        Op("r4", "g4 r3"),
+        Op("loss", "r4"),
+        Op("g", "loss g1 g2 g3 g4", output=True),
+        resident="x",
+    )
     problem = problem_of(case, 9)
     assert bottlenecks(case, problem) == "r0 r1 r2 r3 r4"
     assert chosen(case, problem) == "r3"  # five of them, sqrt(4) wanted: every third, from r3
@@ -157,9 +179,14 @@ def test_where_what_is_saved_has_too_few_bottlenecks_all_tensors_are_tried() -> 
 
 def test_two_branches_have_no_bottleneck() -> None:
     case = Case(
-        Op("a", "x"), Op("b", "x"), Op("c", "a"), Op("d", "b"), Op("loss", "c d"),
-        Op("g", "loss a b c d", output=True), resident="x",
-    )  # fmt: skip
+        Op("a", "x"),
+        Op("b", "x"),
+        Op("c", "a"),
+        Op("d", "b"),
+        Op("loss", "c d"),
+        Op("g", "loss a b c d", output=True),
+        resident="x",
+    )
     with pytest.raises(UsageError) as caught:
         parse_strategy("memory").solve(problem_of(case, 9), SECONDS)
     assert caught.value.message == (
@@ -171,9 +198,13 @@ def test_two_branches_have_no_bottleneck() -> None:
 
 def test_one_saved_tensor_leaves_no_choice() -> None:
     case = Case(
-        Op("f1", "x"), Op("f2", "f1"), Op("a", "f2 f1"), Op("loss", "a"),
-        Op("g", "loss f2", output=True), resident="x",
-    )  # fmt: skip
+        Op("f1", "x"),
+        Op("f2", "f1"),
+        Op("a", "f2 f1"),
+        Op("loss", "a"),
+        Op("g", "loss f2", output=True),
+        resident="x",
+    )
     with pytest.raises(UsageError, match="of 2 bottlenecks in the forward part none is chosen"):
         parse_strategy("memory").solve(problem_of(case, 9), SECONDS)
 
@@ -181,10 +212,16 @@ def test_one_saved_tensor_leaves_no_choice() -> None:
 def test_small_and_unfit_tensors_and_those_beside_the_way_do_not_count() -> None:
     # mask comes from the inputs alone, and goes everywhere; s is a statistic for backward only.
     case = Case(
-        Op("mask", "x"), Op("f1", "x mask"), Op("f2", "f1 mask", more=(("s", 1),)),
-        Op("cast", "f2"), Op("tiny", "cast"), Op("f3", "tiny mask"), Op("loss", "f3 mask"),
-        Op("g", "loss f1 f2 s cast f3", output=True), resident="x",
-    )  # fmt: skip
+        Op("mask", "x"),
+        Op("f1", "x mask"),
+        Op("f2", "f1 mask", more=(("s", 1),)),
+        Op("cast", "f2"),
+        Op("tiny", "cast"),
+        Op("f3", "tiny mask"),
+        Op("loss", "f3 mask"),
+        Op("g", "loss f1 f2 s cast f3", output=True),
+        resident="x",
+    )
     plain = problem_of(case, 9)
     assert bottlenecks(case, plain) == "mask"
     problem = labelled(case, plain, unfit="cast", aside="mask", small="tiny")
@@ -374,9 +411,11 @@ def test_they_make_one_plan_for_every_budget() -> None:
     for name in ("speed", "memory"):
         low, high = (problem_of(case, budget, intensive="f4 f7") for budget in (1, 99))
         below = parse_strategy(name).solve(low, SECONDS).decision
-        above = parse_strategy(name).solve(
-            high, SECONDS, lambda peak, extra: told.append((peak, extra))
-        ).decision  # fmt: skip
+        above = (
+            parse_strategy(name)
+            .solve(high, SECONDS, lambda peak, extra: told.append((peak, extra)))
+            .decision
+        )
         assert below.sequence.tolist() == above.sequence.tolist()
         assert (below.feasible, above.feasible) == (False, True)
         assert told.pop() == (above.peak, above.extra_cost / 19)
@@ -423,9 +462,19 @@ def test_a_model_rewritten_by_each(
     name: str, optimize: str, inside: Memplan, marked: Marked, tmp_path: Path
 ) -> None:
     found = rewritten(
-        inside("rewrite", marked("Gemm"), "--strategy", name, "--optimize", optimize,
-               "-o", "fits.onnx", "--format", "json")
-    )  # fmt: skip
+        inside(
+            "rewrite",
+            marked("Gemm"),
+            "--strategy",
+            name,
+            "--optimize",
+            optimize,
+            "-o",
+            "fits.onnx",
+            "--format",
+            "json",
+        )
+    )
     assert found["strategy"] == name.partition("{")[0]
     assert found["optimize"] == optimize
     assert found["budget_bytes"] == found["baseline_peak_with_workspace_bytes"]
@@ -440,9 +489,18 @@ def test_names_and_marks_that_fusions_take_away(
     path = marked("Transpose")
     for name in ("list{names=t_6+addmm*}", "collection"):
         found = rewritten(
-            inside("rewrite", path, "--strategy", name, "--budget", "200%", "--dry-run",
-                   "--format", "json")
-        )  # fmt: skip
+            inside(
+                "rewrite",
+                path,
+                "--strategy",
+                name,
+                "--budget",
+                "200%",
+                "--dry-run",
+                "--format",
+                "json",
+            )
+        )
         assert found["optimize"] == "none"
         assert any("planned without fusions: " in str(n) for n in found["assumptions"])  # type: ignore[attr-defined]
     done = inside("rewrite", path, "--strategy", "list{names=addmm_66}")

@@ -19,29 +19,58 @@ def flops_of(signature: str, call: str) -> float:
 
 
 CONTRACTIONS = {
-    "MatMul": ("(float[8,4] x, float[4,16] w) => (float[8,16] y)", "y = MatMul(x, w)",
-               2 * 8 * 16 * 4),
-    "MatMul, batched": ("(float[3,2,8,4] x, float[4,16] w) => (float[3,2,8,16] y)",
-                        "y = MatMul(x, w)", 2 * 3 * 2 * 8 * 16 * 4),
-    "MatMul of a vector": ("(float[4] x, float[4,16] w) => (float[16] y)", "y = MatMul(x, w)",
-                           2 * 16 * 4),
-    "Gemm": ("(float[8,4] x, float[4,16] w) => (float[8,16] y)", "y = Gemm(x, w)",
-             2 * 8 * 16 * 4),
-    "Gemm, transposed": ("(float[4,8] x, float[4,16] w) => (float[8,16] y)",
-                         "y = Gemm<transA = 1>(x, w)", 2 * 8 * 16 * 4),
-    "FusedMatMul": ("(float[4,8] x, float[16,4] w) => (float[8,16] y)",
-                    "y = com.microsoft.FusedMatMul<transA = 1, transB = 1>(x, w)", 2 * 8 * 16 * 4),
-    "Conv": ("(float[2,3,10,10] x, float[5,3,3,3] w) => (float[2,5,8,8] y)", "y = Conv(x, w)",
-             2 * (2 * 5 * 8 * 8) * (3 * 3 * 3)),
-    "Conv, depthwise": ("(float[2,6,10,10] x, float[6,1,3,3] w) => (float[2,6,8,8] y)",
-                        "y = Conv<group = 6>(x, w)", 2 * (2 * 6 * 8 * 8) * (1 * 3 * 3)),
-    "ConvTranspose": ("(float[2,3,8,8] x, float[3,5,3,3] w) => (float[2,5,10,10] y)",
-                      "y = ConvTranspose(x, w)", 2 * (2 * 3 * 8 * 8) * (5 * 3 * 3)),
-    "Einsum": ("(float[2,8,4] x, float[2,4,16] w) => (float[2,8,16] y)",
-               'y = Einsum<equation = "bij, bjk -> bik">(x, w)', 2 * 2 * 8 * 4 * 16),
-    "LSTM": ("(float[7,2,4] x, float[1,20,4] w, float[1,20,5] r) => (float[7,1,2,5] y)",
-             "y = LSTM<hidden_size = 5>(x, w, r)", 2 * 7 * 2 * (20 * 4 + 20 * 5)),
-}  # fmt: skip
+    "MatMul": (
+        "(float[8,4] x, float[4,16] w) => (float[8,16] y)",
+        "y = MatMul(x, w)",
+        2 * 8 * 16 * 4,
+    ),
+    "MatMul, batched": (
+        "(float[3,2,8,4] x, float[4,16] w) => (float[3,2,8,16] y)",
+        "y = MatMul(x, w)",
+        2 * 3 * 2 * 8 * 16 * 4,
+    ),
+    "MatMul of a vector": (
+        "(float[4] x, float[4,16] w) => (float[16] y)",
+        "y = MatMul(x, w)",
+        2 * 16 * 4,
+    ),
+    "Gemm": ("(float[8,4] x, float[4,16] w) => (float[8,16] y)", "y = Gemm(x, w)", 2 * 8 * 16 * 4),
+    "Gemm, transposed": (
+        "(float[4,8] x, float[4,16] w) => (float[8,16] y)",
+        "y = Gemm<transA = 1>(x, w)",
+        2 * 8 * 16 * 4,
+    ),
+    "FusedMatMul": (
+        "(float[4,8] x, float[16,4] w) => (float[8,16] y)",
+        "y = com.microsoft.FusedMatMul<transA = 1, transB = 1>(x, w)",
+        2 * 8 * 16 * 4,
+    ),
+    "Conv": (
+        "(float[2,3,10,10] x, float[5,3,3,3] w) => (float[2,5,8,8] y)",
+        "y = Conv(x, w)",
+        2 * (2 * 5 * 8 * 8) * (3 * 3 * 3),
+    ),
+    "Conv, depthwise": (
+        "(float[2,6,10,10] x, float[6,1,3,3] w) => (float[2,6,8,8] y)",
+        "y = Conv<group = 6>(x, w)",
+        2 * (2 * 6 * 8 * 8) * (1 * 3 * 3),
+    ),
+    "ConvTranspose": (
+        "(float[2,3,8,8] x, float[3,5,3,3] w) => (float[2,5,10,10] y)",
+        "y = ConvTranspose(x, w)",
+        2 * (2 * 3 * 8 * 8) * (5 * 3 * 3),
+    ),
+    "Einsum": (
+        "(float[2,8,4] x, float[2,4,16] w) => (float[2,8,16] y)",
+        'y = Einsum<equation = "bij, bjk -> bik">(x, w)',
+        2 * 2 * 8 * 4 * 16,
+    ),
+    "LSTM": (
+        "(float[7,2,4] x, float[1,20,4] w, float[1,20,5] r) => (float[7,1,2,5] y)",
+        "y = LSTM<hidden_size = 5>(x, w, r)",
+        2 * 7 * 2 * (20 * 4 + 20 * 5),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CONTRACTIONS)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from graphs import graph_of, open_text
 
-from memplan.costs import (
+from memplan.errors import UsageError
+from memplan.ops.cost import Device
+from memplan.planning.costs import (
     NodeCosts,
     OpTime,
     by_operator,
@@ -18,8 +20,6 @@ from memplan.costs import (
     read_costs,
     total,
 )
-from memplan.errors import UsageError
-from memplan.ops.cost import Device
 
 # A byte a second: a node costs what it reads and writes, 2 KiB here.
 BYTES = Device("bytes", 1e30, 1.0, 0.0, "")
@@ -50,8 +50,12 @@ def test_a_view_has_no_ratio() -> None:
 
 def test_estimates_without_measurements_are_the_roofline() -> None:
     assert NodeCosts("estimate", BYTES, "cpu").estimate(graph_of(TEXT)) == [
-        NODE, NODE, 0.0, NODE, NODE,
-    ]  # fmt: skip
+        NODE,
+        NODE,
+        0.0,
+        NODE,
+        NODE,
+    ]
 
 
 def test_unmeasured_nodes_are_estimated_on_the_scale_of_the_measured_ones() -> None:

@@ -9,8 +9,8 @@ import pytest
 from conftest import SAMPLES
 from graphs import graph_of
 
-from memplan.analysis import analyze
-from memplan.graph.types import Graph, TensorKind
+from memplan.api.analyze import analyze
+from memplan.ir.graph import Graph, TensorKind
 from memplan.ops.kernels import cuda_kernels, schema_version
 from memplan.simulate.devices import place, placed_order
 from memplan.simulate.fallbacks import fallback_notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from problems import Case, Op
 
-from memplan.planning.evaluate import evaluate
+from memplan.solver.evaluate import evaluate
 
 CHAIN = Case(
     Op("a", "x"),
@@ -45,7 +45,7 @@ def test_what_nobody_reads_any_more_is_held_to_the_end() -> None:
 def test_only_the_first_value_of_a_graph_output_is_held() -> None:
     case = Case(
         Op("a"), Op("y", "a", output=True), Op("b", "y"), Op("c", "b"), Op("d", "c y"), Op("e", "d")
-    )  # fmt: skip
+    )
     assert case.totals("a y b c d e") == [1, 2, 2, 3, 3, 3]
     # The second y is a tensor like any other, and does not release the first.
     assert case.totals("a y b c a y d e") == [1, 2, 2, 3, 3, 4, 4, 3]

@@ -7,8 +7,9 @@ import pytest
 from graphs import KIB, REUSING, TUNED, open_text, random_models, tensor
 from hypothesis import HealthCheck, given, settings
 
-from memplan.analysis import OpenModel, analyze_open
+from memplan.api.analyze import analyze_open
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 
@@ -51,22 +52,50 @@ def test_the_timeline_of_the_step(step: Explainer) -> None:
     loss = 4 / KIB
     # a and b share a buffer; at step 10 (slope) b2, tb, gb, one gradient and the loss.
     assert [nbytes / KIB for nbytes in step.timeline.dynamic.tolist()] == [
-        1, 1, 2, 3, 3, 3 + loss, 3 + loss,  # mul0 tanh0 mul1 add1 diff mean head
-        3 + loss, 4 + loss, 4 + loss, 4 + loss,  # dw1 db square slope
-        4 + loss, 3 + loss, 3 + loss, 4 + loss,  # da dw0 keep renew
-    ]  # fmt: skip
+        1,
+        1,
+        2,
+        3,
+        3,
+        3 + loss,
+        3 + loss,  # mul0 tanh0 mul1 add1 diff mean head
+        3 + loss,
+        4 + loss,
+        4 + loss,
+        4 + loss,  # dw1 db square slope
+        4 + loss,
+        3 + loss,
+        3 + loss,
+        4 + loss,  # da dw0 keep renew
+    ]
 
 
 def test_class_of_every_tensor(step: Explainer) -> None:
     found = {t.name: str(step.class_of(t)) for t in step.graph.tensors}
     assert found == {
-        "x": "inputs", "y": "inputs", "blk.0.scale": "weights", "blk.1.scale": "weights",
-        "m": "optimizer_state", "k": "constants", "one": "constants",
-        "a": "activation", "b": "stash", "c": "activation", "e": "stash", "d": "activation",
-        "loss": "output", "gd": "gradient", "blk.1.scale_grad": "output", "gb": "gradient",
-        "b2": "gradient", "tb": "gradient", "ga": "gradient", "blk.0.scale_grad": "output",
-        "m1": "gradient", "m_new": "output",
-    }  # fmt: skip
+        "x": "inputs",
+        "y": "inputs",
+        "blk.0.scale": "weights",
+        "blk.1.scale": "weights",
+        "m": "optimizer_state",
+        "k": "constants",
+        "one": "constants",
+        "a": "activation",
+        "b": "stash",
+        "c": "activation",
+        "e": "stash",
+        "d": "activation",
+        "loss": "output",
+        "gd": "gradient",
+        "blk.1.scale_grad": "output",
+        "gb": "gradient",
+        "b2": "gradient",
+        "tb": "gradient",
+        "ga": "gradient",
+        "blk.0.scale_grad": "output",
+        "m1": "gradient",
+        "m_new": "output",
+    }
 
 
 def test_classes_sum_to_the_bytes_of_every_step(step: Explainer) -> None:
@@ -150,13 +179,17 @@ def test_what_nobody_reads_says_so() -> None:
 
 
 def test_what_the_peak_node_makes_names_its_reader() -> None:
-    held = at_peak(explain(open_text("""
+    held = at_peak(
+        explain(
+            open_text("""
     g (float[256] x) => (float[1] y) <int64[1] first = {0}>
     {
         [a] a = Neg(x)
         [b] b = Exp(a)
         [y] y = ReduceSum(b, first)
-    }""")))  # fmt: skip
+    }""")
+        )
+    )
     assert held["a"].held_by == "in use by Exp b (loss)"
     assert held["b"].held_by == "ReduceSum y (loss)"
 

@@ -18,11 +18,11 @@ import pytest
 from conftest import DIMS, SAMPLES, sample_models
 from onnx import TensorProto, helper
 
-from memplan.analysis import Analysis, analyze
-from memplan.report.chrome import chrome_trace, class_series
-from memplan.report.html import analysis_html
-from memplan.report.html_chart import MAX_POINTS, kept_steps
-from memplan.report.snapshot import torch_snapshot
+from memplan.api.analyze import Analysis, analyze
+from memplan.report.chrome_trace import chrome_trace, class_series
+from memplan.report.html.chart import MAX_POINTS, kept_steps
+from memplan.report.html.page import analysis_html
+from memplan.report.torch_snapshot import torch_snapshot
 from memplan.simulate.arena import simulate_arena
 from memplan.simulate.explain import TensorClass
 from memplan.simulate.timeline import live_bytes
@@ -31,11 +31,39 @@ from memplan.units import format_bytes
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
 # What torch/utils/viz/MemoryViz.js can unpickle.
 VIEWER_OPCODES = {
-    "APPENDS", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME",
-    "LONG1", "LONG_BINGET", "MARK", "MEMOIZE", "PROTO", "SETITEMS", "SHORT_BINUNICODE", "STOP",
-    "TUPLE2", "APPEND", "NEWFALSE", "BINPUT", "BINUNICODE", "EMPTY_TUPLE", "NEWTRUE", "NONE",
-    "BINFLOAT", "TUPLE", "TUPLE1", "TUPLE3", "LONG_BINPUT", "LIST", "DICT", "SETITEM",
-}  # fmt: skip
+    "APPENDS",
+    "BINGET",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "EMPTY_DICT",
+    "EMPTY_LIST",
+    "FRAME",
+    "LONG1",
+    "LONG_BINGET",
+    "MARK",
+    "MEMOIZE",
+    "PROTO",
+    "SETITEMS",
+    "SHORT_BINUNICODE",
+    "STOP",
+    "TUPLE2",
+    "APPEND",
+    "NEWFALSE",
+    "BINPUT",
+    "BINUNICODE",
+    "EMPTY_TUPLE",
+    "NEWTRUE",
+    "NONE",
+    "BINFLOAT",
+    "TUPLE",
+    "TUPLE1",
+    "TUPLE3",
+    "LONG_BINPUT",
+    "LIST",
+    "DICT",
+    "SETITEM",
+}
 
 
 @pytest.fixture(scope="module", params=["tuned", "default"])
@@ -91,10 +119,13 @@ def graph_with_a_body() -> onnx.ModelProto:
     ]
     small = [helper.make_node("Neg", ["x"], ["r"])]
     node = helper.make_node(
-        "If", ["c"], ["y"], name="choice",
+        "If",
+        ["c"],
+        ["y"],
+        name="choice",
         then_branch=helper.make_graph(large, "then", [], result),
         else_branch=helper.make_graph(small, "else", [], result),
-    )  # fmt: skip
+    )
     model = small_graph(node)
     model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
     return model
@@ -169,9 +200,17 @@ class TestTorchSnapshot:
         assert set(content) == {"segments", "device_traces"}
         for segment in content["segments"]:
             assert set(segment) == {
-                "device", "address", "total_size", "stream", "segment_type", "allocated_size",
-                "active_size", "requested_size", "frames", "blocks",
-            }  # fmt: skip
+                "device",
+                "address",
+                "total_size",
+                "stream",
+                "segment_type",
+                "allocated_size",
+                "active_size",
+                "requested_size",
+                "frames",
+                "blocks",
+            }
             for block in segment["blocks"]:
                 assert set(block) == {"size", "requested_size", "state", "frames"}
             assert segment["total_size"] == sum(b["size"] for b in segment["blocks"])
@@ -326,10 +365,11 @@ class TestHtml:
     def test_stays_small_for_20000_long_named_nodes(self, tmp_path: Path) -> None:
         count, name = 20_000, "encoder/" + "very_long_module_name/" * 8
         nodes = [
-            helper.make_node("Exp" if k % 2 else "Neg", [f"t{k - 1}" if k else "x"], [f"t{k}"],
-                             name=f"{name}{k}")
+            helper.make_node(
+                "Exp" if k % 2 else "Neg", [f"t{k - 1}" if k else "x"], [f"t{k}"], name=f"{name}{k}"
+            )
             for k in range(count)
-        ]  # fmt: skip
+        ]
         path = tmp_path / "long.onnx"
         onnx.save(small_graph(*nodes), path)
         assert len(analysis_html(analyze(path)).encode()) < 2_000_000

@@ -8,11 +8,11 @@ from graphs import open_text, parse
 from onnx import helper
 
 from memplan.errors import UsageError
-from memplan.model.hidden import with_hidden_shapes
-from memplan.model.metadata import set_metadata
-from memplan.model.visible import visible_names
-from memplan.rewriter.fences import curtain_for, data_inputs, fence_clones, read_instead
-from memplan.rewriter.veils import all_veils
+from memplan.plain.fences import curtain_for, data_inputs, fence_clones, read_instead
+from memplan.plain.veils import all_veils
+from memplan.proto.metadata import set_metadata
+from memplan.shapes.hidden import with_hidden_shapes
+from memplan.shapes.visible import visible_names
 
 
 def clone(node: onnx.NodeProto, output: str, inputs: list[str] | None = None) -> onnx.NodeProto:

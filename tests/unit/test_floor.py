@@ -9,7 +9,7 @@ from graphs import KIB, TUNED, graph_of, kib, names, node, open_text, random_mod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.graph.types import ABSENT, Graph
+from memplan.ir.graph import ABSENT, Graph
 from memplan.simulate.allocation import allocate
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.session import SessionKind

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import SAMPLES, load_benchmark
 
-from memplan.planning.search import warm_up
+from memplan.solver.search.anytime import warm_up
 
 
 def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
@@ -19,10 +19,32 @@ def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
     bench = load_benchmark("gpu")
     target = tmp_path / "gpu.json"
     arguments = [
-        "gpu", "--graph", f"gpt2={SAMPLES / 'gpt_dynamic.onnx'}", "--net", "gpt2", "--batch", "1",
-        "--memory", "40MB", "--share", "60%", "--provider", "cpu", "--runs", "1", "--size", "tiny",
-        "--plan-seconds", "0.5", "--part", "sessions", "--part", "batch", "--json", str(target),
-    ]  # fmt: skip
+        "gpu",
+        "--graph",
+        f"gpt2={SAMPLES / 'gpt_dynamic.onnx'}",
+        "--net",
+        "gpt2",
+        "--batch",
+        "1",
+        "--memory",
+        "40MB",
+        "--share",
+        "60%",
+        "--provider",
+        "cpu",
+        "--runs",
+        "1",
+        "--size",
+        "tiny",
+        "--plan-seconds",
+        "0.5",
+        "--part",
+        "sessions",
+        "--part",
+        "batch",
+        "--json",
+        str(target),
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     assert bench.main() == 0
     record = json.loads(target.read_text())

@@ -15,9 +15,9 @@ from running import runner
 
 import memplan
 from memplan.errors import ModelError, UsageError
-from memplan.graph.phases import find_phases
-from memplan.graph.types import Graph, Phase
-from memplan.model.metadata import node_metadata
+from memplan.ir.graph import Graph, Phase
+from memplan.ir.phases import find_phases
+from memplan.proto.metadata import node_metadata
 
 MLP = """
     g (float[N,4] x, float[N,2] target, float mask) => (float[N,2] p, float loss)
@@ -65,8 +65,9 @@ def test_report(run: Memplan, tmp_path: Path) -> None:
 
 
 def test_json(run: Memplan) -> None:
-    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--wrt", "fc2*", "--format",
-                 "json")  # fmt: skip
+    result = run(
+        "grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--wrt", "fc2*", "--format", "json"
+    )
     found = json.loads(result.stdout)
     assert found["schema"] == "memplan.grad/1"
     assert found["wrt"] == ["fc2_weight"]
@@ -308,8 +309,9 @@ def test_function_operators_leave_the_graph() -> None:
     x = draw((4,), low=-5, high=5).astype(np.float32)
     np.testing.assert_allclose(
         runtime(model, {"x": x})["x_grad"],
-        np.where(x < -3, 0, np.where(x > 3, 1, x / 3 + 0.5)), rtol=1e-5,
-    )  # fmt: skip
+        np.where(x < -3, 0, np.where(x > 3, 1, x / 3 + 0.5)),
+        rtol=1e-5,
+    )
 
 
 def unmarked(graph: Graph) -> Graph:

@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 from running import runner
 
 import memplan
-from memplan.autodiff.builder import Request, build_gradients
-from memplan.differentiation import GradOptions, grad
+from memplan.api.grad.run import GradOptions, grad
+from memplan.autodiff.build import Request, build_gradients
 from memplan.errors import ModelError
 
 STEPS, BATCH, WIDTH, HIDDEN = 6, 4, 5, 8
@@ -76,8 +76,20 @@ def test_json(run: Memplan, tmp_path: Path) -> None:
     bits."""
     found = {}
     for wish in ("none", "all"):
-        result = run("grad", "f.onnx", "-o", f"{wish}.onnx", "--loss", "loss", "--dim",
-                     f"N={BATCH}", "--scan-recompute", wish, "--format", "json")  # fmt: skip
+        result = run(
+            "grad",
+            "f.onnx",
+            "-o",
+            f"{wish}.onnx",
+            "--loss",
+            "loss",
+            "--dim",
+            f"N={BATCH}",
+            "--scan-recompute",
+            wish,
+            "--format",
+            "json",
+        )
         assert result.returncode == 0, result.stderr
         found[wish] = json.loads(result.stdout)
         assert run("analyze", f"{wish}.onnx", "--dim", f"N={BATCH}").returncode == 0
@@ -86,8 +98,9 @@ def test_json(run: Memplan, tmp_path: Path) -> None:
     assert scan["forward"] == "rnn/forward/Scan"
     assert scan["steps"] == STEPS
     assert [item["tensor"] for item in scan["stored"]] == [
-        "rnn/forward/y/Identity", "rnn/forward/c/kept",
-    ]  # fmt: skip
+        "rnn/forward/y/Identity",
+        "rnn/forward/c/kept",
+    ]
     assert scan["stored_bytes_per_step"] == 2 * BATCH * HIDDEN * 4
     assert scan["stored_bytes"] == STEPS * 2 * BATCH * HIDDEN * 4
     assert found["none"]["scans"][0]["stored_bytes_per_step"] == 7 * BATCH * HIDDEN * 4
@@ -98,8 +111,16 @@ def test_json(run: Memplan, tmp_path: Path) -> None:
 
 
 def test_a_partly_listed_operator(run: Memplan, tmp_path: Path) -> None:
-    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--scan-recompute",
-                 "rnn/forward/gates/Split+rnn/forward/gates/Gemm")  # fmt: skip
+    result = run(
+        "grad",
+        "f.onnx",
+        "-o",
+        "t.onnx",
+        "--loss",
+        "loss",
+        "--scan-recompute",
+        "rnn/forward/gates/Split+rnn/forward/gates/Gemm",
+    )
     assert result.returncode == 2
     assert "not named: rnn/forward/gates/Split/1, rnn/forward/gates/Split/2, rnn" in result.stderr
     assert "hint: add them: --scan-recompute" in result.stderr
@@ -149,14 +170,16 @@ def test_weights_inside_a_body(tmp_path: Path) -> None:
     """They move to the main graph, where they are trained like others."""
     weight = numpy_helper.from_array(draw((9, 9)).astype(np.float32) / 9, "weight")
     body = helper.make_graph(
-        [helper.make_node("MatMul", ["h", "weight"], ["m"]),
-         helper.make_node("Add", ["m", "u"], ["n"]),
-         helper.make_node("Tanh", ["n"], ["o"])],
+        [
+            helper.make_node("MatMul", ["h", "weight"], ["m"]),
+            helper.make_node("Add", ["m", "u"], ["n"]),
+            helper.make_node("Tanh", ["n"], ["o"]),
+        ],
         "body",
         [helper.make_tensor_value_info(name, 1, [2, 9]) for name in ("h", "u")],
         [helper.make_tensor_value_info("o", 1, [2, 9])],
         [weight],
-    )  # fmt: skip
+    )
     nodes = [
         helper.make_node("Scan", ["h0", "x"], ["last"], body=body, num_scan_inputs=1, name="loop"),
         helper.make_node("ReduceSum", ["last"], ["loss"], keepdims=0),
@@ -164,10 +187,12 @@ def test_weights_inside_a_body(tmp_path: Path) -> None:
     graph = helper.make_graph(
         nodes,
         "graph",
-        [helper.make_tensor_value_info("h0", 1, [2, 9]),
-         helper.make_tensor_value_info("x", 1, [3, 2, 9])],
+        [
+            helper.make_tensor_value_info("h0", 1, [2, 9]),
+            helper.make_tensor_value_info("x", 1, [3, 2, 9]),
+        ],
         [helper.make_tensor_value_info("loss", 1, [])],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, tmp_path / "f.onnx")
     options = GradOptions(loss="loss")

@@ -8,7 +8,7 @@ from gradients import check, draw, reference
 from graphs import parse
 
 import memplan
-from memplan.model.metadata import node_metadata
+from memplan.proto.metadata import node_metadata
 
 WRITTEN = {
     "gelu_div": "u = Div(x, root2) e = Erf(u) t = Add(e, one) h = Mul(half, t) y = Mul(x, h)",

@@ -8,11 +8,31 @@ import pytest
 from gradients import check, draw, single
 
 UNARY = {
-    "Identity": {}, "Neg": {}, "Abs": {}, "Exp": {}, "Erf": {}, "Sin": {}, "Cos": {},
-    "Atan": {}, "Sinh": {}, "Cosh": {}, "Asinh": {}, "Relu": {}, "LeakyRelu": {}, "Elu": {},
-    "Selu": {}, "ThresholdedRelu": {}, "Sigmoid": {}, "HardSigmoid": {}, "Tanh": {},
-    "Softplus": {}, "Softsign": {}, "Mish": {}, "HardSwish": {}, "Gelu": {},
-}  # fmt: skip
+    "Identity": {},
+    "Neg": {},
+    "Abs": {},
+    "Exp": {},
+    "Erf": {},
+    "Sin": {},
+    "Cos": {},
+    "Atan": {},
+    "Sinh": {},
+    "Cosh": {},
+    "Asinh": {},
+    "Relu": {},
+    "LeakyRelu": {},
+    "Elu": {},
+    "Selu": {},
+    "ThresholdedRelu": {},
+    "Sigmoid": {},
+    "HardSigmoid": {},
+    "Tanh": {},
+    "Softplus": {},
+    "Softsign": {},
+    "Mish": {},
+    "HardSwish": {},
+    "Gelu": {},
+}
 
 
 @pytest.mark.parametrize("op", UNARY)

@@ -14,10 +14,17 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def recurrent(
-    op: str, directions: int = 1, dtype: Any = np.float64, *, lengths: Array | None = None,
-    initial: bool = False, peepholes: bool = False, layout: int = 0, outputs: int = 2,
+    op: str,
+    directions: int = 1,
+    dtype: Any = np.float64,
+    *,
+    lengths: Array | None = None,
+    initial: bool = False,
+    peepholes: bool = False,
+    layout: int = 0,
+    outputs: int = 2,
     **attributes: Any,
-) -> tuple[onnx.ModelProto, dict[str, Array]]:  # fmt: skip
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """A model of one node with all float inputs as graph inputs."""
     gates, d = GATES[op], directions
     if d == 2:
@@ -56,9 +63,12 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "gru reset behind": ("GRU", 2, {"linear_before_reset": 1, "initial": True}),
     "rnn": ("RNN", 1, {}),
     "rnn both": ("RNN", 2, {"initial": True, "lengths": np.array([1, 3], np.int32)}),
-    "rnn affine": ("RNN", 1, {"activations": ["Affine"], "activation_alpha": [0.5],
-                              "activation_beta": [0.1]}),
-}  # fmt: skip
+    "rnn affine": (
+        "RNN",
+        1,
+        {"activations": ["Affine"], "activation_alpha": [0.5], "activation_beta": [0.1]},
+    ),
+}
 
 
 @pytest.mark.parametrize("wish", ["none", "all", "auto"])
@@ -73,8 +83,8 @@ def test_finite_differences(name: str, wish: str) -> None:
 
 def expanded(model: onnx.ModelProto, xs: list[str]) -> onnx.ModelProto:
     """The forward part as grad writes it."""
-    from memplan.autodiff.expansions import expand_all
-    from memplan.autodiff.forward import flat_copy
+    from memplan.autodiff.forward.annotate import flat_copy
+    from memplan.autodiff.forward.expand import expand_all
 
     flat = flat_copy(model)
     return expand_all(flat, [value.name for value in flat.graph.output], xs).model

@@ -10,9 +10,9 @@ import onnx.parser
 import pytest
 from gradients import check, draw, reference, runtime
 
-from memplan.autodiff.builder import Request, build_gradients
+from memplan.autodiff.build import Request, build_gradients
 from memplan.errors import ModelError, UsageError
-from memplan.model.scan_pairs import find_scan_pairs
+from memplan.loops.scan_pairs import find_scan_pairs
 
 RNN = """
     <ir_version: 10, opset_import: ["" : 20]>
@@ -216,8 +216,11 @@ def test_states_alone_are_stored() -> None:
 
 def test_names() -> None:
     """All outputs of an operator, or none: the error names those that are missing."""
-    text = RNN.replace("[act] next = Tanh(z)", "[s] l, m, n = Split<num_outputs = 3>(z) "
-                       "[j] j = Concat<axis = 0>(m, l, n) [act] next = Tanh(j)")  # fmt: skip
+    text = RNN.replace(
+        "[act] next = Tanh(z)",
+        "[s] l, m, n = Split<num_outputs = 3>(z) "
+        "[j] j = Concat<axis = 0>(m, l, n) [act] next = Tanh(j)",
+    )
     model = onnx.parser.parse_model(text)
     with pytest.raises(UsageError, match=r"Split 's' can run again only for .*: m, n$") as caught:
         build_gradients(model, Request(("last",), ("w",), (), "z+l"))

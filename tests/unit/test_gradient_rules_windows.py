@@ -12,7 +12,7 @@ from gradients import Array, check, draw, frozen, reference, single, with_symbol
 from graphs import parse
 
 from memplan.errors import ModelError
-from memplan.model.metadata import node_metadata
+from memplan.proto.metadata import node_metadata
 
 Made = tuple[onnx.ModelProto, dict[str, Array]]
 
@@ -93,8 +93,16 @@ def test_norms_of_symbolic_sizes(op: str, dims: tuple[str | int, ...]) -> None:
     vectors = [draw((4,), 1), draw((4,), 2)]
     attributes: dict[str, Any] = {"epsilon": 0.1}
     if op == "BatchNormalization":
-        made = single(op, draw((2, 4, 3, 2)), *vectors, draw((4,), 3), draw((4,), 4, 0.2, 2),
-                      outputs=3, training_mode=1, **attributes)  # fmt: skip
+        made = single(
+            op,
+            draw((2, 4, 3, 2)),
+            *vectors,
+            draw((4,), 3),
+            draw((4,), 4, 0.2, 2),
+            outputs=3,
+            training_mode=1,
+            **attributes,
+        )
         check(symbolic(made, *dims), xs=["x0", "x1", "x2"], ys=["y0"])
         return
     if op == "GroupNormalization":

@@ -8,7 +8,7 @@ from gradients import check, draw
 from graphs import parse
 
 import memplan
-from memplan.model.metadata import node_metadata
+from memplan.proto.metadata import node_metadata
 
 
 def phase(model: onnx.ModelProto, op: str) -> list[str]:

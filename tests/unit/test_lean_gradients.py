@@ -26,9 +26,13 @@ def test_figures_and_table(tmp_path: Path) -> None:
     onnx.save(forward, tmp_path / "exported" / "net.onnx")
     record = tmp_path / "lean.json"
     arguments = [
-        "--forward", str(tmp_path / "forward"), "--exported", str(tmp_path / "exported"),
-        "--json", str(record),
-    ]  # fmt: skip
+        "--forward",
+        str(tmp_path / "forward"),
+        "--exported",
+        str(tmp_path / "exported"),
+        "--json",
+        str(record),
+    ]
     assert bench.main(arguments) == 0
     tables.RESULTS = tmp_path
     lines = tables.lean(tables.load("lean"))

@@ -9,10 +9,10 @@ import pytest
 from problems import Case, Op
 from test_peers import random_step
 
-from memplan.planning import search
-from memplan.planning.evaluate import evaluate
-from memplan.planning.lowest import LowestOptions, lowest_order
-from memplan.planning.ordering import settle
+from memplan.solver.evaluate import evaluate
+from memplan.solver.order.local import settle
+from memplan.solver.order.lowest import LowestOptions, lowest_order
+from memplan.solver.search import anytime as search
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,8 +23,9 @@ def machine_code() -> None:
 
 def orders(case: Case) -> Iterator[list[int]]:
     """Every order in which values are made before they are read."""
-    made = {name: k for k, op in enumerate(case.ops) for name, _ in case._outputs(op)
-            if not op.rebuilds}  # fmt: skip
+    made = {
+        name: k for k, op in enumerate(case.ops) for name, _ in case._outputs(op) if not op.rebuilds
+    }
     nodes: list[int] = case.order.tolist()
     needs = {n: {made[name] for name in case.ops[n].reads.split() if name in made} for n in nodes}
 
@@ -62,9 +63,13 @@ def test_the_search_ends_at_the_floor_and_keeps_what_is_lowest() -> None:
 
 def test_other_starts_are_tried_too() -> None:
     case = Case(
-        Op("a", "x", 8), Op("b", "x", 8), Op("c", "a"), Op("d", "b"), Op("e", "c d", output=True),
+        Op("a", "x", 8),
+        Op("b", "x", 8),
+        Op("c", "a"),
+        Op("d", "b"),
+        Op("e", "c d", output=True),
         resident="x",
-    )  # fmt: skip
+    )
     problem = case.problem(0)
     problem.movable[:] = False  # no move is left: only a start can be lower
     options = LowestOptions(rounds=3)

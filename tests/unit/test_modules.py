@@ -6,8 +6,8 @@ import pytest
 from graphs import open_text, parse
 from onnx import helper
 
-from memplan.analysis import OpenModel
-from memplan.graph.modules import UNKNOWN
+from memplan.ir.modules import UNKNOWN
+from memplan.simulate.opened import OpenModel
 
 STEP = """
 g (float[8,4] x, float[8,4] y, float[4,4] "enc.layer.0.attn.q.weight",

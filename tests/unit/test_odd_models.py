@@ -12,11 +12,12 @@ import pytest
 from odd_models import FLOAT, INT64, WORKING, constant, feeds_of, info, saved
 from onnx import TensorProto, helper
 
-from memplan.analysis import Analysis, analyze, open_model
+from memplan.api.analyze import Analysis, analyze
 from memplan.errors import ModelError
-from memplan.graph.types import TensorKind
-from memplan.model.fold import small_constants
-from memplan.planning.rebuild import extend
+from memplan.ir.graph import TensorKind
+from memplan.planning.rebuild_rules import extend
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import open_model
 
 COUNTED_DTYPES = {FLOAT: 4, INT64: 8, TensorProto.BOOL: 1}
 

@@ -12,11 +12,11 @@ import pytest
 from gradients import Array, draw, reference
 from graphs import open_text, parse
 
+from memplan.api.grad.run import GradOptions, grad
 from memplan.autodiff.optimizers import parse_optimizer
-from memplan.differentiation import GradOptions, grad
 from memplan.errors import UsageError
-from memplan.graph.phases import pair_outputs
-from memplan.graph.types import Phase
+from memplan.ir.graph import Phase
+from memplan.ir.phases import pair_outputs
 
 # loss = Σ (w·w·x), gradient 2·w·x.
 MODEL = """
@@ -93,14 +93,18 @@ def test_phases_and_state(tmp_path: Path) -> None:
     for node in graph.nodes:
         update = node.name.startswith("w/update/")
         backward = "/grad/" in node.name
-        wanted = {Phase.UPDATE} if update else {Phase.BACKWARD} if backward else {
-            Phase.FORWARD, Phase.LOSS}  # fmt: skip
+        wanted = (
+            {Phase.UPDATE}
+            if update
+            else {Phase.BACKWARD}
+            if backward
+            else {Phase.FORWARD, Phase.LOSS}
+        )
         assert phases.of[node.id] in wanted
-    pairs = {graph.tensors[out].name: graph.tensors[at].name
-             for out, at in pair_outputs(graph).items()}  # fmt: skip
-    assert pairs == {
-        "w_new": "w", "w.exp_avg_new": "w.exp_avg", "w.exp_avg_sq_new": "w.exp_avg_sq"
-    }  # fmt: skip
+    pairs = {
+        graph.tensors[out].name: graph.tensors[at].name for out, at in pair_outputs(graph).items()
+    }
+    assert pairs == {"w_new": "w", "w.exp_avg_new": "w.exp_avg", "w.exp_avg_sq_new": "w.exp_avg_sq"}
     assert {graph.tensors[t].name for t in phases.parameters} == {"w"}
     assert {graph.tensors[t].name for t in phases.state} == {"w.exp_avg", "w.exp_avg_sq"}
 

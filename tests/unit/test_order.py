@@ -6,7 +6,7 @@ import onnx
 from graphs import TUNED, graph_of, names, open_text, random_models
 from hypothesis import HealthCheck, given, settings
 
-from memplan.graph.types import Graph
+from memplan.ir.graph import Graph
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import session_kind
 

@@ -12,23 +12,24 @@ from problems import Case, Op
 from test_peers import random_step
 from test_search import irregular
 
-from memplan.planning.beam import resequence
-from memplan.planning.evaluate import IMPOSSIBLE, evaluate
-from memplan.planning.neighbourhood import seed_random
-from memplan.planning.ordering import reorder
 from memplan.planning.planner import PlanRequest, prepare
-from memplan.planning.problem import Ints, Problem
-from memplan.planning.repair import excess_of
-from memplan.planning.starts import depth_first, ordered_start, shaken_start
 from memplan.simulate.order import execution_order
+from memplan.solver.evaluate import IMPOSSIBLE, evaluate, excess_of
+from memplan.solver.jit import seed_random
+from memplan.solver.order.beam import resequence
+from memplan.solver.order.local import depth_first, reorder
+from memplan.solver.problem import Ints, Problem
+from memplan.solver.search.starts import ordered_start, shaken_start
 
 # Two chains that meet: run one after the other, only one of them is ever open.
 CHAINS = Case(
-    Op("a", "x", 8), Op("c", "x", 8),
-    Op("b", "a", 1), Op("d", "c", 1),
+    Op("a", "x", 8),
+    Op("c", "x", 8),
+    Op("b", "a", 1),
+    Op("d", "c", 1),
     Op("end", "b d", 1, output=True),
     resident="x",
-)  # fmt: skip
+)
 
 
 def anew(problem: Problem, width: int, noise: float = 0.0) -> Ints:
@@ -66,9 +67,12 @@ def test_only_the_window_changes() -> None:
 def test_a_value_is_read_before_the_next_one_is_made() -> None:
     # e reads the first run of a, f the second; neither may cross the second run.
     case = Case(
-        Op("a", "x", 8), Op("e", "a", 1), Op("big", "e", 9), Op("f", "a big", 1, output=True),
+        Op("a", "x", 8),
+        Op("e", "a", 1),
+        Op("big", "e", 9),
+        Op("f", "a big", 1, output=True),
         resident="x",
-    )  # fmt: skip
+    )
     problem = replace(case.problem(12), start=case.sequence("a e big a f"))
     assert case.text(anew(problem, 8)) == "a e big a f"
 

@@ -12,18 +12,16 @@ from conftest import SAMPLES, Memplan
 from graphs import TUNED, graph_of, open_text, tensor, timeline_of
 from running import runner
 
-from memplan.analysis import OpenModel, analyze, open_model
+from memplan.api.analyze import analyze
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.validate.interface import gone_names, gone_notes, some_names, without_inputs
 from memplan.errors import UsageError
-from memplan.graph.phases import find_phases
-from memplan.graph.reach import needed_nodes, trained_outputs
-from memplan.model.metadata import get_metadata
+from memplan.ir.phases import find_phases
+from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.passes.base import Applied, lower, lower_or_equal
 from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide, find_edits
-from memplan.passes.interface import gone_names, gone_notes, some_names, without_inputs
-from memplan.passes.order import Order
-from memplan.passes.prune import Prune
-from memplan.passes.run import (
+from memplan.passes.manager import (
     NAMES,
     make_passes,
     parse_passes,
@@ -32,10 +30,13 @@ from memplan.passes.run import (
     run_passes,
     without_order,
 )
-from memplan.passes.same import Facts, same_value
+from memplan.passes.no_ops import Facts, same_value
+from memplan.passes.order import Order
+from memplan.passes.prune import Prune
 from memplan.passes.schedule import early_order, in_order
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.proto.metadata import get_metadata
 from memplan.simulate.narrowing import narrowings
+from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.units import parse_size
@@ -112,14 +113,16 @@ def test_copies_that_copy_nothing_go(node: str, constants: str) -> None:
         ("[n] b = Relu(a)", ""),
         ("[m] c = Cast <to: int = 11>(a) [n] b = Cast <to: int = 1>(c)", ""),
         ("[n] b = Max(a, unused)", ""),
-        ("[n] b = Slice(a, s, e, x0, t)",  # backwards
-         ", int64[1] s = {-1}, int64[1] e = {-9}, int64[1] x0 = {1}, int64[1] t = {-1}"),
+        (
+            "[n] b = Slice(a, s, e, x0, t)",  # backwards
+            ", int64[1] s = {-1}, int64[1] e = {-9}, int64[1] x0 = {1}, int64[1] t = {-1}",
+        ),
         ("[n] b = Pad(a, s)", ", int64[4] s = {0, 1, 0, -1}"),  # cuts what it adds
         ("[n] b = Dropout(a, r, t)", ", float r = {0.5}, bool t = {1}"),
         ("[m] t = Cast <to: int = 9>(unused) [n] b = Dropout(a, r, t)", ", float r = {0.5}"),
         ("[n] b, m = Dropout(a) [o] c = Cast <to: int = 1>(m) [p] q = Add(b, c)", ""),
     ],
-)  # fmt: skip
+)
 def test_what_changes_a_bit_stays(node: str, constants: str) -> None:
     text = one_node(node, constants)
     text = text.replace("Exp(b) }", "Exp(q) }") if "q =" in node else text
@@ -262,23 +265,33 @@ def test_what_an_output_is_there_for() -> None:
         for t, found in trained_outputs(model.graph, model.phases).items()
     }
     assert owners == {
-        "enc_w_new": ["enc_w"], "dec_w_new": ["dec_w"], "enc_w_m_new": ["enc_w"],
-        "dec_w_m_new": ["dec_w"], "count_new": ["dec_w", "enc_w"],
-    }  # fmt: skip
+        "enc_w_new": ["enc_w"],
+        "dec_w_new": ["dec_w"],
+        "enc_w_m_new": ["enc_w"],
+        "dec_w_m_new": ["dec_w"],
+        "count_new": ["dec_w", "enc_w"],
+    }
 
 
 @pytest.mark.parametrize(
     ("wrt", "outputs", "inputs", "left"),
     [
-        (("enc*",), "dec_w_new dec_w_m_new", "dec_w_m",
-         "enc act dec loss seed gr sign gh ge tick me de ue"),
-        (("dec_w",), "enc_w_new enc_w_m_new", "enc_w_m",
-         "enc act dec loss seed gd tick md dd ud"),
-        (("dec_w_new",), "enc_w_new enc_w_m_new dec_w_m_new count_new", "enc_w_m",
-         "enc act dec loss seed gd tick md dd ud"),
+        (
+            ("enc*",),
+            "dec_w_new dec_w_m_new",
+            "dec_w_m",
+            "enc act dec loss seed gr sign gh ge tick me de ue",
+        ),
+        (("dec_w",), "enc_w_new enc_w_m_new", "enc_w_m", "enc act dec loss seed gd tick md dd ud"),
+        (
+            ("dec_w_new",),
+            "enc_w_new enc_w_m_new dec_w_m_new count_new",
+            "enc_w_m",
+            "enc act dec loss seed gd tick md dd ud",
+        ),
         (("*",), "", "", ""),
     ],
-)  # fmt: skip
+)
 def test_only_the_wanted_gradients_stay(
     wrt: tuple[str, ...], outputs: str, inputs: str, left: str
 ) -> None:
@@ -383,9 +396,7 @@ def test_updates_run_as_soon_as_their_gradients_are_there() -> None:
     place = {node.name: node.id for node in model.graph.nodes}
     updates = {place[name] for name in ("tick", "me", "de", "ue", "md", "dd", "ud")}
     order = [model.graph.nodes[n].name for n in early_order(model.graph, updates)]
-    assert " ".join(order) == (
-        "enc act dec loss seed gd md tick dd ud gr sign gh ge me de ue"
-    )  # fmt: skip
+    assert " ".join(order) == ("enc act dec loss seed gd md tick dd ud gr sign gh ge me de ue")
     step = run_passes(model, simulate(model.graph, TUNED), [EarlyUpdate()])[0]
     assert (nodes(step.model) == " ".join(order)) == step.changed
 
@@ -433,8 +444,9 @@ def test_steps_record_what_is_gone() -> None:
     passes = [Elide(), Prune(("enc*",)), Order(rounds=2), EarlyUpdate()]
     steps = run_passes(model, simulate(model.graph, TUNED), passes)
     assert removed(steps) == {
-        "removed_outputs": ["dec_w_new", "dec_w_m_new"], "removed_inputs": ["dec_w_m"]
-    }  # fmt: skip
+        "removed_outputs": ["dec_w_new", "dec_w_m_new"],
+        "removed_inputs": ["dec_w_m"],
+    }
     assert recorded(steps) == {"passes": list(NAMES), **removed(steps)}
     assert recorded(steps[:1]) == {"passes": ["elide"]}
     kept = without_order(steps)
@@ -506,9 +518,7 @@ def test_what_is_freed_is_what_prune_frees() -> None:
         step = run_passes(model, analysis.timeline, [Prune(globs)])[0]
         saved = analysis.timeline.peak_bytes - step.timeline.peak_bytes
         assert saved == found[module].freed_bytes
-    assert analysis.as_json()["narrowing"][0]["stashes"] == [
-        {"name": "addmm", "nbytes": 16 << 20}
-    ]  # fmt: skip
+    assert analysis.as_json()["narrowing"][0]["stashes"] == [{"name": "addmm", "nbytes": 16 << 20}]
 
 
 # --- In rewrite ------------------------------------------------------------------------------
@@ -548,9 +558,21 @@ def test_passes_can_be_left_away() -> None:
 
 def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path: Path) -> None:
     found = inside(
-        "rewrite", MODEL, "--budget", "60%", "--wrt", "head*", "--optimize", "none",
-        "--time-limit", "2", "--format", "json", "-o", "head.onnx",
-    )  # fmt: skip
+        "rewrite",
+        MODEL,
+        "--budget",
+        "60%",
+        "--wrt",
+        "head*",
+        "--optimize",
+        "none",
+        "--time-limit",
+        "2",
+        "--format",
+        "json",
+        "-o",
+        "head.onnx",
+    )
     assert found.returncode == 0, found.stderr
     answer = json.loads(found.stdout)
     assert len(answer["removed_outputs"]) == 42
@@ -566,9 +588,18 @@ def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path:
 
 def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
     found = inside(
-        "rewrite", MODEL, "--budget", "60%", "--wrt", "head*", "--optimize", "none",
-        "--time-limit", "2", "--dry-run",
-    )  # fmt: skip
+        "rewrite",
+        MODEL,
+        "--budget",
+        "60%",
+        "--wrt",
+        "head*",
+        "--optimize",
+        "none",
+        "--time-limit",
+        "2",
+        "--dry-run",
+    )
     assert "gone with --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
     assert " and 34 more" in found.stdout
     assert "fits by what is free alone" in found.stdout

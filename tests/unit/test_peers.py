@@ -11,29 +11,36 @@ import pytest
 from conftest import SAMPLES
 from problems import Case, Op
 
-from memplan.analysis import open_model
+from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
-from memplan.graph.types import Phase
-from memplan.planning import search
-from memplan.planning.evaluate import IMPOSSIBLE, evaluate
-from memplan.planning.peers.dtr import Dtr
-from memplan.planning.peers.dtr_run import GivenUp, Machine, Neighbours, _Classes, _Frame
-from memplan.planning.peers.keepset import judge, step_of, without_unread
-from memplan.planning.peers.knapsack import Knapsack, Packing, spread
-from memplan.planning.peers.links import boundary, links_of
-from memplan.planning.peers.maxflow import Network
-from memplan.planning.peers.mincut import MinCut, StashGraph
-from memplan.planning.peers.segments import Segments, _counts, _Forward
-from memplan.planning.problem import NONE, Decision, Ints, Problem
-from memplan.planning.strategies import parse_strategy
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.ir.graph import Phase
+from memplan.simulate.opened import open_model
+from memplan.solver.evaluate import IMPOSSIBLE, evaluate
+from memplan.solver.maxflow import Network
+from memplan.solver.problem import NONE, Decision, Ints, Problem
+from memplan.solver.search import anytime as search
+from memplan.strategies.builtin import parse_strategy
+from memplan.strategies.dtr import Dtr
+from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Classes, _Frame
+from memplan.strategies.keepset import judge, step_of, without_unread
+from memplan.strategies.knapsack import Knapsack, Packing, spread
+from memplan.strategies.links import boundary, links_of
+from memplan.strategies.mincut import MinCut, StashGraph
+from memplan.strategies.segments import Segments, _counts, _Forward
 from memplan.units import parse_size
 
 SECONDS = 30.0
 PEERS = (
-    "segments", "segments{count=3}", "dtr", "dtr{heuristic=h_local}", "knapsack",
-    "knapsack{budget=50}", "knapsack{cut=0}", "min-cut", "min-cut{ban=0}",
-)  # fmt: skip
+    "segments",
+    "segments{count=3}",
+    "dtr",
+    "dtr{heuristic=h_local}",
+    "knapsack",
+    "knapsack{budget=50}",
+    "knapsack{cut=0}",
+    "min-cut",
+    "min-cut{ban=0}",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,9 +60,13 @@ def chain(length: int) -> Case:
 
 
 def problem_of(
-    case: Case, budget: int, last: str = "loss", intensive: str = "", start: str = "",
+    case: Case,
+    budget: int,
+    last: str = "loss",
+    intensive: str = "",
+    start: str = "",
     protected: str = "",
-) -> Problem:  # fmt: skip
+) -> Problem:
     """A problem whose forward part ends with the node ``last``."""
     names = [op.name for op in case.ops]
     return replace(
@@ -123,11 +134,16 @@ def test_a_sweep_takes_the_cheapest_count_that_fits(
 def test_cuts_are_where_fewest_bytes_cross() -> None:
     # f4 is thin; the equal share would be behind f3.
     case = Case(
-        Op("f1", "x", 4), Op("f2", "f1", 4), Op("f3", "f2", 4), Op("f4", "f3", 1),
-        Op("f5", "f4", 4), Op("f6", "f5", 4), Op("loss", "f6"),
+        Op("f1", "x", 4),
+        Op("f2", "f1", 4),
+        Op("f3", "f2", 4),
+        Op("f4", "f3", 1),
+        Op("f5", "f4", 4),
+        Op("f6", "f5", 4),
+        Op("loss", "f6"),
         *(Op(f"b{k}", f"f{k} " + (f"b{k + 1}" if k < 6 else "loss")) for k in range(6, 0, -1)),
         resident="x",
-    )  # fmt: skip
+    )
     forward = _Forward(step_of(problem_of(case, 1)))
     assert forward.crossing.tolist() == [0, 4, 4, 4, 1, 4, 4]
     assert forward.cuts(2) == [4]
@@ -136,10 +152,18 @@ def test_cuts_are_where_fewest_bytes_cross() -> None:
 
 def test_a_skip_across_a_cut_is_kept() -> None:
     case = Case(
-        Op("s", "x", 2), Op("f1", "s"), Op("f2", "f1"), Op("f3", "f2"), Op("f4", "f3 s"),
-        Op("loss", "f4"), Op("b4", "loss f3 s"), Op("b3", "b4 f2"), Op("b2", "b3 f1"),
-        Op("b1", "b2 s", output=True), resident="x",
-    )  # fmt: skip
+        Op("s", "x", 2),
+        Op("f1", "s"),
+        Op("f2", "f1"),
+        Op("f3", "f2"),
+        Op("f4", "f3 s"),
+        Op("loss", "f4"),
+        Op("b4", "loss f3 s"),
+        Op("b3", "b4 f2"),
+        Op("b2", "b3 f1"),
+        Op("b1", "b2 s", output=True),
+        resident="x",
+    )
     forward = _Forward(step_of(problem_of(case, 1)))
     assert case.tensors["s"] in forward.kept([2])
     assert case.tensors["f1"] in forward.kept([2])
@@ -166,9 +190,13 @@ def test_what_is_dropped_comes_back_before_its_first_reader_only() -> None:
 def test_what_nobody_reads_is_not_run() -> None:
     # late is read in the backward part alone: dropped, its first run would be held to the end.
     case = Case(
-        Op("late", "x", 4), Op("f", "x", 4), Op("loss", "f"), Op("b", "loss f"),
-        Op("end", "b late", output=True), resident="x",
-    )  # fmt: skip
+        Op("late", "x", 4),
+        Op("f", "x", 4),
+        Op("loss", "f"),
+        Op("b", "loss f"),
+        Op("end", "b late", output=True),
+        resident="x",
+    )
     problem = problem_of(case, 8)
     twice = case.sequence("late f loss b late end")
     assert case.text(without_unread(problem, twice)) == "f loss b late end"
@@ -198,9 +226,13 @@ def test_without_forward_nodes_the_boundary_peers_refuse() -> None:
 
 def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:
     case = Case(
-        Op("a", "x", 4), Op("loss", "a"), Op("b", "loss"), Op("v", "a", 0, 0.0, "view"),
-        Op("end", "v b", output=True), resident="x",
-    )  # fmt: skip
+        Op("a", "x", 4),
+        Op("loss", "a"),
+        Op("b", "loss"),
+        Op("v", "a", 0, 0.0, "view"),
+        Op("end", "v b", output=True),
+        resident="x",
+    )
     problem = replace(
         case.problem(9), forward=np.asarray([True, True, False, True, False]), intensive=None
     )
@@ -212,27 +244,41 @@ def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:
 
 def test_storages_are_known_by_what_they_were_allocated_for() -> None:
     case = Case(
-        Op("a", "x", 4), Op("v", "a", 0, 0.0, "view"), Op("w", "v", 0, 0.0, "view"),
-        Op("o", "w", 4, 0.0, "view", output=True), Op("u", "x", 0, 0.0, "view"), Op("n", "a", 4),
-        Op("drop", "n", 4, again=False), Op("end", "o drop u", output=True), resident="x",
-    )  # fmt: skip
+        Op("a", "x", 4),
+        Op("v", "a", 0, 0.0, "view"),
+        Op("w", "v", 0, 0.0, "view"),
+        Op("o", "w", 4, 0.0, "view", output=True),
+        Op("u", "x", 0, 0.0, "view"),
+        Op("n", "a", 4),
+        Op("drop", "n", 4, again=False),
+        Op("end", "o drop u", output=True),
+        resident="x",
+    )
     links, place = links_of(case.problem(9)), case.tensors
     roots = {name: links.root[place[name]] for name in ["a", "v", "w", "o", "u", "n"]}
     assert roots == {
-        "a": place["a"], "v": place["a"], "w": place["a"], "o": place["o"],  # an output is a copy
-        "u": place["x"], "n": place["n"],
-    }  # fmt: skip
+        "a": place["a"],
+        "v": place["a"],
+        "w": place["a"],
+        "o": place["o"],  # an output is a copy
+        "u": place["x"],
+        "n": place["n"],
+    }
     assert links.fixed == {place[name] for name in ("x", "o", "drop", "end")}
     assert links.nbytes[place["x"]] == 0
 
 
 def test_a_rebuild_rule_stands_in_for_what_must_not_run_again() -> None:
     case = Case(
-        Op("a", "x", 4), Op("drop", "a", 4, again=False, more=(("mask", 1),)), Op("loss", "drop"),
-        Op("b", "loss drop mask"), Op("end", "b a", output=True),
+        Op("a", "x", 4),
+        Op("drop", "a", 4, again=False, more=(("mask", 1),)),
+        Op("loss", "drop"),
+        Op("b", "loss drop mask"),
+        Op("end", "b a", output=True),
         Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
-        Op("again", "cast a", 4, 0.5, rebuilds="drop"), resident="x",
-    )  # fmt: skip
+        Op("again", "cast a", 4, 0.5, rebuilds="drop"),
+        resident="x",
+    )
     step = step_of(problem_of(case, 1))
     kept = {case.tensors["a"], case.tensors["loss"]}
     assert case.text(step.sequence_for(kept)) == "a drop loss cast again b end"
@@ -278,9 +324,15 @@ def test_shares_are_spread_from_the_start() -> None:
 
 
 SIZES = Case(
-    Op("a", "x", 4, 1.0), Op("b", "a", 4, 5.0), Op("c", "b", 2, 3.0), Op("loss", "c", 0),
-    Op("gc", "loss c b", 2), Op("gb", "gc a", 4), Op("ga", "gb a", 4, output=True), resident="x",
-)  # fmt: skip
+    Op("a", "x", 4, 1.0),
+    Op("b", "a", 4, 5.0),
+    Op("c", "b", 2, 3.0),
+    Op("loss", "c", 0),
+    Op("gc", "loss c b", 2),
+    Op("gb", "gc a", 4),
+    Op("ga", "gb a", 4, output=True),
+    resident="x",
+)
 
 
 def test_the_plain_knapsack_keeps_what_is_worth_most() -> None:
@@ -311,9 +363,16 @@ def test_the_maximum_flow_of_a_textbook_network() -> None:
     # Cormen, Leiserson, Rivest, Stein: 'Introduction to Algorithms', figure 26.1: 23.
     network = Network(6)
     for source, target, capacity in (
-        (0, 2, 16), (0, 3, 13), (3, 2, 4), (2, 4, 12), (4, 3, 9), (3, 5, 14), (5, 4, 7),
-        (4, 1, 20), (5, 1, 4),
-    ):  # fmt: skip
+        (0, 2, 16),
+        (0, 3, 13),
+        (3, 2, 4),
+        (2, 4, 12),
+        (4, 3, 9),
+        (3, 5, 14),
+        (5, 4, 7),
+        (4, 1, 20),
+        (5, 1, 4),
+    ):
         network.connect(source, target, capacity)
     assert network.saturate() == 23
     assert network.source_side() == {0, 2, 3, 5}
@@ -336,18 +395,24 @@ def test_flows_against_cuts_by_brute_force() -> None:
             network.connect(a, b, room)
         cuts = [
             sum(
-                room for (a, b), room in zip(edges, rooms, strict=True)
+                room
+                for (a, b), room in zip(edges, rooms, strict=True)
                 if a in side and b not in side
             )
             for side in ({0} | {2 + k for k in range(5) if mask >> k & 1} for mask in range(32))
-        ]  # fmt: skip
+        ]
         assert network.saturate() == min(cuts)
 
 
 WIDE = Case(  # m is a matrix product, r its activation, e a wide result: backward reads r and e
-    Op("m", "x", 400, 9.0), Op("r", "m", 400), Op("e", "r", 1000), Op("loss", "e", 0, output=True),
-    Op("ge", "loss e", 1000), Op("gr", "ge r", 400, output=True), resident="x",
-)  # fmt: skip
+    Op("m", "x", 400, 9.0),
+    Op("r", "m", 400),
+    Op("e", "r", 1000),
+    Op("loss", "e", 0, output=True),
+    Op("ge", "loss e", 1000),
+    Op("gr", "ge r", 400, output=True),
+    resident="x",
+)
 
 
 @pytest.mark.parametrize(
@@ -374,17 +439,24 @@ def test_the_cut_of_fewest_bytes(ban: int, kept: str, plan: str) -> None:
 
 def test_a_reduction_is_not_run_again() -> None:
     case = Case(
-        Op("f", "x", 100), Op("mean", "f", 10), Op("n", "f mean", 100), Op("loss", "n", 25),
-        Op("b", "loss n mean", 100, output=True), resident="x",
-    )  # fmt: skip
+        Op("f", "x", 100),
+        Op("mean", "f", 10),
+        Op("n", "f mean", 100),
+        Op("loss", "n", 25),
+        Op("b", "loss n mean", 100, output=True),
+        resident="x",
+    )
     assert StashGraph(step_of(problem_of(case, 1))).expensive() == {case.place["mean"]}
 
 
 def test_what_cannot_run_again_is_cut_behind() -> None:
     case = Case(
-        Op("noise", "x", 100, again=False), Op("f", "noise", 300), Op("loss", "f", 0),
-        Op("b", "loss f", 300, output=True), resident="x",
-    )  # fmt: skip
+        Op("noise", "x", 100, again=False),
+        Op("f", "noise", 300),
+        Op("loss", "f", 0),
+        Op("b", "loss f", 300, output=True),
+        resident="x",
+    )
     cut = StashGraph(step_of(problem_of(case, 1))).cut(set(), lambda: False)
     assert cut is not None
     assert case.tensors["noise"] in cut
@@ -394,9 +466,13 @@ def test_what_cannot_run_again_is_cut_behind() -> None:
 def test_the_knapsack_frees_banned_nodes_that_do_not_fit() -> None:
     # m1 and m2 are banned; a share for one of them keeps the dearer one.
     case = Case(
-        Op("m1", "x", 400, 2.0), Op("m2", "m1", 400, 7.0), Op("loss", "m2", 0),
-        Op("g2", "loss m2 m1", 400), Op("g1", "g2 m1", 400, output=True), resident="x",
-    )  # fmt: skip
+        Op("m1", "x", 400, 2.0),
+        Op("m2", "m1", 400, 7.0),
+        Op("loss", "m2", 0),
+        Op("g2", "loss m2 m1", 400),
+        Op("g1", "g2 m1", 400, output=True),
+        resident="x",
+    )
     problem = problem_of(case, 1, intensive="m1 m2")
     plans = {
         share: case.text(Knapsack(budget=share).solve(problem, SECONDS).decision.sequence)
@@ -412,9 +488,13 @@ def test_the_knapsack_frees_banned_nodes_that_do_not_fit() -> None:
 def test_the_whole_share_is_the_minimum_cut() -> None:
     # Both products together are more than the whole (their sum), but they are not run again.
     case = Case(
-        Op("m1", "x", 400, 2.0), Op("m2", "x", 400, 7.0), Op("sum", "m1 m2", 500),
-        Op("loss", "sum", 0, output=True), Op("g", "loss sum", 400, output=True), resident="x",
-    )  # fmt: skip
+        Op("m1", "x", 400, 2.0),
+        Op("m2", "x", 400, 7.0),
+        Op("sum", "m1 m2", 500),
+        Op("loss", "sum", 0, output=True),
+        Op("g", "loss sum", 400, output=True),
+        resident="x",
+    )
     problem = problem_of(case, 1, intensive="m1 m2")
     whole = Knapsack(budget=100).solve(problem, SECONDS).decision
     assert whole.sequence.tolist() == case.order.tolist()
@@ -450,10 +530,15 @@ def test_dtr_evicts_what_is_stale_large_and_cheap(
 ) -> None:
     # When wide runs there is no room for both a and b; c is in use.
     case = Case(
-        Op("a", "x", sizes[0], costs[0]), Op("b", "x", sizes[1], costs[1]),
-        Op("c", "x", 3, costs[2]), Op("n", read, 0), Op("wide", "c", 3), Op("w", "wide"),
-        Op("join", "w a b c n", output=True), resident="x",
-    )  # fmt: skip
+        Op("a", "x", sizes[0], costs[0]),
+        Op("b", "x", sizes[1], costs[1]),
+        Op("c", "x", 3, costs[2]),
+        Op("n", read, 0),
+        Op("wide", "c", 3),
+        Op("w", "wide"),
+        Op("join", "w a b c n", output=True),
+        resident="x",
+    )
     problem = case.problem(budget)
     run = Machine(problem, links_of(problem), budget, None, np.inf).run()
     assert case.text(run) == f"a b c n wide w {victim} join"
@@ -463,9 +548,15 @@ def test_dtr_evicts_what_is_stale_large_and_cheap(
 def test_what_is_gone_beside_a_storage_makes_it_dearer_to_h_eq(equal: bool, again: str) -> None:
     # a alone is cheaper than b, but e, of which it is made, is gone when wide needs room.
     case = Case(
-        Op("e", "x", 3, 4.0), Op("a", "e", 3, 4.0), Op("b", "x", 3, 6.0), Op("c", "x", 3, 45.0),
-        Op("wide", "c", 5), Op("w", "wide"), Op("join", "w a b c", output=True), resident="x",
-    )  # fmt: skip
+        Op("e", "x", 3, 4.0),
+        Op("a", "e", 3, 4.0),
+        Op("b", "x", 3, 6.0),
+        Op("c", "x", 3, 45.0),
+        Op("wide", "c", 5),
+        Op("w", "wide"),
+        Op("join", "w a b c", output=True),
+        resident="x",
+    )
     problem = case.problem(13)
     links = links_of(problem)
     run = Machine(problem, links, 13, Neighbours.of(links) if equal else None, np.inf).run()
@@ -508,9 +599,15 @@ def test_a_run_that_cannot_go_on_says_so() -> None:
 def test_dtr_does_not_give_back_what_an_evicted_tensor_is_made_from() -> None:
     # The program reads mask last at s, but a has been evicted and can only be made from it.
     case = Case(
-        Op("mask", "x", 1, again=False), Op("a", "mask", 3), Op("n", "a"), Op("p", "n", 4),
-        Op("q", "p", 4), Op("s", "q mask"), Op("join", "a s", output=True), resident="x",
-    )  # fmt: skip
+        Op("mask", "x", 1, again=False),
+        Op("a", "mask", 3),
+        Op("n", "a"),
+        Op("p", "n", 4),
+        Op("q", "p", 4),
+        Op("s", "q mask"),
+        Op("join", "a s", output=True),
+        resident="x",
+    )
     decision = Dtr().solve(case.problem(9), SECONDS).decision
     assert case.text(decision.sequence) == "mask a n p q s a join"
     assert decision.feasible
@@ -519,10 +616,16 @@ def test_dtr_does_not_give_back_what_an_evicted_tensor_is_made_from() -> None:
 def test_dtr_does_not_evict_what_cannot_be_made_any_more() -> None:
     # a is the cheapest to evict, but mask, of which it was made, has been given back; so z goes.
     case = Case(
-        Op("mask", "x", 1, again=False), Op("a", "mask", 3), Op("z", "x", 3, 50.0),
-        Op("n", "a mask"), Op("p", "n", 4), Op("q", "p", 4), Op("r", "q"),
-        Op("join", "a z r", output=True), resident="x",
-    )  # fmt: skip
+        Op("mask", "x", 1, again=False),
+        Op("a", "mask", 3),
+        Op("z", "x", 3, 50.0),
+        Op("n", "a mask"),
+        Op("p", "n", 4),
+        Op("q", "p", 4),
+        Op("r", "q"),
+        Op("join", "a z r", output=True),
+        resident="x",
+    )
     problem = case.problem(11)
     run = Machine(problem, links_of(problem), 11, None, np.inf).run()
     assert case.text(run) == "mask a z n p q r z join"
@@ -533,7 +636,7 @@ def test_dtr_does_not_evict_what_cannot_be_made_any_more() -> None:
 def test_dtr_knows_of_outputs_that_overwrite_an_input() -> None:
     case = Case(
         Op("a", "x", 4), Op("r", "a", 4, 1.0, "inplace"), Op("end", "r", output=True), resident="x"
-    )  # fmt: skip
+    )
     problem = case.problem(5)
     run = Machine(problem, links_of(problem), 5, None, np.inf).run()
     assert run.tolist() == case.order.tolist()
@@ -543,10 +646,17 @@ def test_dtr_knows_of_outputs_that_overwrite_an_input() -> None:
 def test_dtr_does_not_evict_what_waits_for_the_rest() -> None:
     # join has u and lacks f, which is made from u, and e. When e needs room, g must go, not u.
     case = Case(
-        Op("u", "x", 3), Op("e", "x", 3), Op("f", "u", 3), Op("wide", "x", 11), Op("w", "wide"),
-        Op("g", "x", 3, 100.0), Op("h", "u w"), Op("join", "u e f h"),
-        Op("end", "g join", output=True), resident="x",
-    )  # fmt: skip
+        Op("u", "x", 3),
+        Op("e", "x", 3),
+        Op("f", "u", 3),
+        Op("wide", "x", 11),
+        Op("w", "wide"),
+        Op("g", "x", 3, 100.0),
+        Op("h", "u w"),
+        Op("join", "u e f h"),
+        Op("end", "g join", output=True),
+        resident="x",
+    )
     problem = case.problem(12)
     run = Machine(problem, links_of(problem), 12, None, np.inf).run()
     assert case.text(run) == "u e f wide w g u h f e join g end"
@@ -594,7 +704,8 @@ def random_step(seed: int, length: int = 24) -> tuple[Case, Problem]:
         reads = near if draw.random() < 0.4 or kind == "shape" else f"{near} {far}"
         ops.append(
             Op(
-                f"f{k}", reads,
+                f"f{k}",
+                reads,
                 nbytes=0 if kind == "view" else size,
                 cost=0.0 if kind == "view" else cost,
                 like=str(kind) if kind in ("view", "inplace") else "",
@@ -605,7 +716,7 @@ def random_step(seed: int, length: int = 24) -> tuple[Case, Problem]:
                 droppable=bool(draw.random() < 0.5),
                 more=((f"m{k}", 1),) if kind == "two" else (),
             )
-        )  # fmt: skip
+        )
     ops.append(Op("loss", f"f{length - 1}", 1))
     grad = "loss"
     for k in range(length - 1, -1, -1):
@@ -686,9 +797,11 @@ def test_time_that_is_over_is_respected(name: str) -> None:
 def test_progress_is_told_of_plans_that_fit() -> None:
     told: list[tuple[int, float]] = []
     case = chain(9)
-    decision = Segments().solve(
-        problem_of(case, 8), SECONDS, lambda peak, extra: told.append((peak, extra))
-    ).decision  # fmt: skip
+    decision = (
+        Segments()
+        .solve(problem_of(case, 8), SECONDS, lambda peak, extra: told.append((peak, extra)))
+        .decision
+    )
     assert told[-1] == (decision.peak, decision.extra_cost / 19)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from graphs import open_text, tensor
 
-from memplan.analysis import OpenModel
 from memplan.errors import UsageError
-from memplan.graph.phases import count_phases, pair_outputs
-from memplan.graph.types import Phase
+from memplan.ir.graph import Phase
+from memplan.ir.phases import count_phases, pair_outputs
+from memplan.simulate.opened import OpenModel
 
 # The common part of the steps below: x·w1 → Relu → ·w2, and the gradients of both weights.
 FORWARD = """
@@ -72,8 +72,11 @@ def test_mlp_with_mean_squared_error() -> None:
     assert named(model, model.phases.parameters) == {"w1", "w2"}
     assert model.phases.state == frozenset()
     assert count_phases(model.phases) == {
-        Phase.FORWARD: 3, Phase.LOSS: 3, Phase.BACKWARD: 10, Phase.UPDATE: 0,
-    }  # fmt: skip
+        Phase.FORWARD: 3,
+        Phase.LOSS: 3,
+        Phase.BACKWARD: 10,
+        Phase.UPDATE: 0,
+    }
 
 
 def test_what_only_serves_the_backward_but_runs_early_is_forward_work() -> None:

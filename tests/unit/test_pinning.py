@@ -11,14 +11,14 @@ from graphs import graph_of, open_text, random_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.graph.types import Graph
-from memplan.planning.pinning import Peaks, Session, fewest_pins, free_pins, plain_peaks
-from memplan.planning.plain import plain_session, seen_as
-from memplan.rewriter.fences import marked
+from memplan.ir.graph import Graph
+from memplan.plain.encode import plain_session, seen_as
+from memplan.plain.fences import marked
 from memplan.simulate.later import later_runs
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
+from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks
 
 DEFAULT = session_kind("default")
 BY_FILE = replace(DEFAULT, priority_order=True)

@@ -13,11 +13,11 @@ import pytest
 from conftest import SAMPLES, load_benchmark
 from placements import Rectangle, arrays_of, checked_height, gapless, worn
 
-from memplan.analysis import analyze
-from memplan.planning.placement import Placement, max_live, place
-from memplan.planning.placement_fit import fit_in_order
-from memplan.planning.placement_restarts import cut, find_below, luby
-from memplan.planning.placement_search import FOUND, IMPOSSIBLE, STOPPED
+from memplan.api.analyze import analyze
+from memplan.solver.placement.branch import FOUND, IMPOSSIBLE, STOPPED
+from memplan.solver.placement.fit import fit_in_order
+from memplan.solver.placement.place import Placement, max_live, place
+from memplan.solver.placement.restarts import cut, find_below, luby
 
 # Never more than 4 bytes are live at once, and yet these need 5: tests/property enumerates all
 # orders.
@@ -169,8 +169,12 @@ def test_sections_are_the_largest_sets_of_buffers_live_together() -> None:
     first, last, count = cut(lower, upper)
     assert count == 4
     assert list(zip(first.tolist(), last.tolist(), strict=True)) == [
-        (0, 3), (0, 1), (1, 2), (2, 4), (3, 4)
-    ]  # fmt: skip
+        (0, 3),
+        (0, 1),
+        (1, 2),
+        (2, 4),
+        (3, 4),
+    ]
 
 
 def test_luby() -> None:
@@ -191,12 +195,41 @@ def test_outcomes_of_the_search() -> None:
 
 # A tall gap must stay in the middle: without that branch the search says that 479 is impossible.
 FLOATING = [
-    (0, 14, 20), (2, 3, 42), (3, 4, 64), (3, 11, 24), (3, 18, 51), (5, 11, 56), (5, 15, 31),
-    (5, 20, 56), (8, 22, 72), (11, 17, 27), (12, 13, 57), (13, 18, 29), (14, 20, 22), (15, 16, 68),
-    (18, 28, 22), (19, 27, 19), (20, 26, 83), (20, 33, 49), (20, 35, 64), (24, 27, 50), (24, 30, 6),
-    (24, 33, 18), (24, 38, 77), (27, 37, 17), (28, 36, 81), (30, 44, 19), (31, 41, 82),
-    (32, 37, 25), (32, 38, 4), (32, 45, 43), (35, 50, 32), (36, 44, 55), (36, 50, 92), (39, 47, 97),
-]  # fmt: skip
+    (0, 14, 20),
+    (2, 3, 42),
+    (3, 4, 64),
+    (3, 11, 24),
+    (3, 18, 51),
+    (5, 11, 56),
+    (5, 15, 31),
+    (5, 20, 56),
+    (8, 22, 72),
+    (11, 17, 27),
+    (12, 13, 57),
+    (13, 18, 29),
+    (14, 20, 22),
+    (15, 16, 68),
+    (18, 28, 22),
+    (19, 27, 19),
+    (20, 26, 83),
+    (20, 33, 49),
+    (20, 35, 64),
+    (24, 27, 50),
+    (24, 30, 6),
+    (24, 33, 18),
+    (24, 38, 77),
+    (27, 37, 17),
+    (28, 36, 81),
+    (30, 44, 19),
+    (31, 41, 82),
+    (32, 37, 25),
+    (32, 38, 4),
+    (32, 45, 43),
+    (35, 50, 32),
+    (36, 44, 55),
+    (36, 50, 92),
+    (39, 47, 97),
+]
 
 
 def test_a_gap_is_left_where_it_must_be() -> None:

@@ -11,13 +11,13 @@ import pytest
 from test_peers import random_step
 from test_search import irregular
 
-from memplan.planning import portfolio
-from memplan.planning.evaluate import evaluate
-from memplan.planning.frontier import budgets_between, trace_frontier
-from memplan.planning.peers import peer_decisions
-from memplan.planning.portfolio import PortfolioOptions, solve_portfolio
-from memplan.planning.problem import Problem
-from memplan.planning.search import warm_up
+from memplan.solver.evaluate import evaluate
+from memplan.solver.frontier import budgets_between, trace_frontier
+from memplan.solver.problem import Problem
+from memplan.solver.search.anytime import warm_up
+from memplan.strategies import portfolio
+from memplan.strategies.peers import peer_decisions
+from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
 
 FREE = PortfolioOptions()
 IN_ORDER = PortfolioOptions(order=False)
@@ -109,7 +109,7 @@ def test_an_interrupt_before_any_plan_is_an_interrupt(monkeypatch: pytest.Monkey
 
 
 def test_a_certificate_in_trouble_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.planning import certificate
+    from memplan.solver.bound import certify as certificate
 
     def failing(*args: object) -> None:
         raise ValueError("no such row")

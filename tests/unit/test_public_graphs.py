@@ -48,13 +48,15 @@ def layered_graph() -> dict[str, Any]:
         "graph": {"order": [7, 3, 5, 9, 2]},
         "nodes": [
             {
-                "name": node["id"], "duration": node["cost_cpu"], "out_cost": node["cost_ram"],
+                "name": node["id"],
+                "duration": node["cost_cpu"],
+                "out_cost": node["cost_ram"],
                 "param_cost": 0,
             }
             for node in reversed(data["nodes"])
         ],
         "links": [{"0": link["source"], "1": link["target"]} for link in data["links"]],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("data", [skip_graph(), layered_graph()], ids=["checkmate", "layered"])
@@ -71,9 +73,16 @@ def test_the_contract(
     assert code == 0
     (row,) = json.loads(out.read_text())
     assert set(row) == {
-        "instance", "ratio", "order", "feasible", "extra_cost_percent", "bound_percent",
-        "planning_seconds", "bound_seconds", "sequence",
-    }  # fmt: skip
+        "instance",
+        "ratio",
+        "order",
+        "feasible",
+        "extra_cost_percent",
+        "bound_percent",
+        "planning_seconds",
+        "bound_seconds",
+        "sequence",
+    }
     # a again before its second reader: 2 of 20 seconds.
     assert row["sequence"] == [7, 3, 5, 9, 7, 2]
     assert row["extra_cost_percent"] == pytest.approx(10)

@@ -15,12 +15,12 @@ from conftest import SAMPLES
 from odd_models import constant, info, saved
 from onnx import TensorProto, helper
 
-from memplan.analysis import analyze
+from memplan.api.analyze import analyze
 from memplan.errors import EXIT_MODEL, ModelError, UsageError
-from memplan.model.external import check_external_data, repoint_external_data
-from memplan.model.metadata import get_metadata, set_metadata
-from memplan.model.prepare import prepare
-from memplan.model.read import parse_file, read_model
+from memplan.proto.external import check_external_data, repoint_external_data
+from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.read import parse_file, read_model
+from memplan.shapes.prepare import prepare
 
 MLP = SAMPLES / "mlp_adamw.onnx"
 Edit = Callable[[onnx.ModelProto], None]
@@ -384,9 +384,15 @@ def test_external_data_that_is_missing_or_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["/etc/passwd", "../weights.bin", "sub/../../weights.bin", "..\\weights.bin", "C:\\weights.bin",
-     "\\\\server\\share\\weights.bin"],
-)  # fmt: skip
+    [
+        "/etc/passwd",
+        "../weights.bin",
+        "sub/../../weights.bin",
+        "..\\weights.bin",
+        "C:\\weights.bin",
+        "\\\\server\\share\\weights.bin",
+    ],
+)
 def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None:
     path = odd.external(tmp_path / "inner")
     (tmp_path / "weights.bin").write_bytes((tmp_path / "inner/weights.bin").read_bytes())
@@ -427,9 +433,15 @@ def test_external_data_under_an_impossible_name(tmp_path: Path, location: str) -
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("offset", "-4"), ("offset", "abc"), ("length", "3"), ("length", "-1"), ("length", "1e9"),
-     ("offset", "99999999999999999999")],
-)  # fmt: skip
+    [
+        ("offset", "-4"),
+        ("offset", "abc"),
+        ("length", "3"),
+        ("length", "-1"),
+        ("length", "1e9"),
+        ("offset", "99999999999999999999"),
+    ],
+)
 def test_external_data_with_a_wrong_range(tmp_path: Path, key: str, value: str) -> None:
     path = odd.external(tmp_path)
     model = onnx.load(path, load_external_data=False)

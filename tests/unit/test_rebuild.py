@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from graphs import TUNED, graph_of, names, node, open_text, tensor
 
-from memplan.graph.types import TensorKind
-from memplan.model.fold import small_constants
+from memplan.ir.graph import TensorKind
 from memplan.ops.memory import refusal
 from memplan.planning.encode import encode
-from memplan.planning.rebuild import Extended, extend
+from memplan.planning.rebuild_rules import Extended, extend
+from memplan.shapes.fold import small_constants
 
 
 def dropped(
@@ -75,8 +75,9 @@ def test_the_new_tensors_are_sized_like_the_output() -> None:
 
 def test_makers_name_who_makes_each_tensor_again() -> None:
     found = dropped()
-    by_name = {found.graph.tensors[t].name: found.graph.nodes[n].name
-               for t, n in found.makers.items()}  # fmt: skip
+    by_name = {
+        found.graph.tensors[t].name: found.graph.nodes[n].name for t, n in found.makers.items()
+    }
     assert by_name == {
         "d": "drop/rebuild_scale",
         "drop/rebuild_kept": "drop/rebuild_mul",
@@ -151,9 +152,17 @@ def test_dropout_is_never_run_again_itself() -> None:
     assert maker[tensor(graph, "a").id] == node(graph, "a").id
     # Dormant nodes do not run of themselves, and are ranked between drop and its first reader.
     assert len(encoded.order) == found.first_dormant
-    ranks = [encoded.arrays.rank[node(graph, name).id] for name in (
-        "a", "drop", "drop/rebuild_cast", "drop/rebuild_mul", "drop/rebuild_scale", "b",
-    )]  # fmt: skip
+    ranks = [
+        encoded.arrays.rank[node(graph, name).id]
+        for name in (
+            "a",
+            "drop",
+            "drop/rebuild_cast",
+            "drop/rebuild_mul",
+            "drop/rebuild_scale",
+            "b",
+        )
+    ]
     assert ranks == sorted(set(ranks))
 
 

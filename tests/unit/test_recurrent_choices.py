@@ -13,12 +13,13 @@ from conftest import SHARED
 from recurrent_pairs import CELL, cell, layer, pairs_of, parsed, steps_of, trained
 from running import runner
 
-from memplan.analysis import OpenModel, analyze, open_model
-from memplan.autodiff.recompute import trace
+from memplan.api.analyze import analyze
+from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
-from memplan.recurrent.front import choice_of, front
-from memplan.recurrent.wishes import named
-from memplan.rewriting import RewriteOptions, rewrite
+from memplan.loops.cell import trace
+from memplan.loops.choose import named
+from memplan.loops.front import choice_of, front
+from memplan.simulate.opened import OpenModel, open_model
 from memplan.units import parse_size
 
 # Bytes of one [3,4] float tensor: what one step of one tensor takes.
@@ -32,8 +33,13 @@ def test_what_a_pair_stores() -> None:
     found = {item.tensor: (item.name, item.nbytes) for item in pair.stored}
     assert pair.steps == 5
     assert {name: nbytes for name, (_, nbytes) in found.items()} == {
-        "h": ONE, "c": ONE, "ii": ONE, "ff": ONE, "gg": ONE, "next": ONE
-    }  # fmt: skip
+        "h": ONE,
+        "c": ONE,
+        "ii": ONE,
+        "ff": ONE,
+        "gg": ONE,
+        "next": ONE,
+    }
     assert found["next"][0] == "all"
     assert pair.step_bytes == 6 * ONE
 
@@ -42,8 +48,9 @@ def test_no_pair_without_a_backward_loop() -> None:
     """Two layers read each other, and are no pair: both are forward."""
     model = layer("LSTM", 4, 2, 4, 4, 2)
     assert [p.backward.node.name for p in pairs_of(model)] == [
-        "layer1/forward/Scan/grad/Scan", "layer0/forward/Scan/grad/Scan"
-    ]  # fmt: skip
+        "layer1/forward/Scan/grad/Scan",
+        "layer0/forward/Scan/grad/Scan",
+    ]
 
 
 @pytest.mark.parametrize(("model", "corners"), [(cell(), 2), (layer("LSTM", 4, 2, 4, 4), 3)])
@@ -105,10 +112,12 @@ def test_names_that_mean_nothing() -> None:
 
 
 def test_random_numbers_are_not_drawn_again() -> None:
-    text = CELL.replace("[next] next = Tanh(after)",
-                        "[drop] d, m = Dropout(after, half, on) [next] next = Tanh(d)")  # fmt: skip
-    text = text.replace("float[T,N,4] all)\n    {", "float[T,N,4] all)\n"
-                        "    <float half = {0.5}, bool on = {1}> {")  # fmt: skip
+    text = CELL.replace(
+        "[next] next = Tanh(after)", "[drop] d, m = Dropout(after, half, on) [next] next = Tanh(d)"
+    )
+    text = text.replace(
+        "float[T,N,4] all)\n    {", "float[T,N,4] all)\n    <float half = {0.5}, bool on = {1}> {"
+    )
     steps = steps_of(trained(parsed(text, T=5, N=3)))
     with pytest.raises(UsageError, match="cannot run again"):
         named(steps, "d+m")

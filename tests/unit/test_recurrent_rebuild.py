@@ -20,12 +20,12 @@ from recurrent_pairs import (
 )
 from test_gradient_rules_scan import MIXED, ODD, RNN
 
-from memplan.analysis import OpenModel, opened
-from memplan.autodiff.builder import Request, build_gradients
-from memplan.model.prepare import prepare
-from memplan.recurrent.front import Choice, choice_of, front
-from memplan.recurrent.rebuild import store_less
-from memplan.recurrent.wishes import named
+from memplan.autodiff.build import Request, build_gradients
+from memplan.loops.choose import named
+from memplan.loops.front import Choice, choice_of, front
+from memplan.loops.rewrite import store_less
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
 
 pytestmark = pytest.mark.ort
 

@@ -18,10 +18,10 @@ from problems import Case, Op
 from running import runner
 
 from memplan.errors import MemplanError, UsageError
-from memplan.planning.checked import checked, why_no_sequence
-from memplan.planning.outcome import Outcome, Progress
-from memplan.planning.problem import Decision, Problem
-from memplan.planning.strategies import BUILT_IN, list_strategies, parse_strategy
+from memplan.solver.problem import Decision, Problem
+from memplan.solver.strategy import Outcome, Progress
+from memplan.strategies.builtin import BUILT_IN, list_strategies, parse_strategy
+from memplan.strategies.checked import checked, why_no_sequence
 
 Install = Callable[..., None]
 MODEL = SAMPLES / "mlp_adamw.onnx"
@@ -101,8 +101,11 @@ def test_the_list_as_json(inside: Memplan, tmp_path: Path) -> None:
         {"name": "heuristic", "kind": "text", "default": "h_eq", "allowed": ["h_eq", "h_local"]}
     ]
     assert rows["search"]["options"][1] == {
-        "name": "seed", "kind": "number", "default": 0, "allowed": None,
-    }  # fmt: skip
+        "name": "seed",
+        "kind": "number",
+        "default": 0,
+        "allowed": None,
+    }
     assert succeeded(inside("strategies", "--format", "json", "-o", "list.json")) == ""
     assert json.loads((tmp_path / "list.json").read_text()) == found
 
@@ -136,9 +139,19 @@ def test_the_example_of_the_guide(install: Install, inside: Memplan, tmp_path: P
     assert "largest\n  recompute the largest stashes\n" in succeeded(inside("strategies"))
     assert "  package: memplan-largest 1.0\n" in succeeded(inside("strategies"))
     done = inside(
-        "rewrite", MODEL, "--strategy", "largest{count=1}", "--budget", "100%", "-o", "fits.onnx",
-        "--optimize", "none", "--format", "json",
-    )  # fmt: skip
+        "rewrite",
+        MODEL,
+        "--strategy",
+        "largest{count=1}",
+        "--budget",
+        "100%",
+        "-o",
+        "fits.onnx",
+        "--optimize",
+        "none",
+        "--format",
+        "json",
+    )
     found = json.loads(succeeded(done))
     assert found["strategy"] == "largest"
     assert found["recomputed_nodes"] >= 1
@@ -153,8 +166,9 @@ def test_options_of_a_package(install: Install) -> None:
     (row,) = [item for item in list_strategies() if item.name == "good"]
     assert (row.owner, row.broken) == ("acme 1.0", "")
     assert [(o.name, o.default, o.kind) for o in row.options] == [
-        ("count", 3, "number"), ("how", "", "text"),
-    ]  # fmt: skip
+        ("count", 3, "number"),
+        ("how", "", "text"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +189,14 @@ def test_a_broken_package_stops_only_who_asks_for_it(
     install: Install, inside: Memplan, name: str, value: str, reason: str
 ) -> None:
     install(
-        "acme", {name: value}, acme_good=GOOD,
+        "acme",
+        {name: value},
+        acme_good=GOOD,
         acme_raises="raise ValueError('first line\\nsecond line')",
         acme_less=GOOD.replace("    source", "    sauce"),
         acme_lazy=GOOD.replace("def solve", "def sleep"),
         acme_open=GOOD.replace("int = 3", "float = 3.0"),
-    )  # fmt: skip
+    )
     assert parse_strategy("greedy") == BUILT_IN["greedy"]()
     text = succeeded(inside("strategies"))
     assert f"{name}: broken\n  strategy '{name}' of acme 1.0 cannot be used: " in text
@@ -215,9 +231,11 @@ def test_a_name_has_one_owner(install: Install, inside: Memplan, name: str) -> N
 
 
 CASE = Case(
-    Op("a", "x", 4), Op("noise", "x", 1, again=False), Op("b", "a noise", output=True),
+    Op("a", "x", 4),
+    Op("noise", "x", 1, again=False),
+    Op("b", "a noise", output=True),
     resident="x",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from test_gradient_rules_scan import MIXED, RNN, feeds_for, model_of_text
 
 import memplan
 from memplan.errors import UsageError
-from memplan.model.scan_pairs import find_scan_pairs
+from memplan.loops.scan_pairs import find_scan_pairs
 
 
 def same_bits(one: onnx.ModelProto, other: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
@@ -80,8 +80,11 @@ FOREIGN = """
 def test_a_pair_of_another_tool() -> None:
     """Names differ between the bodies, and nothing says what belongs together but the data flow."""
     model = model_of_text(FOREIGN)
-    feeds = {"x": np.ones((4, 3), np.float32) / 3, "h0": np.ones(3, np.float32),
-             "d": np.full(3, 0.7, np.float32)}  # fmt: skip
+    feeds = {
+        "x": np.ones((4, 3), np.float32) / 3,
+        "h0": np.ones(3, np.float32),
+        "d": np.full(3, 0.7, np.float32),
+    }
     for wish, outputs in (
         ("all", ["last", "hs"]),
         ("t", ["last", "es", "hs"]),
@@ -103,8 +106,18 @@ def test_rewrite_command(
     """The peak falls; the report says what is stored now; unknown names are refused."""
     run = runner(tmp_path, monkeypatch, capfd)
     onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
-    common = ("rewrite", "step.onnx", "--budget", "100%", "--strategy", "none", "--dim",
-              "N=64", "--optimize", "none")  # fmt: skip
+    common = (
+        "rewrite",
+        "step.onnx",
+        "--budget",
+        "100%",
+        "--strategy",
+        "none",
+        "--dim",
+        "N=64",
+        "--optimize",
+        "none",
+    )
     found = run(*common, "--scan-recompute", "all", "--format", "json")
     assert found.returncode == 0, found.stderr
     report = json.loads(found.stdout)
@@ -129,14 +142,39 @@ def test_as_much_as_the_budget_needs(
     onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
     stored = {}
     for budget in ("100%", "80%"):
-        found = run("rewrite", "step.onnx", "--budget", budget, "--strategy", "greedy", "--dim",
-                    "N=64", "--optimize", "none", "--scan-recompute", "fit", "--force",
-                    "--format", "json")  # fmt: skip
+        found = run(
+            "rewrite",
+            "step.onnx",
+            "--budget",
+            budget,
+            "--strategy",
+            "greedy",
+            "--dim",
+            "N=64",
+            "--optimize",
+            "none",
+            "--scan-recompute",
+            "fit",
+            "--force",
+            "--format",
+            "json",
+        )
         assert found.returncode == 0, found.stderr
         report = json.loads(found.stdout)
         stored[budget] = report["scans"][0]["stored_bytes_per_step"] // (64 * HIDDEN * 4)
         assert bool(report["recurrent"]) == (budget == "80%")
     assert stored == {"100%": 7, "80%": 3}
-    found = run("rewrite", "step.onnx", "--budget", "80%", "--dim", "N=64", "--optimize", "none",
-                "--strategy", "greedy", "--force")  # fmt: skip
+    found = run(
+        "rewrite",
+        "step.onnx",
+        "--budget",
+        "80%",
+        "--dim",
+        "N=64",
+        "--optimize",
+        "none",
+        "--strategy",
+        "greedy",
+        "--force",
+    )
     assert found.returncode == 4

@@ -8,14 +8,14 @@ from graphs import KIB, REUSING, TUNED, graph_of, names, tensor
 from problems import Case, Clock, Op
 
 from memplan.errors import InfeasibleError, UsageError
-from memplan.planning import search
-from memplan.planning.ordering import settle
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.problem import Decision, Problem
-from memplan.planning.search import SearchOptions, solve
-from memplan.planning.strategies import Greedy, Keep, Search, parse_strategy
 from memplan.simulate.session import session_kind
+from memplan.solver.order.local import settle
+from memplan.solver.problem import Decision, Problem
+from memplan.solver.search import anytime as search
+from memplan.solver.search.anytime import SearchOptions, solve
+from memplan.strategies.builtin import Greedy, Keep, Search, parse_strategy
 
 FIXED = SearchOptions(order=False, iterations=40)
 MOVING = SearchOptions(order=True, iterations=40)
@@ -145,7 +145,7 @@ LATE_IN_PLACE = Case(
     Op("join", "r q3", output=True),
     resident="x",
 )
-DROPOUT = Case(  # as memplan.planning.rebuild does it: cast the mask, multiply, scale
+DROPOUT = Case(  # as memplan.planning.rebuild_rules does it: cast the mask, multiply, scale
     Op("a", "x", 4, 9.0),
     Op("drop", "a", 4, 1.0, again=False, more=(("mask", 1),)),
     *bridge("p", "drop"),
@@ -225,7 +225,7 @@ def test_moving_nodes_is_never_worse_here(case: Case, budget: int, extra: float,
 def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
     case = Case(
         Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
-    )  # fmt: skip
+    )
     # Running it again is no help: then nobody reads the first one, which is held to the end.
     assert not solve(case.problem(8), 0.05, SearchOptions(order=False)).feasible
     moved = solve(case.problem(8), SECONDS, MOVING)
@@ -237,7 +237,7 @@ def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
 def test_nodes_that_must_stay_are_not_moved() -> None:
     case = Case(
         Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
-    )  # fmt: skip
+    )
     problem = case.problem(8)
     problem.movable[:] = False
     decision = solve(problem, 0.05, SearchOptions(order=True))
@@ -279,12 +279,20 @@ def test_the_lowest_peak_is_that_of_the_given_order_if_nothing_is_lower() -> Non
 
 def test_the_budget_that_is_said_to_work_does() -> None:
     case = Case(
-        Op("n0", "x", 7), Op("n1", "n0 n0", 4, output=True), Op("n2", "n1 n0", 2, again=False),
-        Op("n3", "n2 n1", 4, 9.0, "inplace"), Op("n4", "n3 n3", 3, 3.0, "inplace", workspace=4),
-        Op("n5", "n4", 3), Op("n7", "n5", 0, 0.0, "view", again=False), Op("n8", "n7 n0", 3, 8.0),
-        Op("n9", "n8", 0, 0.0, "view"), Op("n10", "n9 n0", 2, 7.0, workspace=4),
-        Op("n11", "n10 n4", 5), Op("n12", "n11", 1), resident="x",
-    )  # fmt: skip
+        Op("n0", "x", 7),
+        Op("n1", "n0 n0", 4, output=True),
+        Op("n2", "n1 n0", 2, again=False),
+        Op("n3", "n2 n1", 4, 9.0, "inplace"),
+        Op("n4", "n3 n3", 3, 3.0, "inplace", workspace=4),
+        Op("n5", "n4", 3),
+        Op("n7", "n5", 0, 0.0, "view", again=False),
+        Op("n8", "n7 n0", 3, 8.0),
+        Op("n9", "n8", 0, 0.0, "view"),
+        Op("n10", "n9 n0", 2, 7.0, workspace=4),
+        Op("n11", "n10 n4", 5),
+        Op("n12", "n11", 1),
+        resident="x",
+    )
     options = SearchOptions(order=False, iterations=40)
     missed = solve(case.problem(21), SECONDS, options)
     assert not missed.feasible
@@ -395,17 +403,26 @@ def test_recomputing_nothing_more_still_costs_what_was_asked_for() -> None:
 )
 def test_eager_nodes_are_settled_behind_what_they_read(given: str, wanted: str) -> None:
     case = Case(
-        Op("a", "x"), Op("s", "a", eager=True), Op("e", "x", eager=True), Op("b", "a"),
-        Op("c", "b"), Op("d", "c s", output=True), resident="x",
-    )  # fmt: skip
+        Op("a", "x"),
+        Op("s", "a", eager=True),
+        Op("e", "x", eager=True),
+        Op("b", "a"),
+        Op("c", "b"),
+        Op("d", "c s", output=True),
+        resident="x",
+    )
     assert case.text(settle(case.arrays, case.sequence(given))) == wanted
 
 
 def test_an_eager_node_that_reads_another_follows_it() -> None:
     case = Case(
-        Op("a", "x"), Op("s", "a", eager=True), Op("size", "s", eager=True), Op("b", "x"),
-        Op("c", "a size b", output=True), resident="x",
-    )  # fmt: skip
+        Op("a", "x"),
+        Op("s", "a", eager=True),
+        Op("size", "s", eager=True),
+        Op("b", "x"),
+        Op("c", "a size b", output=True),
+        resident="x",
+    )
     assert case.text(settle(case.arrays, case.sequence("a b s size c"))) == "a s size b c"
 
 
@@ -599,8 +616,14 @@ def test_a_plan_from_a_graph() -> None:
     # x and eight bytes are resident. At middle: a, b and c; without a 4 KiB are left.
     plan = planned(5.5)
     assert names(plan.extended.graph, plan.sequence) == [
-        "stash", "noise", "double", "middle", "sum", "stash", "use",
-    ]  # fmt: skip
+        "stash",
+        "noise",
+        "double",
+        "middle",
+        "sum",
+        "stash",
+        "use",
+    ]
     assert plan.recomputed == {"stash": 1}
     assert plan.clones == 1
     assert plan.extra_cost_fraction == pytest.approx(0.25 / 5.25)

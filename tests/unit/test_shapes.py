@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from odd_models import BOOL, FLOAT, INT64, constant, info, model, saved
 from onnx import helper
 
-from memplan.analysis import analyze, open_model
+from memplan.api.analyze import analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, ModelError, UsageError
-from memplan.model.bodies import body_models
-from memplan.model.fold import complete_types
-from memplan.model.shapes import (
+from memplan.shapes.bodies import body_models
+from memplan.shapes.fold import complete_types
+from memplan.shapes.infer import (
     ValueType,
     bind_dims,
     check_calls,
@@ -28,25 +28,53 @@ from memplan.model.shapes import (
     symbolic_dims,
     value_types,
 )
+from memplan.simulate.opened import open_model
 
 # --- names for dimensions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("N", 6), ("2*N", 12), ("N*N + 1", 37), ("N//4", 1), ("N/2", 3), ("N % 4", 2), ("M - N", 4),
-     ("(M + N)*2", 32), ("7", 7)],
-)  # fmt: skip
+    [
+        ("N", 6),
+        ("2*N", 12),
+        ("N*N + 1", 37),
+        ("N//4", 1),
+        ("N/2", 3),
+        ("N % 4", 2),
+        ("M - N", 4),
+        ("(M + N)*2", 32),
+        ("7", 7),
+    ],
+)
 def test_expressions(text: str, value: int) -> None:
     assert evaluate_dim(text, {"N": 6, "M": 10}) == value
 
 
 @pytest.mark.parametrize(
     "text",
-    ["K", "N.x", "N()", "N**9", "__import__('os')", "N if N else M", "N//0", "N%0", "2*", "((((",
-     "N - 9", "True + 'a'", "1.5*N", "-N", "N\0", "N*" * 400 + "N", "9" * 900, "N*" * 9000,
-     "9999999999*9999999999*N"],
-)  # fmt: skip
+    [
+        "K",
+        "N.x",
+        "N()",
+        "N**9",
+        "__import__('os')",
+        "N if N else M",
+        "N//0",
+        "N%0",
+        "2*",
+        "((((",
+        "N - 9",
+        "True + 'a'",
+        "1.5*N",
+        "-N",
+        "N\0",
+        "N*" * 400 + "N",
+        "9" * 900,
+        "N*" * 9000,
+        "9999999999*9999999999*N",
+    ],
+)
 def test_what_is_no_decided_expression_stays_unknown(text: str) -> None:
     assert evaluate_dim(text, {"N": 6, "M": 10}) is None
 
@@ -171,8 +199,9 @@ def test_shapes_that_do_not_fit_an_operator(tmp_path: Path) -> None:
 
 def _small_images(size: int) -> onnx.ModelProto:
     """A convolution and a slice of its result, as gradients of strided convolutions have it."""
-    bounds = [constant(name, [value], np.int64) for name, value in
-              (("begin", 0), ("end", 2), ("axis", 2))]  # fmt: skip
+    bounds = [
+        constant(name, [value], np.int64) for name, value in (("begin", 0), ("end", 2), ("axis", 2))
+    ]
     return model(
         [
             helper.make_node("Conv", ["image", "kernel"], ["c"], name="conv"),
@@ -238,9 +267,13 @@ def _computed_shape() -> onnx.ModelProto:
         helper.make_node("ReduceMean", ["folded"], ["loss"], name="mean", keepdims=0),
     ]
     nodes[5], nodes[6] = nodes[6], nodes[5]
-    given = [constant("zero_i", [0], np.int64), constant("two", [2], np.int64),
-             constant("eight", [8], np.int64), constant("start", 0, np.int64),
-             constant("step", 1, np.int64)]  # fmt: skip
+    given = [
+        constant("zero_i", [0], np.int64),
+        constant("two", [2], np.int64),
+        constant("eight", [8], np.int64),
+        constant("start", 0, np.int64),
+        constant("step", 1, np.int64),
+    ]
     outputs = [info("loss", []), info("places", None, INT64)]
     return model(nodes, [info("x", ["N", 16])], outputs, given)
 
@@ -260,17 +293,22 @@ def _fills(op: str) -> onnx.ModelProto:
         "ConstantOfShape": (["shape"], [shape]),
         "Expand": (["seed", "shape"], [constant("seed", [1], np.int64), shape]),
         "Tile": (["seed", "shape"], [constant("seed", [[1]], np.int64), shape]),
-        "Range": (["from", "to", "by"], [constant("from", 0, np.int64),
-                                        constant("to", 1 << 30, np.int64),
-                                        constant("by", 1, np.int64)]),
-    }  # fmt: skip
+        "Range": (
+            ["from", "to", "by"],
+            [
+                constant("from", 0, np.int64),
+                constant("to", 1 << 30, np.int64),
+                constant("by", 1, np.int64),
+            ],
+        ),
+    }
     inputs, given = parts[op]
     return model(
         [helper.make_node(op, inputs, ["y"], name="fill")],
         [info("unused", [1])],
         [info("y", None, FLOAT if op == "ConstantOfShape" else INT64)],
         given,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("op", ["ConstantOfShape", "Expand", "Tile", "Range"])
@@ -297,9 +335,12 @@ def test_a_flat_buffer_of_parameters_is_no_list_of_values(
         helper.make_node("Unknown", ["kept"], ["odd"], name="odd", domain="acme.ops"),
     ]
     proto = model(
-        nodes, [info("flat", [size])], [info("kept", [size]), info("odd", None)],
-        [constant("decay", 0.5)], domains=["acme.ops"],
-    )  # fmt: skip
+        nodes,
+        [info("flat", [size])],
+        [info("kept", [size]), info("odd", None)],
+        [constant("decay", 0.5)],
+        domains=["acme.ops"],
+    )
     asked: list[bool] = []
     real = onnx.shape_inference.infer_shapes
 
@@ -352,14 +393,26 @@ def test_iterations_of_bodies() -> None:
 def test_a_scan_takes_slices_along_its_axis(axis: int) -> None:
     rows, columns = (odd.BATCH, odd.HIDDEN) if axis != 1 else (odd.HIDDEN, odd.BATCH)
     body = helper.make_graph(
-        [helper.make_node("Neg", ["row"], ["minus"])], "body", [info("row", None)],
+        [helper.make_node("Neg", ["row"], ["minus"])],
+        "body",
+        [info("row", None)],
         [info("minus", None)],
-    )  # fmt: skip
+    )
     proto = model(
-        [helper.make_node("Scan", ["rows"], ["out"], name="scan", body=body, num_scan_inputs=1,
-                          scan_input_axes=[axis])],
-        [info("rows", [rows, columns])], [info("out", None)],
-    )  # fmt: skip
+        [
+            helper.make_node(
+                "Scan",
+                ["rows"],
+                ["out"],
+                name="scan",
+                body=body,
+                num_scan_inputs=1,
+                scan_input_axes=[axis],
+            )
+        ],
+        [info("rows", [rows, columns])],
+        [info("out", None)],
+    )
     graph = open_model_of(proto)
     assert graph["out"] == (odd.BATCH, odd.HIDDEN)
 
@@ -387,8 +440,10 @@ def test_a_body_that_hands_on_a_sequence_keeps_its_type(tmp_path: Path) -> None:
             helper.make_node("Loop", ["trips", "", "first"], ["all"], name="loop", body=body),
             helper.make_node("ConcatFromSequence", ["all"], ["joined"], name="join", axis=0),
         ],
-        [info("x", [2, 3])], [info("joined", [8, 3])], [constant("trips", 3, np.int64)],
-    )  # fmt: skip
+        [info("x", [2, 3])],
+        [info("joined", [8, 3])],
+        [constant("trips", 3, np.int64)],
+    )
     path = saved(proto, tmp_path)
     opened = open_model(path)
     joined = opened.graph.tensor_named("joined")

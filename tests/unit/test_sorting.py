@@ -10,7 +10,7 @@ from graphs import parse, random_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.model.sorting import restore_order
+from memplan.proto.restore_order import restore_order
 
 
 def ordered(original: str, optimized: str) -> list[str]:
@@ -25,8 +25,11 @@ ORIGINAL = "[a] a = Neg(x) [b] b = Exp(a) [c] c = Neg(z) [y] y = Add(b, c)"
 
 def test_nodes_return_to_where_their_outputs_were_made() -> None:
     assert ordered(ORIGINAL, "[c] c = Neg(z) [a] a = Neg(x) [b] b = Exp(a) [y] y = Add(b, c)") == [
-        "a", "b", "c", "y",
-    ]  # fmt: skip
+        "a",
+        "b",
+        "c",
+        "y",
+    ]
 
 
 def test_an_order_that_is_right_stays() -> None:

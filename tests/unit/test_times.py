@@ -29,9 +29,13 @@ def runs_of(*totals: float) -> list[RunTimes]:
 
 def test_runs_are_told_apart_by_the_time() -> None:
     events = [
-        event("a", 110, 10), event("b", 125, 30), step(100, 70),
-        event("a", 210, 12), event("b", 225, 28), step(200, 60),
-    ]  # fmt: skip
+        event("a", 110, 10),
+        event("b", 125, 30),
+        step(100, 70),
+        event("a", 210, 12),
+        event("b", 225, 28),
+        step(200, 60),
+    ]
     first, second = run_times(events)
     assert first.nodes == pytest.approx({"a": 10e-6 + HALF, "b": 30e-6 + HALF})
     assert second.nodes == pytest.approx({"a": 12e-6 + HALF, "b": 28e-6 + HALF})
@@ -53,11 +57,13 @@ def test_a_node_that_ran_twice_counts_with_its_sum() -> None:
 
 def test_other_events_are_no_nodes() -> None:
     events = [
-        event("session_initialization", 0, 90, "Session"), step(100, 50),
-        event("SequentialExecutor::Execute", 101, 48, "Session"), event("gemm", 105, 9, "Kernel"),
+        event("session_initialization", 0, 90, "Session"),
+        step(100, 50),
+        event("SequentialExecutor::Execute", 101, 48, "Session"),
+        event("gemm", 105, 9, "Kernel"),
         event("a", 104, 0),
         {"cat": "Node", "name": "a_fence_before", "ts": 103, "dur": 1},
-    ]  # fmt: skip
+    ]
     (run,) = run_times(events)
     assert run.nodes == pytest.approx({"a": HALF})
 
@@ -75,8 +81,11 @@ def test_a_run_far_from_the_others_is_dropped() -> None:
 
 def test_a_run_that_was_too_fast_is_dropped_too() -> None:
     assert [run.total for run in steady(runs_of(1.0, 1.02, 0.98, 0.2, 1.0))] == [
-        1.0, 1.02, 0.98, 1.0,
-    ]  # fmt: skip
+        1.0,
+        1.02,
+        0.98,
+        1.0,
+    ]
 
 
 def test_small_differences_drop_nothing_however_quiet_the_machine() -> None:
@@ -91,8 +100,11 @@ def test_some_runs_are_always_left(totals: tuple[float, ...]) -> None:
 
 
 def test_the_median_of_each_node_on_its_own() -> None:
-    runs = [RunTimes(0, {"a": 1.0, "b": 9.0}), RunTimes(0, {"a": 3.0, "b": 1.0}),
-            RunTimes(0, {"a": 2.0, "b": 2.0, "c": 5.0})]  # fmt: skip
+    runs = [
+        RunTimes(0, {"a": 1.0, "b": 9.0}),
+        RunTimes(0, {"a": 3.0, "b": 1.0}),
+        RunTimes(0, {"a": 2.0, "b": 2.0, "c": 5.0}),
+    ]
     assert medians(runs) == {"a": 2.0, "b": 2.0, "c": 5.0}
     assert medians(runs[:2]) == {"a": 2.0, "b": 5.0}
     assert medians([]) == {}

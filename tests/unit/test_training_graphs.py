@@ -11,9 +11,9 @@ import pytest
 from conftest import SAMPLES, load_benchmark
 
 from memplan.errors import UsageError
-from memplan.planning.outcome import Outcome
-from memplan.planning.search import warm_up
-from memplan.planning.strategies import parse_strategy
+from memplan.solver.search.anytime import warm_up
+from memplan.solver.strategy import Outcome
+from memplan.strategies.builtin import parse_strategy
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,29 @@ def test_rows_are_printed_and_written(
 ) -> None:
     out = tmp_path / "rows.json"
     arguments = [
-        "--models", str(SAMPLES), "--only", "unet", "--budget", "80%", "--budget", "1%",
-        "--strategy", "none", "--strategy", "min-cut", "--seconds", "5", "--json", str(out),
-    ]  # fmt: skip
+        "--models",
+        str(SAMPLES),
+        "--only",
+        "unet",
+        "--budget",
+        "80%",
+        "--budget",
+        "1%",
+        "--strategy",
+        "none",
+        "--strategy",
+        "min-cut",
+        "--seconds",
+        "5",
+        "--json",
+        str(out),
+    ]
     assert bench.main(arguments) == 0
     rows = json.loads(out.read_text())
     assert [(row["budget"], row["strategy"]) for row in rows] == [
-        ("80%", "none"), ("80%", "min-cut"),
-    ]  # fmt: skip
+        ("80%", "none"),
+        ("80%", "min-cut"),
+    ]
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 4
     assert "below the floor" in printed[3]

@@ -12,9 +12,17 @@ from memplan.errors import EXIT_USAGE, UsageError
 from memplan.units import echo_size, format_bytes, format_delta, parse_size
 
 UNITS = {
-    "kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
-    "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4, "B": 1, "": 1,
-}  # fmt: skip
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+    "B": 1,
+    "": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -61,9 +69,14 @@ def test_percentage_of_a_huge_peak_is_exact() -> None:
 
 @pytest.mark.parametrize(
     ("text", "first", "second"),
-    [("4G", "4GB", "4GiB"), ("4g", "4GB", "4GiB"), ("1.5k", "1.5kB", "1.5KiB"),
-     ("8M", "8MB", "8MiB"), ("2 T", "2TB", "2TiB")],
-)  # fmt: skip
+    [
+        ("4G", "4GB", "4GiB"),
+        ("4g", "4GB", "4GiB"),
+        ("1.5k", "1.5kB", "1.5KiB"),
+        ("8M", "8MB", "8MiB"),
+        ("2 T", "2TB", "2TiB"),
+    ],
+)
 def test_an_ambiguous_unit_offers_both_and_both_work(text: str, first: str, second: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
@@ -76,10 +89,41 @@ def test_an_ambiguous_unit_offers_both_and_both_work(text: str, first: str, seco
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "abc", "4X", "4XB", "0", "0%", "0GB", "0.0", "-1", "-4GB", "+4GB", "1.5", "1.", ".5",
-     "1e6", "1,000", "1_000", "4 G B", "%", "GB", "nan", "inf", "0x10", "4GB4", "²", "٤GB",
-     "0.1B", "0.0001kB", "99999999999GB", "9" * 5000, "9" * 25 + "%"],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "abc",
+        "4X",
+        "4XB",
+        "0",
+        "0%",
+        "0GB",
+        "0.0",
+        "-1",
+        "-4GB",
+        "+4GB",
+        "1.5",
+        "1.",
+        ".5",
+        "1e6",
+        "1,000",
+        "1_000",
+        "4 G B",
+        "%",
+        "GB",
+        "nan",
+        "inf",
+        "0x10",
+        "4GB4",
+        "²",
+        "٤GB",
+        "0.1B",
+        "0.0001kB",
+        "99999999999GB",
+        "9" * 5000,
+        "9" * 25 + "%",
+    ],
+)
 def test_what_is_no_size_is_refused_in_one_line_with_a_hint(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
@@ -89,10 +133,19 @@ def test_what_is_no_size_is_refused_in_one_line_with_a_hint(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10 * 1024, "10.0 KiB"),
-     (100 * 1024, "100 KiB"), (1024**2 - 1, "1024 KiB"), (3 * 1024**3, "3.00 GiB"),
-     (-2048, "-2.00 KiB"), (5 * 1024**5, "5120 TiB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (10 * 1024, "10.0 KiB"),
+        (100 * 1024, "100 KiB"),
+        (1024**2 - 1, "1024 KiB"),
+        (3 * 1024**3, "3.00 GiB"),
+        (-2048, "-2.00 KiB"),
+        (5 * 1024**5, "5120 TiB"),
+    ],
+)
 def test_bytes_for_people(nbytes: int, text: str) -> None:
     assert format_bytes(nbytes) == text
 

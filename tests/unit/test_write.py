@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.model.write import check_output, write_atomically
+from memplan.proto.write import check_output, write_atomically
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -41,7 +41,7 @@ def test_a_write_without_force_never_replaces(
     assert path.read_bytes() == b"first"
     # Even when another program makes the file between the check and the write.
     late = tmp_path / "late.onnx"
-    monkeypatch.setattr("memplan.model.write.check_output", lambda *_: late.write_bytes(b"theirs"))
+    monkeypatch.setattr("memplan.proto.write.check_output", lambda *_: late.write_bytes(b"theirs"))
     with pytest.raises(UsageError, match="exists"):
         write_atomically(late, b"ours")
     assert late.read_bytes() == b"theirs"

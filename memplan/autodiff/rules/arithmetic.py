@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradient, Gradients, gradient, no_gradient
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradient, Gradients, gradient, no_gradient
+from memplan.autodiff.emit.value import Value
 
 no_gradient("Sign", "Floor", "Ceil", "Round")
 no_gradient("EyeLike", "RandomNormalLike", "RandomUniformLike")  # they read a shape only

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import onnx
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, expansion, gradient
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, expansion, gradient
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import TensorType
 
 _BOOL = onnx.TensorProto.BOOL
 _RANK = 4

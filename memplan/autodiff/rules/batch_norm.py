@@ -14,9 +14,9 @@ from functools import cache
 
 import onnx
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, expansion, gradient
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, expansion, gradient
+from memplan.autodiff.emit.value import Value
 
 _EPSILON = 1e-5
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity"})

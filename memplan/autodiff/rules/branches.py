@@ -25,16 +25,16 @@ from memplan.autodiff.bodies import (
     restored,
     separate_outputs,
 )
-from memplan.autodiff.context import Context
-from memplan.autodiff.emitter import Emitter, Scope
-from memplan.autodiff.expansions import expand_all
-from memplan.autodiff.patterns import see_patterns
-from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.expand import expand_all
+from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
-from memplan.autodiff.types import TensorType, write_type
-from memplan.autodiff.value import Value
-from memplan.graph.phases import KEY as PHASE_KEY
-from memplan.graph.types import Phase
+from memplan.ir.graph import Phase
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.shapes.tensor_type import TensorType, write_type
 
 _BRANCHES = ("then_branch", "else_branch")
 
@@ -50,9 +50,7 @@ def if_(ctx: Context) -> Gradients:
         branch.finish([ctx.tensor(name) for name in targets])
     _keep(ctx, branches)
     condition = ctx.inputs[0]
-    graphs = {
-        name: branch.graph() for name, branch in zip(_BRANCHES, branches, strict=True)
-    }  # fmt: skip
+    graphs = {name: branch.graph() for name, branch in zip(_BRANCHES, branches, strict=True)}
     found = ctx.emitter.ops(
         "If",
         condition,
@@ -99,9 +97,9 @@ class _Branch:
         fixed = {tensor.name for tensor in expanded.model.graph.initializer}
         active = [name for name in sorted(xs) if name in activity.tensors]
         with self._scope():
-            ReversePass(
-                self.emitter, nodes, activity, active, fixed, self.found.__setitem__
-            ).run(seeds)  # fmt: skip
+            ReversePass(self.emitter, nodes, activity, active, fixed, self.found.__setitem__).run(
+                seeds
+            )
         restored(expanded.model, self.body, self.emitter)
         self.known: dict[str, str] = dict(zip(ends, ctx.node.output, strict=False))
         self.again: list[onnx.NodeProto] = []

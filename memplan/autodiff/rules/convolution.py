@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
-from memplan.autodiff.windows import Windows, correlate, spread, windows_of
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.rules.windows import Windows, correlate, spread, windows_of
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import TensorType
 
 
 @gradient("Conv")

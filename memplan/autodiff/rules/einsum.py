@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import string
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradient, Gradients, gradient
-from memplan.autodiff.types import Dim, TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradient, Gradients, gradient
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import Dim, TensorType
 
 
 @gradient("Einsum")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
 
 
 @gradient("Exp", elementwise=True)

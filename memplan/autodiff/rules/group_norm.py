@@ -9,11 +9,11 @@ from functools import cache
 import numpy as np
 import onnx
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, expansion, gradient
-from memplan.autodiff.types import Dim, TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, expansion, gradient
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import Dim, TensorType
 
 _EPSILON = 1e-5
 _PER_CHANNEL = 21
@@ -26,7 +26,7 @@ _LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 def group_norm_forward(ctx: Context) -> Sequence[Value | None]:
     """As exporters write it for older opsets: ONNX Runtime has no kernel for the operator.
 
-    The reverse pass sees it as one operator again (:mod:`memplan.autodiff.patterns`).
+    The reverse pass sees it as one operator again (:mod:`memplan.autodiff.forward.patterns`).
     """
     x, scale, bias = ctx.tensors
     groups = ctx.attribute("num_groups", 1)

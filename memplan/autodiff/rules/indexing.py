@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.scattering import add_along, add_at
-from memplan.autodiff.slicing import Span, pad_to
-from memplan.autodiff.types import Shape, TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.rules.scattering import add_along, add_at
+from memplan.autodiff.rules.slicing import Span, pad_to
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import Shape, TensorType
 
 
 @gradient("Gather", inputs=(0,))

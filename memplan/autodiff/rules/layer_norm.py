@@ -6,9 +6,9 @@ from functools import cache
 
 import onnx
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 
 _EPSILON = 1e-5

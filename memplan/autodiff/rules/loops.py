@@ -9,9 +9,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from memplan.autodiff.bodies import graph_attribute, separate_outputs
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import expansion
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import expansion
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 
 _MOST_TRIPS = 2**31

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.scattering import add_along
-from memplan.autodiff.value import Array, Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Array, Value
+from memplan.autodiff.rules.scattering import add_along
 from memplan.errors import ModelError
 
 _MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradient, Gradients, gradient
-from memplan.autodiff.slicing import Span, pad_to, spans_of
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradient, Gradients, gradient
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.rules.slicing import Span, pad_to, spans_of
+from memplan.shapes.tensor_type import TensorType
 
 
 @gradient("Expand", elementwise=True, inputs=(0,))

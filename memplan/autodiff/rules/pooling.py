@@ -7,11 +7,11 @@ import math
 import numpy as np
 import onnx
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.scattering import ADDING, add_along
-from memplan.autodiff.value import Array, Value
-from memplan.autodiff.windows import Windows, spread, windows_of
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Array, Value
+from memplan.autodiff.rules.scattering import ADDING, add_along
+from memplan.autodiff.rules.windows import Windows, spread, windows_of
 from memplan.errors import ModelError
 
 _INT32 = onnx.TensorProto.INT32

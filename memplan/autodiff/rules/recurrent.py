@@ -13,15 +13,15 @@ import onnx
 from onnx import TensorProto
 
 from memplan.autodiff.bodies import BodyWriter
-from memplan.autodiff.cells import Cell, Gru, Lstm, Rnn, Weights, activations
-from memplan.autodiff.context import Context
-from memplan.autodiff.emitter import Emitter, Scope
-from memplan.autodiff.registry import expansion
-from memplan.autodiff.scan_call import Sequence as Scanned
-from memplan.autodiff.scan_call import scan_attributes, slice_type
-from memplan.autodiff.types import TensorType
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.registry import expansion
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.scan.call import Sequence as Scanned
+from memplan.autodiff.scan.call import scan_attributes, slice_type
+from memplan.autodiff.scan.cells import Cell, Gru, Lstm, Rnn, Weights, activations
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import TensorType
 
 
 @expansion("LSTM")
@@ -109,9 +109,7 @@ class _Expansion:
         peepholes = self._part(7, direction) if self.gates == 4 else None
         if bias is None:
             return Weights(recurrent, None, None, peepholes)
-        first, second = (
-            ctx.slice(bias, [k * size], [(k + 1) * size], [0]) for k in (0, 1)
-        )  # fmt: skip
+        first, second = (ctx.slice(bias, [k * size], [(k + 1) * size], [0]) for k in (0, 1))
         if not self.cell.keeps_bias(ctx):
             return Weights(recurrent, first + second, None, peepholes)
         return Weights(recurrent, first, second, peepholes)
@@ -193,9 +191,7 @@ class _Expansion:
     ) -> onnx.GraphProto:
         """One step."""
         outer = self.ctx.emitter
-        emitter = Emitter(
-            outer.opset, {}, dict(outer.constants), outer.taken, outer.ir_version
-        )  # fmt: skip
+        emitter = Emitter(outer.opset, {}, dict(outer.constants), outer.taken, outer.ir_version)
         writer = BodyWriter(emitter)
         stem = f"{self.ctx.node.name}/{'reverse' if direction else 'forward'}"
         with emitter.scope(Scope(f"{stem}/step")):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
 
 
 def _axes(ctx: Context) -> list[int]:

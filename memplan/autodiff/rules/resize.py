@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.types import Dim, TensorType
-from memplan.autodiff.value import Array, Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Array, Value
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import Dim, TensorType
 
 _COORDINATES = frozenset({"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"})
 _PROBE = 8

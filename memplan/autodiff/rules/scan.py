@@ -11,19 +11,19 @@ from __future__ import annotations
 import onnx
 
 from memplan.autodiff.bodies import live_nodes, names_read
-from memplan.autodiff.context import Context
-from memplan.autodiff.projections import Projection, find_projection
-from memplan.autodiff.recompute import Cell, Kept, decide
-from memplan.autodiff.registry import Gradients, gradient
-from memplan.autodiff.scan_body import Hoisted, ScanBody
-from memplan.autodiff.scan_call import (
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.scan.body import Hoisted, ScanBody
+from memplan.autodiff.scan.call import (
     Sequence,
     read_scan,
     scan_attributes,
     slice_type,
 )
-from memplan.autodiff.scan_stash import ScanStash, run_again
-from memplan.autodiff.value import Value
+from memplan.autodiff.scan.projections import Projection, find_projection
+from memplan.autodiff.scan.stash import ScanStash, run_again
+from memplan.loops.cell import Cell, Kept, decide
 
 _END = 2**31 - 1
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, expansion, gradient, no_gradient
-from memplan.autodiff.value import Value
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, expansion, gradient, no_gradient
+from memplan.autodiff.emit.value import Value
 
 no_gradient("Hardmax")
 

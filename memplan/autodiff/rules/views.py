@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.autodiff.context import Context
-from memplan.autodiff.registry import Gradients, gradient
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.errors import ModelError
 
 

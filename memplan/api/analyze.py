@@ -1,0 +1,262 @@
+"""``analyze``: a file, a session kind, dims → what every byte of the peak is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.ir.graph import Graph
+from memplan.ir.phases import Phases, count_phases
+from memplan.loops.pairs import RecurrentPair, find_pairs
+from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.plain.as_loaded import as_loaded
+from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
+from memplan.simulate.narrowing import narrowings
+from memplan.simulate.opened import OpenModel, on_devices, open_model
+from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.timeline import Timeline, simulate
+
+if TYPE_CHECKING:
+    from memplan.solver.placement.place import Placement
+
+SCHEMA = "memplan.analysis/1"
+# Raised whenever the memory model changes, so that a lock never reads that as a regression.
+ACCOUNTING_VERSION = 3
+PLACEMENT_SECONDS = 5.0
+"""When the search for a placement gives up."""
+_LOOPS_AS_THEY_ARE = (
+    "the floor is that of the loops as they are; with less stored by their steps "
+    "(rewrite --scan-recompute) it may be lower"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
+
+    ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
+    there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
+    are forward loops with the backward loops that read what they stacked.
+    """
+
+    path: Path
+    fingerprint: str
+    session: SessionKind
+    dims: Mapping[str, int]
+    timeline: Timeline
+    phases: Phases
+    modules: tuple[str, ...]
+    floor_bytes: int
+    floor_with_workspace_bytes: int
+    floor_reason: str
+    by_class: Mapping[TensorClass, int]
+    at_peak: tuple[Live, ...]
+    stashes: tuple[Stash, ...]
+    assumptions: tuple[str, ...]
+    placement: Placement | None = None
+    scans: tuple[ScanPair, ...] = ()
+    recurrent: tuple[RecurrentPair, ...] = ()
+
+    @property
+    def graph(self) -> Graph:
+        """The analyzed graph."""
+        return self.timeline.graph
+
+    @property
+    def peak_node(self) -> str:
+        """Name of the node that runs at the peak."""
+        timeline = self.timeline
+        return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        timeline = self.timeline
+        result: dict[str, object] = {
+            "schema": SCHEMA,
+            "model": {
+                "path": str(self.path),
+                "nodes": len(self.graph.nodes),
+                "tensors": len(self.graph.tensors),
+                "fingerprint": self.fingerprint,
+            },
+            "session": self.session.name,
+            "provider": self.session.provider,
+            "dims": dict(self.dims),
+            "accounting_version": ACCOUNTING_VERSION,
+            "peak_bytes": timeline.peak_bytes,
+            "peak_with_workspace_bytes": timeline.peak_with_workspace_bytes,
+            "resident_bytes": timeline.resident_bytes,
+            "dynamic_peak_bytes": timeline.dynamic_peak_bytes,
+            "peak_step": timeline.peak_step,
+            "peak_node": self.peak_node,
+            "steps": len(timeline.order),
+            "floor_bytes": self.floor_bytes,
+            "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
+            "phases": {str(k): v for k, v in count_phases(self.phases).items()},
+            "by_class": {str(k): v for k, v in self.by_class.items()},
+            "at_peak": [
+                {
+                    "name": live.name,
+                    "nbytes": live.nbytes,
+                    "class": str(live.tensor_class),
+                    "producer": live.producer,
+                    "birth": live.birth,
+                    "death": live.death,
+                    "held_by": live.held_by,
+                    "module": live.module,
+                }
+                for live in self.at_peak
+            ],
+            "stash_bytes": sum(stash.nbytes for stash in self.stashes),
+            "stash_by_module": _by_module(self.stashes),
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
+            "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
+            "recurrent": [pair.as_json() for pair in self.recurrent],
+            "assumptions": list(self.assumptions),
+        }
+        devices = timeline.devices
+        if devices is not None:
+            result["cpu_nodes"] = fallbacks_json(devices)
+            result["host_dynamic_peak_bytes"] = (
+                0 if timeline.host is None else int(timeline.host.max(initial=0))
+            )
+        if self.placement is not None:
+            result["placement"] = {
+                "max_live_bytes": self.placement.max_live,
+                "best_height_bytes": self.placement.height,
+                "seconds": round(self.placement.seconds, 3),
+            }
+        return result
+
+
+def _by_module(stashes: tuple[Stash, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for stash in stashes:
+        found[stash.module] = found.get(stash.module, 0) + stash.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def analyze(
+    path: Path,
+    dims: Mapping[str, int] | None = None,
+    *,
+    session: str = "tuned",
+    provider: str = "cpu",
+    loss: str | None = None,
+    placement: bool = False,
+) -> Analysis:
+    """Predict the memory of one training step of the model in ``path``.
+
+    Args:
+        path: an ONNX training graph.
+        dims: values for symbolic dimensions.
+        session: ``tuned`` or ``default``.
+        provider: ``cpu`` or ``cuda``.
+        loss: name of the loss output, where the search would pick another.
+        placement: also place all buffers in one arena, which takes up to some seconds.
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown.
+        UsageError: an unknown dimension or loss output was named.
+    """
+    kind = session_kind(session, provider)
+    analysis = analyze_open(on_devices(open_model(path, dims, loss), kind, loss), kind)
+    return with_placement(analysis) if placement else analysis
+
+
+def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
+    """The same for a model that is already open."""
+    from memplan.simulate.floor import structural_floor
+
+    timeline = simulate(model.graph, session, model.devices)
+    explainer = Explainer(timeline, model.phases, model.modules)
+    floor = structural_floor(model.graph, timeline)
+    prepared = model.prepared
+    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
+    return Analysis(
+        path=model.prepared.path,
+        fingerprint=model.prepared.fingerprint,
+        session=session,
+        dims=model.prepared.dims,
+        timeline=timeline,
+        phases=model.phases,
+        modules=model.modules,
+        floor_bytes=timeline.resident_bytes + floor.nbytes,
+        floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
+        floor_reason=floor.plain.describe(model.graph),
+        by_class=explainer.by_class(timeline.peak_step),
+        at_peak=tuple(explainer.at_peak()),
+        stashes=tuple(explainer.stashes()),
+        assumptions=(
+            *model.prepared.assumptions,
+            *fallback_notes(model.devices),
+            *timeline.assumptions,
+            *_caveats(session),
+            *([_LOOPS_AS_THEY_ARE] if pairs else []),
+        ),
+        scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
+        recurrent=pairs,
+    )
+
+
+def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> Analysis:
+    """The analysis and how small one arena for all its buffers can be.
+
+    The buffers are those that the timeline allocates: nothing resident, no kernel workspace,
+    nothing inside control-flow bodies. Sizes are not rounded to an alignment. The runtime does not
+    place like this; see :mod:`memplan.simulate.arena` for what it does.
+    """
+    import numpy as np
+
+    from memplan.solver.placement.place import place
+
+    buffers = analysis.timeline.allocation.buffers
+    lower, upper, size = (
+        np.asarray([getattr(buffer, name) for buffer in buffers], dtype=np.int64)
+        for name in ("birth", "death", "nbytes")
+    )
+    return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
+
+
+def _caveats(session: SessionKind) -> tuple[str, ...]:
+    """What a session kind adds that a file alone cannot tell."""
+    notes = []
+    if session.name == "default":
+        notes.append(
+            "default session: order and buffer reuse of a first run are simulated; fusions at load "
+            "and the memory pattern of later runs are not (validate and rewrite --session default "
+            "ask the runtime)"
+        )
+    if session.provider == "cuda":
+        notes.append(
+            "cuda: cuDNN and cuBLAS workspaces are not known in advance and count as 0; the "
+            "tables were measured without a GPU"
+        )
+    return tuple(notes)
+
+
+def analyze_as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Analysis:
+    """Like :func:`analyze_open` for a plain session, with the runtime's fusions.
+
+    Where the runtime cannot be asked, the file's own nodes are analyzed, and the assumptions say
+    so.
+    """
+    try:
+        held = as_loaded(model, session, loss)
+    except (RuntimeUnavailableError, MemplanError) as error:
+        analysis = analyze_open(model, session)
+        note = f"the runtime could not be asked how it loads the file: {error.message}"
+        return replace(analysis, assumptions=(*analysis.assumptions, note))
+    found = analyze_open(held.model, held.kind)
+    return replace(
+        found,
+        session=session,
+        fingerprint=model.prepared.fingerprint,
+        assumptions=tuple(
+            note for note in found.assumptions if not note.startswith("default session")
+        ),
+    )

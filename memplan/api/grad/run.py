@@ -1,0 +1,306 @@
+"""``grad``: a forward graph → a training graph. :func:`gradients` is the same for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.autodiff.build import Request, Seed, build_gradients, gradient_outputs
+from memplan.autodiff.forward.annotate import flat_copy
+from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.losses import KINDS as LOSSES
+from memplan.autodiff.losses import add_loss
+from memplan.autodiff.optimizers import parse_optimizer
+from memplan.autodiff.parameters import Candidates, choose, find_candidates
+from memplan.errors import MemplanError, ModelError, UsageError
+from memplan.ir.graph import Phase
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.proto.external import repoint_external_data
+from memplan.proto.faults import find_fault
+from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.proto.read import read_model
+from memplan.proto.write import check_output, write_model
+from memplan.shapes.prepare import inline_functions, name_nodes
+from memplan.shapes.tensor_type import UNKNOWN, TensorType
+
+SCHEMA = "memplan.grad/1"
+Checkpoints = str | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GradOptions:
+    """How to differentiate.
+
+    ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
+    along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
+    ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
+    ``checkpoints``: see :func:`memplan.api.grad.checkpoints.with_checkpoints`. ``scan_recompute``:
+    see :class:`memplan.loops.cell.ScanRecompute`.
+    """
+
+    loss: str
+    logits: str | None = None
+    class_axis: int | None = None
+    wrt: tuple[str, ...] = ()
+    optimizer: str = "none"
+    checkpoints: str = "none"
+    forward_only: bool = False
+    scan_recompute: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGraph:
+    """The answer of ``grad``; ``output`` is None if nothing was written."""
+
+    path: Path
+    output: Path | None
+    options: GradOptions
+    loss: str
+    wrt: tuple[str, ...]
+    candidates: Candidates
+    model: onnx.ModelProto
+    new_inputs: tuple[str, ...]
+    new_outputs: tuple[str, ...]
+    class_axis: int | None
+    scans: tuple[ScanPair, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Mapping[Phase, int]:
+        """How many nodes each part has; the loss counts as forward."""
+        counts = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE), 0)
+        for node in self.model.graph.node:
+            counts[Phase(node_metadata(node).get(PHASE_KEY, Phase.FORWARD))] += 1
+        return counts
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            "loss": self.loss,
+            "class_axis": self.class_axis,
+            "wrt": list(self.wrt),
+            "optimizer": self.options.optimizer,
+            "checkpoints": self.options.checkpoints,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
+            "not_trained": [n for n in self.candidates.all if n not in self.wrt],
+            "nodes": {str(phase): count for phase, count in self.nodes.items()},
+            "new_inputs": list(self.new_inputs),
+            "new_outputs": list(self.new_outputs),
+            "output": str(self.output) if self.output is not None else None,
+        }
+
+
+def gradients(
+    model: onnx.ModelProto | Path | str,
+    ys: str | Sequence[str],
+    xs: str | Sequence[str],
+    grad_ys: Seed | Sequence[Seed] = None,
+    checkpoints: Checkpoints | None = None,
+    dims: Mapping[str, int] | None = None,
+    scan_recompute: str | Sequence[str] = "none",
+) -> onnx.ModelProto:
+    """``model`` with further outputs ``<x>_grad``: the gradients of the sum of ``ys`` by each x.
+
+    Args:
+        model: a forward graph or its path; it is not changed.
+        ys: names of float tensors.
+        xs: names of float tensors; initializers among them become graph inputs with a default.
+        grad_ys: what each y's gradient is (an array, or the name of a tensor, which becomes a graph
+            input if there is none of that name); default: ones.
+        checkpoints: ``memory``, ``speed``, ``collection`` or a list of names: everything else is
+            recomputed in the backward part. None: nothing is.
+        dims: values for symbolic dimensions, which checkpoints need.
+        scan_recompute: what the backward of a Scan, LSTM, GRU or RNN makes again at every step
+            instead of storing it: ``none``, ``all`` (states alone are stored), ``auto`` (what takes
+            no matrix product, so that the fewest bytes are stored), or names of cell tensors.
+
+    Raises:
+        InfeasibleError: with the checkpoints the graph would need more memory than without.
+        ModelError: an operator on the way has no gradient; a y does not depend on the xs, or the ys
+            do not depend on an x.
+        UsageError: a name is not in the graph, or not a float tensor.
+    """
+    path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
+    proto = model if isinstance(model, onnx.ModelProto) else read_model(path)
+    seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
+    if grad_ys is None:
+        seeds = ()
+    again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
+    request = Request(_names(ys), _names(xs), seeds, again)
+    result = _finished(build_gradients(proto, request))
+    return _checkpointed(result, path, checkpoints, dims or {}, None)
+
+
+def grad(
+    path: Path,
+    options: GradOptions,
+    output: Path | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    force: bool = False,
+) -> TrainingGraph:
+    """Differentiate the loss of the forward graph in ``path``.
+
+    Args:
+        path: an ONNX file.
+        options: the loss, and what to differentiate by.
+        output: where to write; None: nowhere.
+        dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
+        force: overwrite ``output``.
+
+    Raises:
+        InfeasibleError: with the checkpoints the graph would need more memory than without.
+        ModelError: the model cannot be read or differentiated; the loss is no scalar.
+        UsageError: bad option or output path.
+    """
+    if output is not None:
+        _check_target(path, output, force)
+    optimizer = parse_optimizer(options.optimizer)
+    model = read_model(path)
+    flat = flat_copy(model)
+    loss, class_axis = _loss(flat, options)
+    types = dict(emitter_for(flat, ()).types)
+    _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
+    candidates = find_candidates(flat.graph, types, [loss])
+    wrt: tuple[str, ...] = ()
+    if options.forward_only:
+        result = flat
+    else:
+        wrt = choose(candidates, options.wrt)
+        request = Request((loss,), wrt, (), options.scan_recompute)
+        result = build_gradients(flat, request, optimizer or gradient_outputs)
+    _require_output(result.graph, loss, types[loss].dtype)
+    result = _finished(result)
+    if not options.forward_only:
+        result = _checkpointed(result, path, options.checkpoints, dims or {}, loss)
+    if output is not None:
+        repoint_external_data(result, path, output)
+        write_model(result, output, force=force)
+    given = {value.name for value in (*model.graph.input, *model.graph.output)}
+    return TrainingGraph(
+        path=path,
+        output=output,
+        options=options,
+        loss=loss,
+        wrt=wrt,
+        candidates=candidates,
+        model=result,
+        new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
+        new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
+        class_axis=class_axis,
+        scans=find_scan_pairs(result),
+        dims=dims or {},
+    )
+
+
+def _check_target(path: Path, output: Path, force: bool) -> None:
+    check_output(output, force)
+    if output.exists() and output.samefile(path):
+        raise UsageError(f"{output} is the input model", "choose another output; inputs stay")
+
+
+def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:
+    """The loss's name, built first if a kind is named, and the axis of its classes.
+
+    Raises:
+        ModelError, UsageError: see :func:`memplan.autodiff.losses.add_loss`.
+    """
+    if options.logits is None:
+        if options.class_axis is not None:
+            raise UsageError("--class-axis is for a loss that is built", "give --logits, too")
+        if options.loss in LOSSES and not _computed(flat.graph, options.loss):
+            raise UsageError(
+                f"--loss {options.loss} is built behind logits or predictions",
+                "name them: --logits NAME",
+            )
+        return options.loss, None
+    if options.loss not in LOSSES:
+        raise UsageError(
+            f"--loss {options.loss}: --logits is for losses that are built",
+            "those are " + ", ".join(LOSSES),
+        )
+    built = add_loss(flat, options.loss, options.logits, options.class_axis)
+    return built.loss, built.class_axis
+
+
+def _computed(graph: onnx.GraphProto, name: str) -> bool:
+    return any(name in node.output for node in graph.node)
+
+
+def _checkpointed(
+    model: onnx.ModelProto,
+    path: Path,
+    checkpoints: Checkpoints | None,
+    dims: Mapping[str, int],
+    loss: str | None,
+) -> onnx.ModelProto:
+    if checkpoints is None or checkpoints == "none":
+        return model
+    from memplan.api.grad.checkpoints import with_checkpoints  # the planner is slow to import
+
+    return with_checkpoints(model, path, checkpoints, dims, loss)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_loss(loss: str, graph: onnx.GraphProto, found: TensorType) -> None:
+    """Check that the loss is a float tensor that the graph computes, with one element.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not _computed(graph, loss):
+        outputs = ", ".join(value.name for value in graph.output[:8])
+        raise ModelError(
+            f"--loss {loss}: no node of the graph computes it", f"graph outputs: {outputs}"
+        )
+    if found.elements != 1 or not found.is_float:
+        raise ModelError(
+            f"the loss '{loss}' is no float scalar",
+            "reduce it first, for example by ReduceMean; or let --loss cross-entropy or mse build "
+            "one behind --logits; memplan.gradients takes tensors of any shape",
+        )
+
+
+def _require_output(graph: onnx.GraphProto, name: str, dtype: int) -> None:
+    """Make the loss a graph output, as the first, if it is none."""
+    if any(value.name == name for value in graph.output):
+        return
+    rest = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output]
+    del graph.output[:]
+    graph.output.append(onnx.helper.make_tensor_value_info(name, dtype, None))
+    graph.output.extend(rest)
+    kept = [value for value in graph.value_info if value.name != name]
+    for value in graph.value_info:
+        if value.name == name:
+            graph.output[0].CopyFrom(value)
+    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
+    del graph.value_info[:]
+    graph.value_info.extend(copies)
+
+
+def _finished(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What is left to do on a training graph: function operators that no runtime has a kernel for
+    are inlined, so that its order stays the file's.
+
+    Raises:
+        MemplanError: the ONNX checker refuses the result; our bug.
+    """
+    model, _ = inline_functions(model)
+    name_nodes(model.graph)
+    set_metadata(model, {})
+    fault = find_fault(model)
+    if fault is not None:
+        raise MemplanError(
+            f"the training graph was rejected: {fault}",
+            "nothing was written; please report this with the model",
+        )
+    return model

@@ -1,0 +1,271 @@
+"""Pairs of loops in a plan: what their steps make again, and the graph around as before.
+
+The problem of one step is solved for every price of a byte (:mod:`memplan.loops.front`), which
+leaves a handful of graphs, from the one that is there to the one that stores the least. They are
+simulated by rising cost up to the first that keeps the budget without anything else; of that, what
+the budget does not ask for is left out again. Those that cost less are given to the planner, which
+recomputes around the loops; the least total cost wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from memplan.errors import InfeasibleError
+from memplan.ir.graph import Graph
+from memplan.loops.cell import Kept, trace
+from memplan.loops.choose import FIT, NONE, named
+from memplan.loops.front import Choice, choice_of, front
+from memplan.loops.pairs import find_pairs
+from memplan.loops.rewrite import store_less
+from memplan.loops.step import Step, read_step
+from memplan.passes.manager import PassStep
+from memplan.planning.costs import NodeCosts
+from memplan.planning.plan import Plan
+from memplan.shapes.infer import symbolic_dims
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import simulate
+from memplan.solver.strategy import Strategy
+from memplan.strategies.builtin import Search
+
+NAME = "recurrent"
+Planned = TypeVar("Planned")
+_TRIALS = 24
+"""Simulations that are spent on leaving out what a budget does not ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairChange:
+    """What the backward loop of a pair reads of what the forward one stacks, in bytes per step
+    before and after, and what runs again in a step: the first outputs of the nodes, and the seconds
+    of all steps together."""
+
+    forward: str
+    backward: str
+    steps: int
+    before_bytes: int
+    after_bytes: int
+    recomputed: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, object]:
+        """All figures, by name; seconds are those of a whole run."""
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "steps": self.steps,
+            "stored_bytes_per_step_before": self.before_bytes,
+            "stored_bytes_per_step_after": self.after_bytes,
+            "stored_bytes_before": self.steps * self.before_bytes,
+            "stored_bytes_after": self.steps * self.after_bytes,
+            "recomputed": list(self.recomputed),
+            "extra_seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep(PassStep):
+    """The pairs of a graph, changed: a step on the way like a pass, but one that costs time."""
+
+    pairs: tuple[PairChange, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds of all that runs again in the loops."""
+        return sum(pair.seconds for pair in self.pairs)
+
+
+def loop_steps(
+    model: OpenModel,
+    session: SessionKind,
+    wish: str,
+    costs: NodeCosts,
+    budget: int,
+    loss: str | None = None,
+) -> tuple[LoopStep, ...]:
+    """The ways to store less in the pairs of a model, by rising cost.
+
+    Args:
+        model: the model.
+        session: what is simulated.
+        wish: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
+            ``all``, ``auto`` or names (:func:`memplan.loops.choose.named`): that one; ``none``:
+            none.
+        costs: seconds of nodes.
+        budget: bytes, workspace included.
+        loss: the name of the loss, if the user gave one.
+
+    Raises:
+        UsageError: what is named cannot be done.
+    """
+    if wish == NONE:
+        return ()
+    prepared = model.prepared
+    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
+    protos = [n for n in prepared.proto.graph.node if n.op_type != "Constant" or n.domain]
+    exact = session.provider == "cpu"
+    steps = [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
+    maker = _Maker(model, session, steps, loss)
+    if wish != FIT:
+        return (maker.made(choice_of(steps, named(steps, wish))),)
+    found: list[LoopStep] = []
+    for choice in front(steps) if steps else ():
+        if not choice.seconds:
+            continue
+        way = maker.made(choice)
+        if fits(way, budget):
+            last = maker.spared(choice, way, budget)
+            return (*(each for each in found if each.seconds < last.seconds), last)
+        found.append(way)
+    return tuple(found)
+
+
+def fits(way: LoopStep, budget: int) -> bool:
+    """Whether a change of the loops keeps the budget by itself."""
+    return way.timeline.peak_with_workspace_bytes <= budget
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Puts choices for ``steps`` into effect."""
+
+    model: OpenModel
+    session: SessionKind
+    steps: Sequence[Step]
+    loss: str | None
+
+    def made(self, choice: Choice) -> LoopStep:
+        """The model with a choice put into effect, simulated."""
+        prepared = self.model.prepared
+        symbolic = symbolic_dims(prepared.proto)
+        rows = list(zip(self.steps, choice.kept, strict=True))
+        proto = store_less(prepared.proto, rows, bool(symbolic))
+        known = symbolic_dims(proto)
+        dims = {name: size for name, size in prepared.dims.items() if name in known}
+        after = opened(prepare(proto, prepared.path, dims), self.loss)
+        changes = tuple(_change(step, kept) for step, kept in rows)
+        count = sum(len(change.recomputed) for change in changes)
+        note = f"{count} nodes run again at every step of {len(changes)} backward loops"
+        timeline = simulate(after.graph, self.session)
+        return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
+
+    def spared(self, choice: Choice, way: LoopStep, budget: int) -> LoopStep:
+        """The same with nodes left out, the dearest first, without which the budget holds too:
+        corners of the hull are few, and what lies between them may do."""
+        trials = _TRIALS
+        improved = True
+        while improved and trials:
+            improved = False
+            options = sorted(self._less(choice), key=lambda each: each.seconds)
+            for each in options[:trials]:
+                trials -= 1
+                lower = self.made(each)
+                if fits(lower, budget):
+                    choice, way, improved = each, lower, True
+                    break
+        return way
+
+    def _less(self, choice: Choice) -> Iterator[Choice]:
+        """Choices in which one node of one pair runs again no more, nor what only it needed."""
+        for place, (step, kept) in enumerate(zip(self.steps, choice.kept, strict=True)):
+            again = {name for node in kept.again for name in node.output if name}
+            for node in kept.again:
+                fewer = again - set(node.output)
+                if again <= step.constants | fewer:
+                    continue
+                kept_then = [*choice.kept]
+                kept_then[place] = trace(step.cell, fewer | step.constants)
+                found = choice_of(self.steps, kept_then)
+                if found.seconds < choice.seconds:
+                    yield found
+
+
+def _change(step: Step, kept: Kept) -> PairChange:
+    pair = step.pair
+    return PairChange(
+        pair.forward.node.name,
+        pair.backward.node.name,
+        pair.steps,
+        pair.step_bytes,
+        _stored_bytes(step, kept),
+        tuple(next(o for o in node.output if o) for node in kept.again),
+        choice_of([step], [kept]).seconds,
+    )
+
+
+def _stored_bytes(step: Step, kept: Kept) -> int:
+    """Bytes per step that the backward loop then reads of what the forward loop stacks."""
+    call = step.pair.forward
+    given = {*call.slices, *step.formals, call.counter}
+    return sum(call.tensors[name].nbytes for name in {*kept.stored, *kept.used} - given)
+
+
+def loops_wish(wish: str, strategy: Strategy, session: SessionKind) -> str:
+    """``wish``; where nothing is said, ``fit`` for the planner's own search in tuned sessions, and
+    ``none`` else."""
+    searched = isinstance(strategy, Search) and session.name == "tuned"
+    return wish or (FIT if searched else NONE)
+
+
+def best_with_loops(
+    ways: Sequence[tuple[LoopStep, ...]],
+    plan: Callable[[tuple[LoopStep, ...]], Planned],
+    cost: Callable[[Planned], float],
+    base_seconds: float,
+) -> Planned:
+    """The cheapest plan with one of several changes of the loops (an empty one: as they are).
+
+    Args:
+        ways: the changes by rising cost.
+        plan: plans behind one of them.
+        cost: the extra cost of a plan as a fraction of the step, that of the loops included.
+        base_seconds: of a step as it is.
+
+    Raises:
+        InfeasibleError: there is no plan; why, of the last change.
+    """
+    found: list[Planned] = []
+    failure: InfeasibleError | None = None
+    for way in ways:
+        least = sum(step.seconds for step in way) / base_seconds if base_seconds else 0.0
+        if found and min(map(cost, found)) <= least:
+            break
+        try:
+            found.append(plan(way))
+        except InfeasibleError as error:
+            failure = error
+    if not found:
+        assert failure is not None
+        raise failure
+    return min(found, key=cost)
+
+
+def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: Graph) -> Plan:
+    """A plan whose extra cost counts what runs again in loops, too.
+
+    What would be cheaper with other changes of the loops is not known: the bound is 0.
+    """
+    added = sum(step.seconds for step in loops)
+    if not added:
+        return plan
+    whole = step_seconds(costs, graph)
+    given = costs.source not in ("estimate", "profile")
+    known = {name for name in costs.seconds if given}  # measured before anything ran again there
+    inside = sum(p.seconds for step in loops for p in step.pairs if p.backward not in known)
+    again = plan.extra_cost_fraction * whole + added
+    return replace(
+        plan,
+        extra_cost_fraction=again / (whole - inside),
+        bound_fraction=0.0,
+        bound_kind="trivial",
+    )
+
+
+def step_seconds(costs: NodeCosts, graph: Graph) -> float:
+    """Seconds of a step of a graph."""
+    estimated = costs.estimate(graph)
+    return sum(costs.seconds.get(node.name, estimated[node.id]) for node in graph.nodes)

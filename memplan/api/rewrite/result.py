@@ -1,0 +1,165 @@
+"""What ``rewrite`` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.api.analyze import Analysis
+from memplan.api.rewrite.loops import LoopStep, PairChange
+from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
+from memplan.ir.graph import Graph
+from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.passes import manager as free
+from memplan.plain.finish import PlainModel
+from memplan.planning.costs import NodeCosts
+from memplan.planning.plan import Plan
+from memplan.simulate.timeline import Timeline
+from memplan.units import SizeSpec
+
+SCHEMA = "memplan.rewrite/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteOptions:
+    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
+
+    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
+    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
+    :mod:`memplan.passes.manager`, ``scan_recompute`` in
+    :func:`memplan.api.rewrite.loops.loops_wish`.
+    """
+
+    budget: SizeSpec
+    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
+    strategy: str = "auto"
+    session: str = "tuned"
+    provider: str = "cpu"
+    optimize: str = "extended"
+    time_limit: float = 10.0
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    costs: Path | None = None
+    profile: bool = False
+    device: str | None = None
+    loss: str | None = None
+    passes: str = free.ALL
+    wrt: tuple[str, ...] = ()
+    scan_recompute: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The answer of ``rewrite``.
+
+    ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
+    object when nothing was), both in a session of the kind that is planned for; ``passes`` lead
+    to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
+    ``plain`` tells what was added for plain sessions, None for tuned ones.
+    """
+
+    path: Path
+    output: Path | None
+    options: RewriteOptions
+    budget_bytes: int
+    original: Analysis
+    optimized: Analysis
+    optimize_level: str
+    plan: Plan
+    timeline: Timeline
+    model: onnx.ModelProto
+    assumptions: tuple[str, ...]
+    costs: NodeCosts
+    plain: PlainModel | None = None
+    passes: tuple[free.PassStep, ...] = ()
+
+    @property
+    def planned(self) -> Graph:
+        """The graph that was planned."""
+        return self.passes[-1].model.graph if self.passes else self.optimized.graph
+
+    @property
+    def measured_nodes(self) -> int:
+        """How many nodes of the planned graph have measured seconds."""
+        return self.costs.measured_nodes(self.planned)
+
+    @property
+    def scans(self) -> tuple[ScanPair, ...]:
+        """The recurrent layers of the rewritten model."""
+        return find_scan_pairs(self.model)
+
+    @property
+    def pairs(self) -> tuple[PairChange, ...]:
+        """The loops that were changed: what they stored before, and what after."""
+        return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
+
+    @property
+    def waterfall(self) -> tuple[WaterfallStep, ...]:
+        """The way from the original to the result, one step after the other."""
+        again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
+        fused = self.optimized.timeline if self.optimize_level != "none" else None
+        first, last = self.original.timeline, (self.timeline, again)
+        return waterfall(first, fused, self.optimize_level, self.passes, last)
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        plan = self.plan
+        return {
+            "schema": SCHEMA,
+            "strategy": plan.strategy,
+            "session": self.options.session,
+            "provider": self.options.provider,
+            "optimize": self.optimize_level,
+            "budget_bytes": self.budget_bytes,
+            "baseline_peak_bytes": self.original.timeline.peak_bytes,
+            "baseline_peak_with_workspace_bytes": (
+                self.original.timeline.peak_with_workspace_bytes
+            ),
+            "optimized_peak_bytes": self.optimized.timeline.peak_bytes,
+            "predicted_peak_bytes": self.timeline.peak_bytes,
+            "predicted_peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
+            "floor_bytes": plan.resident_bytes + plan.floor.nbytes,
+            "extra_cost_fraction": plan.extra_cost_fraction,
+            "bound_fraction": plan.bound_fraction,
+            "bound_kind": plan.bound_kind,
+            "passes": [step.as_json() for step in self.waterfall],
+            **free.removed(self.passes),
+            "recomputed_nodes": plan.clones,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.original.dims) for pair in self.scans],
+            "recurrent": [pair.as_json() for pair in self.pairs],
+            "recomputed": dict(plan.recomputed),
+            "refusals": dict(plan.refusals),
+            "costs": {
+                "source": self.costs.source,
+                "measured_nodes": self.measured_nodes,
+                "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
+            },
+            "planning_seconds": plan.planning_seconds,
+            "plain": _plain_json(self),
+            "output": str(self.output) if self.output is not None else None,
+            "assumptions": list(self.assumptions),
+        }
+
+
+def _plain_json(result: Rewrite) -> dict[str, object] | None:
+    if result.plain is None:
+        return None
+    later = result.plain.later
+    return {
+        "fences": result.plain.fences,
+        "veils": result.plain.veils,
+        "pins": result.plain.pins,
+        "added_nodes": result.plain.added_nodes,
+        "tuned_peak_with_workspace_bytes": result.plain.tuned_peak_bytes,
+        "later_runs_peak_bytes": later.peak_bytes,
+        "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+        "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
+    }
+
+
+def default_output(path: Path) -> Path:
+    """``MODEL.memplan.onnx`` beside the model."""
+    return path.with_name(f"{path.stem}.memplan.onnx")

@@ -1,0 +1,106 @@
+"""Whether recomputed nodes ran, when they should have, and where."""
+
+from __future__ import annotations
+
+from memplan.ir.copies import COPY_OPS
+from memplan.ir.graph import Graph
+from memplan.runtime.measure import Measurement
+from memplan.simulate.later import later_runs
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import Timeline
+
+
+def clone_names(model: OpenModel) -> set[str]:
+    """Names of the recomputed nodes."""
+    return {
+        node.name
+        for node, metadata in zip(model.graph.nodes, model.graph.metadata, strict=True)
+        if metadata.get("memplan.role") == "recompute"
+    }
+
+
+def order_kept(model: OpenModel, timeline: Timeline, measured: Measurement) -> bool:
+    """Whether the runtime ran the file's nodes in the simulated order (bodies left out)."""
+    inside = _inside(model.graph)
+    names = {node.name for node in model.graph.nodes if node.op not in COPY_OPS} - inside
+    ran = [node.name for node in measured.nodes if node.name in names]
+    nodes = (model.graph.nodes[i] for i in timeline.order)
+    planned = [node.name for node in nodes if node.op not in COPY_OPS]
+    return ran == [name for name in planned if name not in inside]
+
+
+def _inside(graph: Graph) -> set[str]:
+    """Names of nodes in control-flow bodies: the profiler lists them among the others."""
+    return {
+        node.name
+        for bodies in graph.bodies.values()
+        for body in bodies
+        if body.graph
+        for node in body.graph.nodes
+    }
+
+
+def clone_findings(model: OpenModel, timeline: Timeline, measured: Measurement) -> list[str]:
+    """Recomputed nodes that vanished, ran too early, or ran on another provider than the rest.
+
+    A recomputed node is early if it ran before a node that makes something for the first time and
+    stands before it in the plan: its result was then there while that node ran.
+    """
+    clones = clone_names(model)
+    place = {node.name: step for step, node in enumerate(measured.nodes)}
+    gone = sorted(clones - place.keys())
+    early = _early(model, timeline, clones, place)
+    usual = {node.name: node.provider for node in measured.nodes}
+    of = {
+        node.name: metadata.get("memplan.of", "")
+        for node, metadata in zip(model.graph.nodes, model.graph.metadata, strict=True)
+    }
+    moved = sorted(
+        name
+        for name in clones & place.keys()
+        if of[name] in usual and usual[of[name]] != usual[name]
+    )
+    found = []
+    if gone:
+        found.append(
+            f"{len(gone)} recomputed nodes did not run: the runtime merged or removed them "
+            f"({gone[0]})"
+        )
+    if early:
+        found.append(f"{len(early)} recomputed nodes ran earlier than planned ({early[0]})")
+    if moved:
+        found.append(
+            f"{len(moved)} recomputed nodes ran on another provider than what they repeat "
+            f"({moved[0]})"
+        )
+    return found
+
+
+def _early(
+    model: OpenModel, timeline: Timeline, clones: set[str], place: dict[str, int]
+) -> list[str]:
+    """Recomputed nodes that ran before the last original node that the plan has before them."""
+    early: list[str] = []
+    latest = -1
+    for index in timeline.order:
+        name = model.graph.nodes[index].name
+        if name not in place:
+            continue
+        if name not in clones:
+            latest = max(latest, place[name])
+        elif place[name] < latest:
+            early.append(name)
+    return early
+
+
+def pattern_notes(measured: Measurement, timeline: Timeline, session: str) -> list[str]:
+    """What the memory pattern costs from the second run on, and how to do without it."""
+    first, second = measured.dynamic_bytes, measured.second_run_dynamic_bytes
+    if session != "default" or second <= first:
+        return []
+    block = later_runs(timeline).block_bytes
+    return [
+        f"from the second run on a plain session holds a block of {block:,} B throughout (memory "
+        f"pattern): {second:,} B dynamic instead of {first:,} B ({100 * (second / first - 1):+.1f}%"
+        "); session_options.enable_mem_pattern = False makes every run like the first"
+    ]

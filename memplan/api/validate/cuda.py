@@ -1,0 +1,59 @@
+"""What a run on CUDA says beside its peak: counted bytes, arenas, nodes that ran elsewhere."""
+
+from __future__ import annotations
+
+from memplan.runtime.measure import Measurement
+from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.simulate.opened import OpenModel
+from memplan.units import format_bytes
+
+_CUDA = PROVIDER_NAMES["cuda"]
+
+
+def measured_notes(measured: Measurement, resident_bytes: int) -> list[str]:
+    """The cross-check of the peak, what arena options do, and what the device lost in all."""
+    cuda = measured.cuda
+    if cuda is None:
+        return []
+    profiled = resident_bytes + measured.dynamic_bytes
+    beside = cuda.counted_peak_bytes - profiled
+    tight, usual = cuda.tight_arena_bytes, measured.arena_bytes
+    lines = [
+        f"cuda: an allocator that counts saw {cuda.counted_peak_bytes:,} B asked for at once, "
+        f"{abs(beside):,} B {'more' if beside >= 0 else 'less'} than the profiler, which does not "
+        "see workspace within kernels",
+        f"cuda: the arena held {usual:,} B; with arena_extend_strategy=kSameAsRequested "
+        f"{tight:,} B ({100 * (tight / usual - 1) if usual else 0:+.1f}%)"
+        + (
+            ". Recommended: providers=[('CUDAExecutionProvider', "
+            "{'arena_extend_strategy': 'kSameAsRequested'})]"
+            if tight < usual
+            else ""
+        ),
+    ]
+    if cuda.device_taken_bytes is not None:
+        rest = cuda.device_taken_bytes - usual
+        lines.append(
+            f"cuda: the device's free memory fell by {cuda.device_taken_bytes:,} B, "
+            f"{format_bytes(max(rest, 0))} of it outside the arena (context, kernels, libraries); "
+            "leave that with --reserve"
+        )
+    return lines
+
+
+def misplaced(model: OpenModel, measured: Measurement) -> list[str]:
+    """Nodes of the file that ran on another provider than predicted; empty on the CPU."""
+    if model.devices is None:
+        return []
+    on_host = {
+        node.name: node.id in model.devices.host_nodes
+        for node in model.graph.nodes
+        if node.id not in model.devices.copies
+    }
+    return sorted(
+        {
+            node.name
+            for node in measured.nodes
+            if node.name in on_host and on_host[node.name] == (node.provider == _CUDA)
+        }
+    )

@@ -1,0 +1,366 @@
+"""Builds nodes: names them, finds their types, interns constants; rules see a context of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from memplan.autodiff.emit.operations import Operations
+from memplan.autodiff.emit.value import Array, Number, Operand, Value
+from memplan.errors import MemplanError
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.loops.cell import ScanRecompute
+from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
+
+_SMALL = 64
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Neg": np.negative,
+}
+_FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
+"""Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+FORWARD_KEY = "memplan.forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What new nodes are named after and marked with."""
+
+    stem: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Emitter(Operations):
+    """New nodes of one graph (the main graph, or a body).
+
+    ``nodes`` are those of the backward part, in order; ``behind[name]`` are to stand right behind
+    the forward node of that name (``""``: at the very front). ``types`` and ``constants`` (by
+    tensor name) grow with every new tensor, ``inputs`` are new graph inputs. ``taken`` are names in
+    use; ``places`` gives the node
+    behind which a computed tensor is there (None: a tensor of the backward part);
+    ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the
+    node that makes a tensor, forward or new. ``mark`` tells the dimensions that a body names from
+    those of the graph around it; ``scan_recompute`` is the request's.
+    """
+
+    def __init__(
+        self,
+        opset: int,
+        types: MutableMapping[str, TensorType],
+        constants: MutableMapping[str, Array],
+        taken: set[str],
+        ir_version: int = 10,
+        mark: str = "",
+    ) -> None:
+        self.opset = opset
+        self.types = types
+        self.constants = constants
+        self.taken = taken
+        self.nodes: list[onnx.NodeProto] = []
+        self.behind: dict[str, list[onnx.NodeProto]] = {}
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.inputs: dict[str, TensorType] = {}
+        self._dims = 0
+        self._mark = mark
+        self.ir_version = ir_version
+        self.places: dict[str, str | None] = {}
+        self.further_outputs: set[str] = set()
+        self.makers: dict[str, onnx.NodeProto] = {}
+        self.scan_recompute = ScanRecompute()
+        self._scope = Scope("grad")
+        self._place: str | None = None
+        self._interned: dict[tuple[object, ...], Value] = {}
+        self._repeated: dict[tuple[object, ...], Value] = {}
+
+    # -- where new nodes go --------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self, scope: Scope) -> Iterator[None]:
+        """Nodes made inside are named ``<stem>/<Op>`` and carry the scope's metadata."""
+        before, self._scope = self._scope, scope
+        try:
+            yield
+        finally:
+            self._scope = before
+
+    @contextmanager
+    def placed_behind(self, node: str | None) -> Iterator[None]:
+        """Nodes made inside stand right behind the forward node of that name, as forward work."""
+        before, self._place = self._place, node
+        try:
+            yield
+        finally:
+            self._place = before
+
+    def beside(self, value: Value) -> AbstractContextManager[None]:
+        """Nodes made inside stand right behind the node that makes ``value``."""
+        if value.name in self.constants:
+            return nullcontext()
+        return self.placed_behind(self.places.get(value.name, ""))
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether new nodes are part of the backward (see :meth:`placed_behind`)."""
+        return self._place is None
+
+    def fresh(self, stem: str) -> str:
+        """A name that is not in use: ``stem``, or ``stem_1``, ``stem_2``, ..."""
+        name, count = stem, 0
+        while name in self.taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self.taken.add(name)
+        return name
+
+    # -- values --------------------------------------------------------------------------------
+
+    def once(self, key: object, build: Callable[[], Value]) -> Value:
+        """What ``build`` made when it was first asked for under ``key``."""
+        if (key,) not in self._repeated:
+            self._repeated[key,] = build()
+        return self._repeated[key,]
+
+    def input(self, name: str, found: TensorType) -> Value:
+        """A new graph input."""
+        name = self.fresh(name)
+        self.inputs[name] = self.types[name] = found
+        return self.tensor(name)
+
+    def constant(self, value: Value | None) -> Array | None:
+        """What a small constant holds; None for anything that is known at run time only."""
+        return None if value is None else self.constants.get(value.name)
+
+    def maker(self, value: Value) -> onnx.NodeProto | None:
+        """The node that makes ``value``, forward or new; None for an input or a constant."""
+        return self.makers.get(value.name)
+
+    def in_backward_part(self, value: Value) -> bool:
+        """Whether ``value`` is made by the backward part."""
+        return self.places.get(value.name, "") is None
+
+    def tensor(self, name: str) -> Value:
+        """The tensor of that name."""
+        return Value(name, self.types.get(name, UNKNOWN), self)
+
+    def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
+        """A constant tensor; equal ones are one initializer.
+
+        Args:
+            content: its value; lists and Python integers are int64 unless ``dtype`` is given.
+            dtype: ``onnx.TensorProto`` element type to convert to.
+        """
+        array = np.asarray(content)
+        if dtype is not None:
+            array = array.astype(helper.tensor_dtype_to_np_dtype(dtype))
+        elif isinstance(content, list):
+            array = array.astype(np.int64)
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self._interned:
+            name = self.fresh("grad/constant")
+            kind = int(helper.np_dtype_to_tensor_dtype(array.dtype))
+            self.initializers[name] = numpy_helper.from_array(array, name)
+            self.types[name] = TensorType(kind, array.shape)
+            self.constants[name] = array
+            self._interned[key] = self.tensor(name)
+        return self._interned[key]
+
+    def unnamed(self, shape: Shape) -> Shape:
+        """``shape`` with a new name for each dimension that has none."""
+        return tuple(self._new_dim() if dim == "" else dim for dim in shape)
+
+    def _new_dim(self) -> str:
+        self._dims += 1
+        return f"{UNNAMED}{self._mark}{self._dims}'"
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def op(
+        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
+    ) -> Value:
+        """A node with one output. Attributes that are None are left out.
+
+        Args:
+            op: operator of the default domain.
+            inputs: tensors, numbers, or None where an optional input is absent.
+            result: its type, where shape inference cannot find it.
+        """
+        short = self._folded(op, inputs) if result is None else None
+        if short is not None:
+            return short
+        results = (result,) if result is not None else None
+        if self.in_backward and op not in _VIEWS:
+            return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
+        # Views, and shapes and statistics of the forward part, are made once, however many rules
+        # ask; anything else would be kept in memory for the last of them.
+        names = tuple(v.name if isinstance(v, Value) else v for v in inputs)
+        key = (self._place, op, names, str(sorted(attributes.items())))
+        if key not in self._repeated:
+            made = self.ops(op, *inputs, outputs=1, results=results, **attributes)
+            self._repeated[key] = made[0]
+        return self._repeated[key]
+
+    def ops(
+        self,
+        op: str,
+        *inputs: Operand,
+        outputs: int,
+        results: tuple[TensorType, ...] | None = None,
+        **attributes: Any,
+    ) -> tuple[Value, ...]:
+        """A node with several outputs; see :meth:`op`."""
+        values = self._operands(inputs)
+        name = self.fresh(f"{self._scope.stem}/{op}")
+        outs = [name] + [self.fresh(f"{name}/{k}") for k in range(1, outputs)]
+        given = {key: item for key, item in attributes.items() if item is not None}
+        names = [value.name if value is not None else "" for value in values]
+        node = helper.make_node(op, names, outs, name=name, **given)
+        if self._scope.metadata and self.in_backward:
+            helper.set_metadata_props(node, dict(self._scope.metadata))
+        self.add(node, results)
+        return tuple(self.tensor(out) for out in outs)
+
+    def add(self, node: onnx.NodeProto, results: tuple[TensorType, ...] | None = None) -> None:
+        """Append a finished node and note the types of its outputs.
+
+        Raises:
+            MemplanError: ONNX's shape inference refuses it: a rule is wrong.
+        """
+        if results is None:
+            results = self.infer(node)
+        for name, found in zip(node.output, results, strict=False):
+            shape = None if found.shape is None else self.unnamed(found.shape)
+            self.types[name] = TensorType(found.dtype, shape)
+            self.places[name] = self._place
+            self.makers[name] = node
+        target = self.nodes if self._place is None else self.behind.setdefault(self._place, [])
+        target.append(node)
+
+    def infer(self, node: onnx.NodeProto) -> tuple[TensorType, ...]:
+        """The types of a node's outputs by ONNX's rules for that operator.
+
+        Raises:
+            MemplanError: they refuse the node.
+        """
+        try:
+            return infer_types(node, self.types, self.constants, self.opset, self.ir_version)
+        except onnx.shape_inference.InferenceError as error:
+            reason = " ".join(str(error).split())
+            raise MemplanError(
+                f"the gradient of {self._scope.stem} has a wrong node {node.op_type}: {reason}",
+                "this is a bug in a gradient rule; please report it with the model",
+            ) from None
+
+    def _operands(self, inputs: tuple[Operand, ...]) -> list[Value | None]:
+        """Numbers become constants of the first tensor's type that is no bool."""
+        kinds = (v.dtype for v in inputs if isinstance(v, Value))
+        kind = next((k for k in kinds if k != onnx.TensorProto.BOOL), None)
+        return [
+            self.const(item, kind) if isinstance(item, int | float) else item for item in inputs
+        ]
+
+    def _folded(self, op: str, inputs: tuple[Operand, ...]) -> Value | None:
+        """The result where no node is needed: arithmetic on small constants, times or over 1."""
+        if op not in _FOLDED:
+            return None
+        values = [value for value in self._operands(inputs) if value is not None]
+        arrays = [self.constants.get(value.name) for value in values]
+        known = [array for array in arrays if array is not None and array.size <= _SMALL]
+        if len(known) == len(values):
+            with np.errstate(all="ignore"):
+                found = _FOLDED[op](*known)
+            return self.const(np.asarray(found, dtype=known[0].dtype))
+        if op in ("Mul", "Div"):
+            for one, other in ((1, 0), (0, 1))[: 1 if op == "Div" else 2]:
+                array, rank = arrays[one], len(values[other].type.shape or ())
+                if array is None or array.size > 1 or array.ndim > rank:
+                    continue
+                if array.item() == 1:
+                    return values[other]
+        return None
+
+
+def scope_of(node: onnx.NodeProto, phase: str, part: str) -> Scope:
+    """The scope of what belongs to a forward node: ``<node>/<part>``, with its layer's metadata."""
+    metadata = {PHASE_KEY: phase, FORWARD_KEY: node.name}
+    for item in node.metadata_props:
+        if item.key in _FORWARD_KEYS:
+            metadata[item.key] = item.value
+    return Scope(f"{node.name}/{part}", metadata)
+
+
+@cache
+def schema_of(domain: str, op: str, opset: int) -> onnx.defs.OpSchema | None:
+    """ONNX's definition of an operator at an opset of its domain, or None."""
+    try:
+        return onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def infer_types(
+    node: onnx.NodeProto,
+    types: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    opset: int,
+    ir_version: int = 10,
+) -> tuple[TensorType, ...]:
+    """ONNX shape inference of one node of the default domain; unknown where it gives up.
+
+    Raises:
+        onnx.shape_inference.InferenceError: the inputs do not fit the operator.
+    """
+    unknown = (UNKNOWN,) * len(node.output)
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    schema = schema_of(domain, node.op_type, opset) if domain == "" else None
+    if schema is None:
+        return unknown
+    given = {name for name in node.input if name}
+    if any(types.get(name, UNKNOWN).dtype == 0 for name in given):
+        return unknown
+    protos = {name: write_type(types[name]) for name in given}
+    data = {
+        name: numpy_helper.from_array(constants[name], name)
+        for name in given
+        if name in constants and (constants[name].dtype.kind in "iu" or constants[name].size == 1)
+    }
+    found = onnx.shape_inference.infer_node_outputs(
+        schema,
+        node,
+        protos,
+        data,
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=ir_version,
+    )
+    stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
+    if not (found and stated) and is_function(schema):
+        found = _types_by_function(node, protos, opset, ir_version)
+    return tuple(read_type(found[name]) if name in found else UNKNOWN for name in node.output)
+
+
+def is_function(schema: Any) -> bool:
+    """Whether ONNX defines an operator by others (onnx's type stub lacks these two)."""
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _types_by_function(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
+) -> dict[str, onnx.TypeProto]:
+    """Shape inference of a model of one node, which looks into function bodies."""
+    inputs = [onnx.ValueInfoProto(name=name, type=proto) for name, proto in types.items()]
+    graph = helper.make_graph([node], "node", inputs, [])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
+    )
+    stated = onnx.shape_inference.infer_shapes(model).graph.value_info
+    return {value.name: value.type for value in stated}

@@ -1,0 +1,285 @@
+"""What rules build with: operators whose form differs by opset, shapes that may be symbolic."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import onnx
+
+from memplan.autodiff.emit.value import Array, Number, Operand, Value
+from memplan.shapes.tensor_type import Dim, Shape, TensorType
+
+INT64 = onnx.TensorProto.INT64
+# From this opset on, the axes of an operator are its second input (before: an attribute).
+_AXES_INPUT = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
+_AXES_INPUT_OTHERS = 18
+_BEFORE_ALL = -(2**31)
+"""The end of a slice that goes backwards to the first element."""
+
+
+class Operations(ABC):
+    """Mixed into the contexts of rules and into the builder."""
+
+    opset: int
+
+    @abstractmethod
+    def op(
+        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
+    ) -> Value:
+        """See :meth:`memplan.autodiff.emit.emitter.Emitter.op`."""
+
+    @abstractmethod
+    def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
+        """See :meth:`memplan.autodiff.emit.emitter.Emitter.const`."""
+
+    @abstractmethod
+    def constant(self, value: Value | None) -> Array | None:
+        """What a small constant holds; None for anything else."""
+
+    @abstractmethod
+    def maker(self, value: Value) -> onnx.NodeProto | None:
+        """The node that makes ``value``, forward or new; None for an input or a constant."""
+
+    @abstractmethod
+    def in_backward_part(self, value: Value) -> bool:
+        """Whether ``value`` is made by the backward part."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> Value:
+        """The tensor of that name."""
+
+    @abstractmethod
+    def beside(self, value: Value) -> AbstractContextManager[None]:
+        """Nodes made inside stand right behind the node that makes ``value``."""
+
+    # -- shapes --------------------------------------------------------------------------------
+
+    def shape_of(self, value: Value) -> Value:
+        """The shape as an int64 vector: a constant if it is static, else a ``Shape`` node.
+
+        That node stands right behind the tensor's producer, so that it keeps nothing alive.
+        """
+        sizes = value.type.sizes
+        if sizes is not None:
+            return self.const(list(sizes))
+        with self.beside(value):
+            return self.op("Shape", value)
+
+    def dims(self, value: Value, axes: Sequence[int]) -> Value:
+        """The sizes of some axes as an int64 vector."""
+        picked = [value.shape[axis] for axis in axes]
+        sizes = [dim for dim in picked if isinstance(dim, int)]
+        if len(sizes) == len(picked):
+            return self.const(sizes)
+        shape = self.shape_of(value)
+        with self.beside(value):
+            return self.op("Gather", shape, self.const(list(axes)), axis=0)
+
+    def count(self, value: Value, axes: Sequence[int], dtype: int) -> Value:
+        """How many elements lie along ``axes``, as a scalar of ``dtype``."""
+        dims = [value.shape[axis] for axis in axes]
+        sizes = [dim for dim in dims if isinstance(dim, int)]
+        if len(sizes) == len(dims):
+            return self.const(math.prod(sizes), dtype)
+        if len(dims) == value.rank:
+            with self.beside(value):
+                return self.cast(self.op("Size", value), dtype)
+        vector = self.dims(value, axes)
+        with self.beside(value):
+            return self.cast(self.reduce("ReduceProd", vector, [0], keepdims=False), dtype)
+
+    def reshape(self, value: Value, shape: Sequence[Dim], like: Value | None = None) -> Value:
+        """``value`` in another shape, of which one dimension may be symbolic.
+
+        ``like`` is a tensor of that shape; it is needed where more dimensions are symbolic.
+        """
+        target = tuple(shape)
+        made = self.maker(value)
+        if made is not None and made.op_type == "Reshape" and self.in_backward_part(value):
+            value = self.tensor(made.input[0])
+        if value.type.shape == target:
+            return value
+        names = [dim for dim in target if isinstance(dim, str)]
+        if len(names) <= 1 and 0 not in target:
+            numbers = [dim if isinstance(dim, int) else -1 for dim in target]
+            wanted = self.const(numbers)
+        else:
+            if like is None:
+                raise ValueError(f"{value.name}: two symbolic dimensions in {target}")
+            wanted = self.shape_of(like)
+        return self.op("Reshape", value, wanted, result=TensorType(value.dtype, target))
+
+    def reshape_like(self, value: Value, like: Value) -> Value:
+        """``value`` in the shape of ``like``."""
+        return self.reshape(value, like.shape, like)
+
+    def expand_like(self, value: Value, like: Value) -> Value:
+        """``value`` broadcast to the shape of ``like``, whatever its rank turns out to be."""
+        if value.type.shape is not None and value.type.shape == like.type.shape:
+            return value
+        result = TensorType(value.dtype, like.type.shape)
+        return self.op("Expand", value, self.shape_of(like), result=result)
+
+    def full_like(self, like: Value, content: Number = 0) -> Value:
+        """A tensor of the type of ``like`` that holds one number everywhere."""
+        return self.expand_like(self.const(content, like.dtype), like)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Drop dimensions of size 1."""
+        return self._axes("Squeeze", value, axes) if axes else value
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Insert dimensions of size 1 (positions in the result)."""
+        return self._axes("Unsqueeze", value, axes) if axes else value
+
+    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
+        """Axis ``k`` of the result is axis ``perm[k]`` of ``value``; a view where nothing moves."""
+        if list(perm) == list(range(len(perm))):
+            return value
+        shape = tuple(value.shape[axis] for axis in perm)
+        names = [dim for dim in shape if isinstance(dim, str)]
+        moving = [axis for axis in perm if value.shape[axis] != 1]
+        if moving == sorted(moving) and len(names) <= 1 and 0 not in shape:
+            return self.reshape(value, shape)
+        made = self.maker(value)
+        if made is not None and made.op_type == "Transpose" and made.attribute:
+            source = self.tensor(made.input[0])
+            if all(made.attribute[0].ints[axis] == k for k, axis in enumerate(perm)):
+                return source
+        new = self.in_backward_part(value)
+        if made is not None and made.op_type == "Transpose" and made.attribute and new:
+            inner = made.attribute[0].ints
+            return self.transpose(self.tensor(made.input[0]), [inner[axis] for axis in perm])
+        if made is not None and made.op_type == "Gemm" and len(made.input) == 2 and new:
+            return self._transposed_product(made)
+        return self.op("Transpose", value, perm=list(perm))
+
+    def _transposed_product(self, made: onnx.NodeProto) -> Value:
+        """(A·B)ᵀ as Bᵀ·Aᵀ; the product itself is dropped if nobody else reads it."""
+        given = {item.name: item for item in made.attribute}
+        flips = {name: 1 - (given[name].i if name in given else 0) for name in ("transA", "transB")}
+        left, right = (self.tensor(name) for name in made.input)
+        alpha = given["alpha"].f if "alpha" in given else 1.0
+        return self.gemm(right, left, flips["transB"], flips["transA"], alpha)
+
+    def gemm(
+        self, left: Value, right: Value, trans_a: int = 0, trans_b: int = 0, alpha: float = 1.0
+    ) -> Value:
+        """``Gemm`` without a third term; a transposed operand is read before its transposition."""
+        left, trans_a = self._untransposed(left, trans_a)
+        right, trans_b = self._untransposed(right, trans_b)
+        return self.op(
+            "Gemm", left, right, alpha=alpha, transA=trans_a or None, transB=trans_b or None
+        )
+
+    def _untransposed(self, value: Value, flag: int) -> tuple[Value, int]:
+        made = self.maker(value)
+        if made is not None and made.op_type == "Transpose":
+            return self.tensor(made.input[0]), 1 - flag
+        return value, flag
+
+    def swap_last(self, value: Value) -> Value:
+        """The last two axes exchanged: a matrix product's other orientation."""
+        order = list(range(value.rank))
+        order[-2:] = [order[-1], order[-2]]
+        return self.transpose(value, order)
+
+    def slice(
+        self,
+        value: Value,
+        starts: Value | list[int],
+        ends: Value | list[int],
+        axes: list[int],
+        steps: list[int] | None = None,
+        result: TensorType | None = None,
+    ) -> Value:
+        """``value[start:end:step]`` along some axes."""
+        bounds = [self.const(b) if isinstance(b, list) else b for b in (starts, ends)]
+        step = self.const(steps) if steps is not None else None
+        inputs = [value, *bounds, self.const(axes), *([step] if step is not None else [])]
+        return self.op("Slice", *inputs, result=result)
+
+    def vector(self, parts: Sequence[Value]) -> Value:
+        """Several int64 vectors as one; a constant if all of them are."""
+        known = [self.constant(part) for part in parts]
+        if all(array is not None for array in known):
+            return self.const([int(n) for array in known if array is not None for n in array])
+        return self.op("Concat", *parts, axis=0)
+
+    def element(self, vector: Value, index: int) -> Value:
+        """One entry of an integer vector, as an int64 vector of length 1."""
+        known = self.constant(vector)
+        if known is not None:
+            return self.const([int(known.reshape(-1)[index])])
+        return self.cast(self.slice(vector, [index], [index + 1], [0]), INT64)
+
+    def reverse(self, value: Value, axis: int) -> Value:
+        """``value`` in reverse order along an axis."""
+        return self.slice(value, [-1], [_BEFORE_ALL], [axis], [-1], result=value.type)
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    def cast(self, value: Value, dtype: int) -> Value:
+        """``value`` in another element type."""
+        return value if value.dtype == dtype else self.op("Cast", value, to=dtype)
+
+    def reduce(self, op: str, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
+        """A ``Reduce*`` over some axes (none: ``value`` itself), whatever the opset wants."""
+        return self._axes(op, value, axes, keepdims=int(keepdims)) if axes else value
+
+    def sum(self, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
+        """``ReduceSum`` over some axes."""
+        return self.reduce("ReduceSum", value, axes, keepdims=keepdims)
+
+    def _axes(self, op: str, value: Value, axes: Sequence[int], **attributes: Any) -> Value:
+        if self.opset >= _AXES_INPUT.get(op, _AXES_INPUT_OTHERS):
+            return self.op(op, value, self.const(list(axes)), **attributes)
+        return self.op(op, value, axes=list(axes), **attributes)
+
+    # -- broadcasting --------------------------------------------------------------------------
+
+    def sum_to(self, grad: Value, whole: Value, target: Value) -> Value:
+        """The gradient of ``target``, which was broadcast to the shape of ``whole``.
+
+        Sums over the axes along which ``target`` was repeated. ``grad`` may itself be smaller than
+        ``whole`` and stand for what it broadcasts to; so may the result.
+        """
+        full, own = whole.shape, _padded(target.shape, whole.rank)
+        have = _padded(grad.shape, whole.rank)
+        if any(o != f and o != 1 for o, f in zip(own, full, strict=True)):
+            return self._sum_to_at_run_time(grad, whole, target)
+        axes = [k for k, (o, f) in enumerate(zip(own, full, strict=True)) if o != f]
+        missing = [k for k in axes if have[k] == 1]
+        if missing:  # what was never repeated is multiplied instead of summed
+            grad = grad * self.count(whole, missing, grad.dtype)
+        lead = whole.rank - target.rank
+        offset = whole.rank - grad.rank
+        summed = [k - offset for k in axes if k >= offset and have[k] != 1]
+        surplus = [k - offset for k in range(offset, lead)]
+        if summed and set(summed) == set(surplus):
+            return self.sum(grad, summed, keepdims=False)
+        return self.squeeze(self.sum(grad, summed), surplus)
+
+    def _sum_to_at_run_time(self, grad: Value, whole: Value, target: Value) -> Value:
+        """The same where only the run decides which axes were repeated."""
+        grad = self.expand_like(grad, whole)
+        shape = self.shape_of(target)
+        with self.beside(target):
+            lead = whole.rank - target.rank
+            if lead:
+                shape = self.op("Concat", self.const([1] * lead), shape, axis=0)
+            ones = self.op("Equal", shape, self.const(np.asarray([1])))
+            axes = self.squeeze(self.op("NonZero", ones), [0])
+        kept = tuple(1 if o == 1 else o for o in _padded(target.shape, whole.rank))
+        result = TensorType(grad.dtype, kept)
+        total = self.op("ReduceSum", grad, axes, keepdims=1, noop_with_empty_axes=1, result=result)
+        return self.squeeze(total, list(range(lead)))
+
+
+def _padded(shape: Shape, rank: int) -> Shape:
+    return (1,) * (rank - len(shape)) + shape

@@ -1,0 +1,84 @@
+"""A tensor under construction, with arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from memplan.errors import ModelError
+from memplan.shapes.tensor_type import Shape, TensorType
+
+if TYPE_CHECKING:
+    from memplan.autodiff.emit.emitter import Emitter
+
+Array = npt.NDArray[Any]
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph under construction. ``a * b``, ``a + 1`` and the like build nodes.
+
+    Numbers take the other side's element type. Two values are equal if they are one tensor.
+    """
+
+    name: str
+    type: TensorType = field(compare=False)
+    emitter: Emitter = field(compare=False, repr=False)
+
+    @property
+    def dtype(self) -> int:
+        """``onnx.TensorProto`` element type."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The shape; its dimensions are sizes or names.
+
+        Raises:
+            ModelError: not even the rank is known.
+        """
+        if self.type.shape is None:
+            raise ModelError(
+                f"the rank of tensor '{self.name}' is not known, and its gradient depends on it",
+                "add value_info for it, or run onnx.shape_inference",
+            )
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions (raises as :attr:`shape`)."""
+        return len(self.shape)
+
+    def __add__(self, other: Value | Number) -> Value:
+        return self.emitter.op("Add", self, other)
+
+    def __radd__(self, other: Number) -> Value:
+        return self.emitter.op("Add", self, other)
+
+    def __sub__(self, other: Value | Number) -> Value:
+        return self.emitter.op("Sub", self, other)
+
+    def __rsub__(self, other: Number) -> Value:
+        return self.emitter.op("Sub", other, self)
+
+    def __mul__(self, other: Value | Number) -> Value:
+        return self.emitter.op("Mul", self, other)
+
+    def __rmul__(self, other: Number) -> Value:
+        return self.emitter.op("Mul", self, other)
+
+    def __truediv__(self, other: Value | Number) -> Value:
+        return self.emitter.op("Div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Value:
+        return self.emitter.op("Div", other, self)
+
+    def __neg__(self) -> Value:
+        return self.emitter.op("Neg", self)
+
+
+Operand = Value | Number | None
+"""What an operator reads: a tensor, a number (becomes a constant), or nothing at this slot."""

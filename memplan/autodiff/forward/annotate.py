@@ -1,0 +1,154 @@
+"""The forward graph as the builder needs it: one flat list of named nodes, with types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from memplan.autodiff.bodies import rename_reads
+from memplan.autodiff.emit.emitter import infer_types
+from memplan.autodiff.emit.registry import registered
+from memplan.autodiff.emit.value import Array
+from memplan.errors import ModelError
+from memplan.ir.build import is_constant
+from memplan.proto.read import subgraphs
+from memplan.shapes.fold import small_constants
+from memplan.shapes.infer import constant_type, infer
+from memplan.shapes.prepare import inline_functions, name_nodes
+from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
+
+OLDEST_OPSET = 13
+_SMALL = 64
+
+
+def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with model-local functions inlined and every node named.
+
+    Function operators of ONNX that have a gradient of their own stay.
+
+    Raises:
+        ModelError: the opset is older than 13, or a function cannot be inlined.
+    """
+    opset = default_opset(model)
+    if opset < OLDEST_OPSET:
+        raise ModelError(
+            f"gradients are built for opset {OLDEST_OPSET} and newer; the model has opset {opset}",
+            "convert it with onnx.version_converter",
+        )
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = frozenset(op for domain, op in registered() if domain == "")
+    copy, _ = inline_functions(copy, kept)
+    name_nodes(copy.graph)
+    for node in copy.graph.node:
+        for body in subgraphs(node):
+            _lift_weights(body, copy.graph)
+    return copy
+
+
+def _lift_weights(body: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """Move large constants of a body into the main graph: both parts read the same one there, and
+    it can be trained."""
+    for node in body.node:
+        for inner in subgraphs(node):
+            _lift_weights(inner, graph)
+    large = [t for t in body.initializer if t.data_type in FLOATS and math.prod(t.dims) > _SMALL]
+    taken = {tensor.name for tensor in graph.initializer} | {v.name for v in graph.input}
+    taken |= {name for node in graph.node for name in node.output}
+    names: dict[str, str] = {}
+    for tensor in large:
+        name, count = tensor.name, 0
+        while name in taken:
+            count += 1
+            name = f"{tensor.name}_{count}"
+        taken.add(name)
+        names[tensor.name] = name
+        graph.initializer.append(tensor)
+        graph.initializer[-1].name = name
+        body.initializer.remove(tensor)
+    for node in body.node:
+        rename_reads(node, names)
+
+
+def default_opset(model: onnx.ModelProto) -> int:
+    """Version of the default operator set."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+
+def constants_of(graph: onnx.GraphProto, trained: Collection[str]) -> dict[str, Array]:
+    """Contents of small constants; those of ``trained`` change and are none."""
+    found = small_constants(graph)
+    return {name: array for name, array in found.items() if name not in trained}
+
+
+class Annotator:
+    """Finds types, node by node, with a name for every dimension that has no size."""
+
+    def __init__(
+        self, model: onnx.ModelProto, constants: Mapping[str, Array], mark: str = ""
+    ) -> None:
+        self.model = model
+        self.constants = constants
+        self.mark = mark
+        self.types: dict[str, TensorType] = {}
+        self.dims = 0
+
+    def run(self) -> dict[str, TensorType]:
+        """The type of every tensor of the main graph."""
+        graph = self.model.graph
+        stated = infer(self.model).graph
+        known = {
+            value.name: read_type(value.type)
+            for value in (*stated.input, *stated.value_info, *stated.output)
+        }
+        for value in graph.input:
+            self._note(value.name, known.get(value.name, UNKNOWN), UNKNOWN)
+        for tensor in graph.initializer:
+            self.types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
+        for sparse in graph.sparse_initializer:
+            values = sparse.values
+            self.types[values.name] = TensorType(values.data_type, tuple(sparse.dims))
+        for node in graph.node:
+            self._node(node, known)
+        return self.types
+
+    def _node(self, node: onnx.NodeProto, known: Mapping[str, TensorType]) -> None:
+        if is_constant(node):
+            constant = constant_type(node)
+            if constant is not None:
+                self.types[node.output[0]] = TensorType(constant.dtype, constant.shape)
+                return
+        try:
+            found = infer_types(node, self.types, self.constants, default_opset(self.model))
+        except (
+            onnx.shape_inference.InferenceError,
+            onnx.checker.ValidationError,  # a deprecated operator
+            RuntimeError,
+            ValueError,
+        ):
+            found = (UNKNOWN,) * len(node.output)
+        for name, mine in zip(node.output, found, strict=True):
+            if name:
+                self._note(name, mine, known.get(name, UNKNOWN))
+
+    def _note(self, name: str, one: TensorType, other: TensorType) -> None:
+        """Take the better of two findings for each dimension: a size, then a name."""
+        dtype = one.dtype or other.dtype
+        first = one.shape if one.shape is not None else other.shape
+        second = other.shape if other.shape is not None else one.shape
+        if first is None or second is None or len(first) != len(second):
+            self.types[name] = TensorType(dtype, first)
+            return
+        shape = tuple(self._best(a, b) for a, b in zip(first, second, strict=True))
+        self.types[name] = TensorType(dtype, shape)
+
+    def _best(self, one: Dim, other: Dim) -> Dim:
+        for dim in (one, other):
+            if isinstance(dim, int):
+                return dim
+        if one or other:
+            return one or other
+        self.dims += 1
+        return f"{UNNAMED}{self.mark}{self.dims}"

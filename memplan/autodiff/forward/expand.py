@@ -1,0 +1,164 @@
+"""Forward nodes that are rewritten before they are differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx.inliner
+from onnx import helper
+
+from memplan.autodiff.activity import Activity, find_activity
+from memplan.autodiff.bodies import rename_reads
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import Emitter, Scope, is_function, schema_of
+from memplan.autodiff.emit.registry import entry_for
+from memplan.autodiff.forward.annotate import Annotator, constants_of, default_opset
+from memplan.errors import MemplanError, ModelError
+from memplan.proto.read import subgraphs
+from memplan.shapes.prepare import name_nodes
+from memplan.shapes.tensor_type import UNKNOWN, write_type
+
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """``model`` with every node on the way rewritten, and what is known of it."""
+
+    model: onnx.ModelProto
+    emitter: Emitter
+    activity: Activity
+
+
+def expand_all(
+    model: onnx.ModelProto,
+    ys: Collection[str],
+    xs: Collection[str],
+    taken: set[str] | None = None,
+    mark: str = "",
+) -> Expanded:
+    """Rewrite nodes by their expansions, and inline function operators without a rule.
+
+    ``model`` is changed. Only operators that gradients flow through are touched. ``taken`` and
+    ``mark``: see :func:`emitter_for`.
+    """
+    for _ in range(_ROUNDS):
+        emitter = emitter_for(model, xs, taken, mark)
+        nodes = list(model.graph.node)
+        activity = find_activity(nodes, emitter.types, ys, xs)
+        active = [nodes[index] for index in sorted(activity.nodes)]
+        todo = [node for node in active if (entry := entry_for(node)) and entry.expands(node)]
+        if todo:
+            _expand(model, emitter, todo)
+            continue
+        functions = {node.op_type for node in active if _is_function(node, emitter.opset)}
+        if not functions:
+            return Expanded(model, emitter, activity)
+        model = _inlined(model, sorted(functions))
+    raise ModelError("function operators are nested too deeply to be differentiated")
+
+
+def emitter_for(
+    model: onnx.ModelProto, xs: Collection[str], taken: set[str] | None = None, mark: str = ""
+) -> Emitter:
+    """An emitter that knows the types, constants and names of ``model``.
+
+    Where ``model`` stands for a body, ``taken`` are the names of the whole model, which grow, and
+    ``mark`` tells its unnamed dimensions from those around it.
+    """
+    graph = model.graph
+    constants = constants_of(graph, xs)
+    types = Annotator(model, constants, mark).run()
+    taken = set() if taken is None else taken
+    taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
+    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version, mark)
+    for node in graph.node:
+        emitter.places.update(dict.fromkeys(node.output, node.name))
+        emitter.makers.update(dict.fromkeys(node.output, node))
+    return emitter
+
+
+def inner_names(graph: onnx.GraphProto) -> set[str]:
+    """The names of everything inside the bodies of a graph's nodes, at any depth."""
+    found: set[str] = set()
+    for node in graph.node:
+        for body in subgraphs(node):
+            found.update(value.name for value in body.input)
+            found.update(tensor.name for tensor in body.initializer)
+            for item in body.node:
+                found.update((item.name, *item.output))
+            found |= inner_names(body)
+    return found
+
+
+def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodeProto]) -> None:
+    replaced = {node.name: _replacement(emitter, node) for node in todo}
+    result = list(emitter.behind.pop("", []))
+    for node in model.graph.node:
+        result += replaced.get(node.name) or [node]
+        result += emitter.behind.pop(node.name, [])
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in result]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    model.graph.initializer.extend(emitter.initializers.values())
+    _state_types(model.graph, emitter)
+
+
+def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
+    """Write down what an expansion said of its tensors: inference cannot find all of it again."""
+    stated = {value.name for value in (*graph.value_info, *graph.output)}
+    for name, place in emitter.places.items():
+        found = emitter.types[name] if place is not None else UNKNOWN
+        if found.dtype and found.shape is not None and name not in stated:
+            value = onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
+            graph.value_info.append(value)
+
+
+def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes that compute the outputs of ``node`` instead of it."""
+    entry = entry_for(node)
+    assert entry is not None
+    assert entry.expansion is not None
+    with emitter.scope(Scope(node.name)), emitter.placed_behind(node.name):
+        values = entry.expansion(Context(emitter, node))
+        made = emitter.behind.pop(node.name, [])
+        own = {name for item in made for name in item.output}
+        names: dict[str, str] = {}
+        for name, value in zip(node.output, values, strict=False):
+            if not name:
+                continue
+            if value is None:
+                raise MemplanError(f"the expansion of {node.op_type} lacks output '{name}'")
+            if value.name in own and value.name not in names:
+                names[value.name] = name
+            else:
+                made.append(helper.make_node("Identity", [value.name], [name], name=name))
+    for item in made:
+        rename_reads(item, names)
+        item.output[:] = [names.get(name, name) for name in item.output]
+        item.metadata_props.extend(node.metadata_props)
+    return made
+
+
+def _is_function(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether ONNX defines the node's operator by others, and no rule of ours knows it."""
+    entry = entry_for(node)
+    known = entry is not None and (entry.rule or entry.zero or entry.expands(node))
+    if node.domain not in ("", "ai.onnx") or known:
+        return False
+    schema = schema_of("", node.op_type, opset)
+    return schema is not None and is_function(schema)
+
+
+def _inlined(model: onnx.ModelProto, ops: list[str]) -> onnx.ModelProto:
+    try:
+        model = onnx.inliner.inline_selected_functions(
+            model, [("", op) for op in ops], exclude=False, inline_schema_functions=True
+        )
+    except Exception as error:  # the binding raises bare C++ exceptions of several types
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"operators {', '.join(ops)} cannot be inlined: {reason}") from None
+    name_nodes(model.graph)
+    return model

@@ -1,0 +1,289 @@
+"""How a kernel slides over a tensor N × C × D1 × D2 ..., as convolutions and pools have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.value import Value
+from memplan.errors import ModelError
+from memplan.shapes.tensor_type import Dim, Shape, TensorType
+
+_SAME = ("SAME_UPPER", "SAME_LOWER")
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Per spatial axis: elements of the kernel, step, distance of its elements, padding."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether a window is one element, and none is padding."""
+        return set(self.kernel) <= {1} and not any(self.before + self.behind)
+
+    def span(self, axis: int) -> int:
+        """How many places one window covers along a spatial axis."""
+        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    def reach(self, axis: int, count: int) -> int:
+        """How many places ``count`` windows cover together, padding included."""
+        return (count - 1) * self.strides[axis] + self.span(axis)
+
+    def filling(
+        self,
+        ctx: Context,
+        image: Shape,
+        places: Shape,
+        *,
+        upper: bool,
+        further: Sequence[int] | None = None,
+    ) -> Windows:
+        """With as much padding as ``places`` windows over ``image`` need.
+
+        ``upper``: an odd rest comes behind, else in front. ``further``: places per axis that the
+        windows reach beyond their last element.
+
+        Raises:
+            ModelError: that depends on a size that is known at run time only.
+        """
+        small, large = [], []
+        for axis, (size, count) in enumerate(zip(image, places, strict=True)):
+            rest = further[axis] if further else 0
+            if isinstance(size, int) and isinstance(count, int):
+                rest = max(rest + self.reach(axis, count) - size, 0)
+            elif self.strides[axis] == 1 and isinstance(size, str):  # as many windows as places
+                rest += self.span(axis) - 1
+            else:
+                raise ModelError(
+                    f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes to "
+                    "find its padding",
+                    "bind the dimensions first: onnx.tools.update_model_dims",
+                )
+            small.append(rest // 2)
+            large.append(rest - rest // 2)
+        sides = (small, large) if upper else (large, small)
+        return replace(self, before=tuple(sides[0]), behind=tuple(sides[1]))
+
+
+def windows_of(ctx: Context, kernel: Sequence[int], image: Shape, places: Shape) -> Windows:
+    """The windows of the forward node.
+
+    Args:
+        ctx: the node.
+        kernel: sizes of its kernel.
+        image: spatial sizes of the tensor that the kernel slides over.
+        places: how many windows there are along each axis.
+
+    Raises:
+        ModelError: ``auto_pad`` and a size that is known at run time only.
+    """
+    rank = len(kernel)
+    strides = ctx.attribute("strides", list[int]()) or [1] * rank
+    dilations = ctx.attribute("dilations", list[int]()) or [1] * rank
+    pads = ctx.attribute("pads", list[int]()) or [0] * (2 * rank)
+    auto = ctx.attribute("auto_pad", "NOTSET")
+    if auto == "VALID":
+        pads = [0] * (2 * rank)
+    result = Windows(
+        tuple(kernel), tuple(strides), tuple(dilations), tuple(pads[:rank]), tuple(pads[rank:])
+    )
+    if auto in _SAME:
+        return result.filling(ctx, image, places, upper=auto == "SAME_UPPER")
+    return result
+
+
+def spread(
+    ctx: Context,
+    grad: Value,
+    weight: Value,
+    windows: Windows,
+    shape: Shape,
+    group: int = 1,
+    like: Value | None = None,
+) -> Value:
+    """Every element of ``grad`` times the kernel, added at the places that its window covers.
+
+    This is the transpose of a convolution. ``shape`` is that of the result; ``like`` is a tensor of
+    that shape, where spatial sizes may be symbolic.
+    """
+    behind, further, loose = [], [], []
+    for axis, (size, count) in enumerate(zip(shape[2:], grad.shape[2:], strict=True)):
+        rest, step = windows.behind[axis], windows.strides[axis]
+        if isinstance(size, int) and isinstance(count, int):
+            rest = windows.reach(axis, count) - windows.before[axis] - size
+        elif step > 1:  # how far the last window is from the end is not known: at most step - 1
+            rest = 1 - step
+            loose.append(2 + axis)
+        behind.append(max(rest, 0))
+        further.append(max(-rest, 0))
+    result = ctx.op(
+        "ConvTranspose",
+        grad,
+        weight,
+        strides=list(windows.strides),
+        dilations=list(windows.dilations),
+        pads=[*windows.before, *behind],
+        output_padding=further if any(further) else None,
+        group=group if group != 1 else None,
+        result=None if loose else TensorType(grad.dtype, shape),
+    )
+    if not loose:
+        return result
+    assert like is not None
+    return ctx.slice(result, [0] * len(loose), ctx.dims(like, loose), loose, result=like.type)
+
+
+def correlate(
+    ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value, group: int
+) -> Value:
+    """For each element of the kernel, what ``image`` has there times ``marks``, over all windows.
+
+    That is the gradient of a convolution's weight (``image`` its input, ``marks`` the gradient of
+    its output), or, the other way round, of a transposed convolution's. It is a convolution itself,
+    with the windows' strides as dilations, in the leanest form that the sizes allow:
+
+    - samples as groups, so that nothing is transposed; the weight's gradient of each sample is
+      made, then all are added;
+    - channels of the image as a further axis that the kernel slides over: only ``marks`` is
+      transposed;
+    - both transposed (three spatial axes, groups in batches of a size that is not known).
+    """
+    count, given, wanted = image.shape[0], marks.type.elements, weight.type.elements
+    if windows.pointwise and group == 1:
+        return _pointwise(ctx, image, marks, windows, weight)
+    if windows.rank <= 2 and isinstance(count, int):
+        smaller = given is not None and wanted is not None and count * wanted <= given
+        if group > 1 or smaller:
+            return _by_samples(ctx, image, marks, windows, weight, count * group)
+    if windows.rank <= 2 and group == 1:
+        return _over_channels(ctx, image, marks, windows, weight)
+    return _transposed(ctx, image, marks, windows, weight, group)
+
+
+def _pointwise(ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value) -> Value:
+    """A matrix product, for kernels of one element."""
+    for axis, stride in enumerate(windows.strides):
+        k, count = 2 + axis, marks.shape[2 + axis]
+        if stride > 1 or image.shape[k] != count:
+            kept = TensorType(image.dtype, (*image.shape[:k], count, *image.shape[k + 1 :]))
+            end = ctx.dims(marks, [k]) * stride
+            image = ctx.slice(image, [0], end, [k], [stride], result=kept)
+    left, right = (_rows(ctx, value) for value in (marks, image))
+    return ctx.reshape(ctx.gemm(left, right, 0, 1), weight.shape, weight)
+
+
+def _rows(ctx: Context, value: Value) -> Value:
+    """Channels × everything else."""
+    order = [1, 0, *range(2, value.rank)]
+    known = value.type.elements
+    channels = value.shape[1]
+    assert isinstance(channels, int)
+    turned = ctx.transpose(value, order)
+    return ctx.reshape(turned, (channels, known // channels if known else ""))
+
+
+def _by_samples(
+    ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value, groups: int
+) -> Value:
+    rows, channels = weight.shape[:2]
+    count = image.shape[0]
+    assert isinstance(rows, int)
+    assert isinstance(count, int)
+    whole = ctx.reshape(image, (1, groups, channels, *image.shape[2:]))
+    kernel = ctx.reshape(marks, (count * rows, 1, 1, *marks.shape[2:]))
+    found = _convolved(ctx, whole, kernel, windows, image, marks, groups, spare=1)
+    apart = ctx.reshape(found, (count, *weight.shape))
+    return ctx.sum(apart, [0], keepdims=False)
+
+
+def _over_channels(
+    ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value
+) -> Value:
+    whole = ctx.unsqueeze(image, [0])
+    kernel = ctx.unsqueeze(ctx.transpose(marks, [1, 0, *range(2, marks.rank)]), [2])
+    found = _convolved(ctx, whole, kernel, windows, image, marks, 1, spare=1)
+    return ctx.reshape(found, weight.shape, weight)
+
+
+def _transposed(
+    ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value, group: int
+) -> Value:
+    order = [1, 0, *range(2, image.rank)]
+    kernel = ctx.transpose(marks, order)
+    channels = weight.shape[1]
+    whole = image
+    if group > 1:
+        sizes = [ctx.dims(image, [k]) for k in range(image.rank)]
+        parts = [ctx.const([n]) for n in (group, channels) if isinstance(n, int)]
+        inner = TensorType(image.dtype, (image.shape[0], group, channels, *image.shape[2:]))
+        shape = ctx.vector([sizes[0], *parts, *sizes[2:]])
+        whole = ctx.op("Reshape", image, shape, result=inner)
+        whole = ctx.transpose(whole, [2, 1, 0, *range(3, image.rank + 1)])
+        shape = ctx.vector([parts[1], ctx.const([-1]), *sizes[2:]])
+        outer = TensorType(image.dtype, (channels, "", *image.shape[2:]))
+        whole = ctx.op("Reshape", whole, shape, result=outer)
+    else:
+        whole = ctx.transpose(whole, order)
+    return ctx.transpose(_convolved(ctx, whole, kernel, windows, image, marks, group), order)
+
+
+def _convolved(
+    ctx: Context,
+    whole: Value,
+    kernel: Value,
+    windows: Windows,
+    image: Value,
+    marks: Value,
+    groups: int,
+    spare: int = 0,
+) -> Value:
+    """``kernel`` over ``whole``, strides and dilations exchanged, cut to the weight's size.
+
+    ``spare`` leading spatial axes are no axes of the windows.
+    """
+    behind, cut = [], []
+    shape: list[Dim] = [whole.shape[0], kernel.shape[0], *whole.shape[2 : 2 + spare]]
+    for axis in range(windows.rank):
+        size, count = image.shape[2 + axis], marks.shape[2 + axis]
+        pad, places, step = windows.behind[axis], windows.kernel[axis], windows.dilations[axis]
+        if isinstance(size, int) and isinstance(count, int):
+            unused = size + windows.before[axis] + pad - windows.reach(axis, count)
+            pad, more = max(pad - unused, 0), max(unused - pad, 0) // step
+            shape.append(places + more)
+        else:
+            more = windows.strides[axis] - 1
+            shape.append("" if more else places)
+        behind.append(pad)
+        if more:
+            cut.append(axis)
+    ones, zeros = [1] * spare, [0] * spare
+    found = ctx.op(
+        "Conv",
+        whole,
+        kernel,
+        strides=[*ones, *windows.dilations],
+        dilations=[*ones, *windows.strides],
+        pads=[*zeros, *windows.before, *zeros, *behind],
+        group=groups if groups != 1 else None,
+        result=TensorType(whole.dtype, tuple(shape)),
+    )
+    if not cut:
+        return found
+    axes = [2 + spare + axis for axis in cut]
+    for axis in cut:
+        shape[2 + spare + axis] = windows.kernel[axis]
+    ends = [windows.kernel[axis] for axis in cut]
+    kept = TensorType(found.dtype, tuple(shape))
+    return ctx.slice(found, [0] * len(cut), ends, axes, result=kept)

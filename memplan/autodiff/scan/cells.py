@@ -1,0 +1,219 @@
+"""The arithmetic of one step of LSTM, GRU and RNN, as the body of a ``Scan``.
+
+Equations, gate order and the defaults of activations are those of ONNX's operator documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.autodiff.bodies import BodyWriter
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import Scope
+from memplan.autodiff.emit.value import Value
+from memplan.errors import ModelError
+
+Activation = Callable[[Value], Value]
+# Defaults of alpha and beta where an operator has them (ONNX operator documentation of LSTM).
+_ALPHA = {"LeakyRelu": 0.01, "ThresholdedRelu": 1.0, "HardSigmoid": 0.2, "Elu": 1.0}
+_BETA = {"HardSigmoid": 0.5}
+_PLAIN = {"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", *_ALPHA}
+_SCALED = {"Affine", "ScaledTanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of one direction: ``recurrent`` [gates·hidden, hidden], ``input_bias`` and ``bias``
+    [gates·hidden] or None, ``peepholes`` [3·hidden] or None."""
+
+    recurrent: Value
+    input_bias: Value | None
+    bias: Value | None
+    peepholes: Value | None
+
+
+class Cell:
+    """The arithmetic of one step, in a body."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        writer: BodyWriter,
+        weights: Weights,
+        activations: Sequence[Activation],
+        stem: str,
+    ) -> None:
+        self.emitter = writer.emitter
+        self.ctx = ctx
+        self.stem = stem
+        self.activations = activations
+        self.recurrent = writer.captured(weights.recurrent)
+        self.bias = writer.captured(weights.bias) if weights.bias is not None else None
+        self.peepholes: list[Value] = []
+        if weights.peepholes is not None:
+            size = weights.recurrent.shape[1]
+            assert isinstance(size, int)
+            for k in range(3):
+                part = ctx.slice(weights.peepholes, [k * size], [(k + 1) * size], [0])
+                self.peepholes.append(writer.captured(part))
+
+    @classmethod
+    def keeps_bias(cls, ctx: Context) -> bool:
+        """Whether the recurrent bias is added within the step."""
+        return False
+
+    def step(self, x: Value, *states: Value) -> list[Value]:
+        """The new states; the first is the output."""
+        raise NotImplementedError
+
+    def named(self, what: str) -> AbstractContextManager[None]:
+        """Nodes made inside are named after a part of the cell."""
+        return self.emitter.scope(Scope(f"{self.stem}/{what}"))
+
+    def product(self, h: Value, weight: Value, added: Value | None) -> Value:
+        """h·weightᵀ + added."""
+        return self.emitter.op("Gemm", h, weight, added, transB=1)
+
+    def split(self, value: Value, sizes: list[int]) -> tuple[Value, ...]:
+        """Pieces along the last axis."""
+        return self.emitter.ops(
+            "Split", value, self.emitter.const(sizes), outputs=len(sizes), axis=-1
+        )
+
+    @property
+    def hidden(self) -> int:
+        """Units."""
+        size = self.recurrent.shape[1]
+        assert isinstance(size, int)
+        return size
+
+
+class Rnn(Cell):
+    """Hₜ = f(Xₜ·Wᵀ + Hₜ₋₁·Rᵀ + b)."""
+
+    def step(self, x: Value, *states: Value) -> list[Value]:
+        """See the class."""
+        with self.named("h"):
+            return [self.activations[0](self.product(states[0], self.recurrent, x))]
+
+
+class Lstm(Cell):
+    """Gates in the order input, output, forget, candidate; peepholes read the cell state."""
+
+    def step(self, x: Value, *states: Value) -> list[Value]:
+        """See the class."""
+        h, c = states
+        gate, inner, outer = self.activations
+        with self.named("gates"):
+            parts = self.split(self.product(h, self.recurrent, x), [self.hidden] * 4)
+        i, o, f, new = parts
+        with self.named("input"):
+            i = gate(self._peep(i, c, 0))
+        with self.named("forget"):
+            coupled = self.ctx.attribute("input_forget", 0)
+            f = 1 - i if coupled else gate(self._peep(f, c, 2))
+        with self.named("candidate"):
+            new = inner(new)
+        with self.named("c"):
+            after = f * c + i * new
+        with self.named("output"):
+            o = gate(self._peep(o, after, 1))
+        with self.named("h"):
+            return [o * outer(after), after]
+
+    def _peep(self, part: Value, c: Value, which: int) -> Value:
+        return part + self.peepholes[which] * c if self.peepholes else part
+
+
+class Gru(Cell):
+    """Gates in the order update, reset, candidate."""
+
+    @classmethod
+    def keeps_bias(cls, ctx: Context) -> bool:
+        """Where the reset gate acts on the product, its bias is inside."""
+        return bool(ctx.attribute("linear_before_reset", 0))
+
+    def step(self, x: Value, *states: Value) -> list[Value]:
+        """See the class."""
+        h, size = states[0], self.hidden
+        gate, inner = self.activations
+        with self.named("gates"):
+            if self.keeps_bias(self.ctx):
+                old = self.split(self.product(h, self.recurrent, self.bias), [size] * 3)
+                z, r, fresh = self.split(x, [size] * 3)
+                z, r = z + old[0], r + old[1]
+            else:
+                first, last = self._rows(2 * size)
+                both, fresh = self.split(x, [2 * size, size])
+                z, r = self.split(self.product(h, first, both), [size] * 2)
+        with self.named("update"):
+            z = gate(z)
+        with self.named("reset"):
+            r = gate(r)
+        with self.named("candidate"):
+            if self.keeps_bias(self.ctx):
+                new = inner(fresh + r * old[2])
+            else:
+                new = inner(self.product(r * h, last, fresh))
+        with self.named("h"):  # written so that its gradient reads z, h and the candidate alone
+            return [z * h + (new - z * new)]
+
+    def _rows(self, count: int) -> tuple[Value, Value]:
+        """The recurrent weight of the two gates, and of the candidate: cut outside the loop."""
+        whole = self.ctx.tensor(self.recurrent.name)
+        parts = (
+            self.ctx.slice(whole, [0], [count], [0]),
+            self.ctx.slice(whole, [count], [count + self.hidden], [0]),
+        )
+        for part in parts:
+            self.emitter.types[part.name] = part.type
+        first, last = (self.emitter.tensor(part.name) for part in parts)
+        return first, last
+
+
+def activations(ctx: Context, defaults: tuple[str, ...], directions: int) -> list[list[Activation]]:
+    """The functions of each direction.
+
+    Raises:
+        ModelError: one is not known.
+    """
+    names = [str(_text(name)) for name in ctx.attribute("activations", list[str]())]
+    names = names or list(defaults) * directions
+    # alphas and betas are lists for those functions that take one, in order.
+    alphas = list(ctx.attribute("activation_alpha", list[float]()))
+    betas = list(ctx.attribute("activation_beta", list[float]()))
+    found: list[Activation] = []
+    known = {name.lower(): name for name in (*_PLAIN, *_SCALED)}
+    for name in names:
+        op = known.get(name.lower())
+        if op is None:
+            raise ModelError(
+                f"{ctx.node.op_type} '{ctx.node.name}' has an activation '{name}' that is not known"
+            )
+        takes_alpha, takes_beta = op in _ALPHA or op in _SCALED, op in _BETA or op in _SCALED
+        alpha = alphas.pop(0) if takes_alpha and alphas else _ALPHA.get(op, 1.0)
+        beta = betas.pop(0) if takes_beta and betas else _BETA.get(op, 0.0)
+        found.append(_activation(op, alpha, beta))
+    count = len(defaults)
+    return [found[k * count : (k + 1) * count] for k in range(directions)]
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _activation(op: str, alpha: float, beta: float) -> Activation:
+    """The function as nodes."""
+    if op == "Affine":
+        return lambda x: x * alpha + beta
+    if op == "ScaledTanh":
+        return lambda x: x.emitter.op("Tanh", x * beta) * alpha
+    given: dict[str, Any] = {}
+    if op in _ALPHA:
+        given["alpha"] = alpha
+    if op in _BETA:
+        given["beta"] = beta
+    return lambda x: x.emitter.op(op, x, **given)

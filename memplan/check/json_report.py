@@ -1,0 +1,88 @@
+"""The JSON object of ``check`` (schema ``memplan.check/1``; fields are only ever added)."""
+
+from __future__ import annotations
+
+import json
+
+from memplan.api.analyze import ACCOUNTING_VERSION
+from memplan.check.compare import CheckEntry, diff
+from memplan.check.lock import LockEntry
+from memplan.check.run import CheckResult, Problem, UpdateResult
+
+SCHEMA = "memplan.check/1"
+
+
+def check_json(result: CheckResult) -> str:
+    """The text of the object for a comparison."""
+    return _dump([_entry(entry) for entry in result.entries], result.problems)
+
+
+def update_json(result: UpdateResult) -> str:
+    """The same for an update; ``change`` says what happened to each entry."""
+    pairs = zip(result.entries, result.changes, strict=True)
+    entries = [{**_entry(entry), "change": str(change)} for entry, change in pairs]
+    return _dump(entries, result.problems, updated=result.accepted)
+
+
+def _dump(entries: list[dict[str, object]], problems: tuple[Problem, ...], **more: object) -> str:
+    errors = [{"path": p.path, "message": p.error.message, "hint": p.error.hint} for p in problems]
+    whole = {
+        "schema": SCHEMA,
+        "accounting_version": ACCOUNTING_VERSION,
+        "entries": entries,
+        "errors": errors,
+        **more,
+    }
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def _entry(entry: CheckEntry) -> dict[str, object]:
+    found: dict[str, object] = {
+        "path": entry.path,
+        "status": str(entry.status),
+        "locked_peak_bytes": entry.locked_peak_bytes,
+        "peak_bytes": entry.peak_bytes,
+        "delta_bytes": entry.delta_bytes,
+        "limit_bytes": entry.limit_bytes,
+        "over_max_peak": entry.over_max_peak,
+        "line": entry.line or None,
+    }
+    if entry.now is not None:
+        found |= _place(entry.now.entry)
+        found |= {"peak_step": entry.now.step, "steps": entry.now.steps}
+    if entry.locked is not None and entry.now is not None:
+        found |= _difference(entry)
+    return found
+
+
+def _place(now: LockEntry) -> dict[str, object]:
+    return {
+        "session": now.session,
+        "provider": now.provider,
+        "dims": dict(now.dims),
+        "peak_with_workspace_bytes": now.peak_with_workspace_bytes,
+        "peak_node": now.peak_node,
+        "by_class": dict(now.classes),
+    }
+
+
+def _difference(entry: CheckEntry) -> dict[str, object]:
+    assert entry.locked is not None
+    assert entry.now is not None
+    changes = diff(entry.locked, entry.now)
+    return {
+        "locked_peak_node": entry.locked.peak_node,
+        "changed_fields": list(changes.fields),
+        "by_class_delta": {c.name: c.delta_bytes for c in changes.classes},
+        "new_at_peak": [
+            {
+                "name": delta.family.tensors.name,
+                "class": delta.family.tensors.tensor_class,
+                "count": delta.count,
+                "count_is_exact": delta.exact,
+                "nbytes": delta.family.tensors.nbytes,
+                "held_by": delta.family.held_by,
+            }
+            for delta in changes.families
+        ],
+    }

@@ -1,1 +1,0 @@
-"""What a training graph is: nodes, tensors, phases, stashes, modules."""

@@ -1,0 +1,124 @@
+"""The values of this room: tensors, nodes and the graph. Ids index the tuples of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+ABSENT = -1
+"""In place of a tensor id: an optional input or output that a node leaves out."""
+
+
+class Phase(StrEnum):
+    """Which part of the training step a node belongs to."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class TensorKind(StrEnum):
+    """Where a tensor comes from."""
+
+    INPUT = "input"
+    INITIALIZER = "initializer"
+    COMPUTED = "computed"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named value.
+
+    ``readers`` has one entry per input slot that reads the tensor (a node that reads it twice
+    stands there twice), in file order. ``counted`` is False for strings, sequences and optionals,
+    whose memory is not planned (``nbytes`` is 0). ``static``: the runtime knows the shape before
+    it runs (False inside Loop bodies), without which it never works in place.
+    """
+
+    id: int
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    nbytes: int
+    kind: TensorKind
+    is_output: bool
+    producer: int
+    readers: tuple[int, ...]
+    counted: bool = True
+    static: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator call. ``captured`` are outer tensors that its bodies read (If, Loop, Scan)."""
+
+    id: int
+    name: str
+    domain: str
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    captured: tuple[int, ...] = ()
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> Iterator[int]:
+        """Tensor ids in slot order, absent ones left out, captured ones last."""
+        for tensor in self.inputs:
+            if tensor != ABSENT:
+                yield tensor
+        yield from self.captured
+
+    @property
+    def writes(self) -> Iterator[int]:
+        """Tensor ids of the outputs that are present."""
+        for tensor in self.outputs:
+            if tensor != ABSENT:
+                yield tensor
+
+    @property
+    def key(self) -> str:
+        """``domain:Op``, the key of the operator registries; the default domain is empty."""
+        return f"{self.domain}:{self.op}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A training graph. ``nodes`` stand in file order, ``Constant`` nodes left out.
+
+    ONNX Runtime turns ``Constant`` nodes into initializers when it loads a model; so they are
+    tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
+    with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
+    ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.marks`).
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    opset: int
+    bodies: Mapping[int, tuple[Body, ...]]
+    metadata: tuple[Mapping[str, str], ...]
+    parent_op: str = ""
+    checkpoints: frozenset[int] = frozenset()
+
+    def tensor_named(self, name: str) -> Tensor | None:
+        """The tensor of that name, or None."""
+        return next((tensor for tensor in self.tensors if tensor.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The graph inside a control-flow node.
+
+    ``trips`` is how often it runs per execution of the node; None: decided by data at run time.
+    ``shapes_known`` is False when some tensor inside has no static shape.
+    """
+
+    attribute: str
+    graph: Graph | None
+    trips: int | None
+    shapes_known: bool

@@ -1,0 +1,63 @@
+"""Which layer of the model a node belongs to: people think in layers.
+
+Exporters record it in ``metadata_props``; where they do not, parameter names do
+(``encoder.layer.3.attn.weight`` → ``encoder.layer.3.attn``), and nodes in between belong to the
+module of the parameter used last before them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from memplan.ir.graph import Graph, Phase
+from memplan.ir.phases import Phases
+
+UNKNOWN = "(no module)"
+_DEPTH_AFTER_INDEX = 1
+
+
+def modules(graph: Graph, phases: Phases) -> tuple[str, ...]:
+    """The module of every node by id; :data:`UNKNOWN` where nothing tells."""
+    recorded = [_recorded(metadata) for metadata in graph.metadata]
+    owner = {t: _owner(graph.tensors[t].name) for t in phases.parameters}
+    current = UNKNOWN
+    result: list[str] = []
+    for node in graph.nodes:
+        named = recorded[node.id]
+        if named is None and phases.of[node.id] in (Phase.FORWARD, Phase.LOSS):
+            parameter = next((owner[t] for t in node.reads if t in owner), None)
+            if parameter is not None:
+                current = parameter
+                if len(list(node.reads)) == 1:
+                    owner.update(dict.fromkeys(node.writes, parameter))  # a transposed weight
+            named = current if phases.of[node.id] is Phase.FORWARD else "loss"
+        result.append(named or UNKNOWN)
+    return tuple(result)
+
+
+def _recorded(metadata: Mapping[str, str]) -> str | None:
+    """The module that the exporter wrote down, if it names a real one."""
+    if "memplan.module" in metadata:
+        return metadata["memplan.module"]
+    scopes = metadata.get("pkg.torch.onnx.name_scopes")
+    if scopes is None:
+        return None
+    try:
+        names = ast.literal_eval(scopes)
+    except (ValueError, SyntaxError):
+        return None
+    if not isinstance(names, list | tuple):
+        return None
+    # The last scope is the operator itself; ['', 'mul_3'] names no module.
+    inner = [str(name) for name in names[:-1] if name]
+    return inner[-1] if inner else None
+
+
+def _owner(parameter: str) -> str:
+    """The module that owns a parameter: its path, cut one level behind the last layer index."""
+    parts = parameter.split(".")[:-1] or [parameter]
+    last_index = max((k for k, part in enumerate(parts) if part.isdigit()), default=-1)
+    if last_index < 0:
+        return ".".join(parts)
+    return ".".join(parts[: last_index + 1 + _DEPTH_AFTER_INDEX])

@@ -1,0 +1,340 @@
+"""Forward, loss, backward and update, found from the data flow alone.
+
+1. The *loss* is a scalar float output (one called loss, else the first).
+2. *Forward* is what the loss depends on. Its tail after the last use of a parameter is the *loss*
+   phase: everything there is made from predictions and labels only.
+3. *Backward* is the rest that depends on the loss phase, and what only serves that.
+4. *Update* is the rest that makes new state: what depends on optimizer state, and running
+   statistics, which do not depend on the loss.
+5. A node that says what it is (``metadata_props`` ``memplan.phase``, which ``memplan grad`` writes)
+   is believed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from memplan.errors import UsageError
+from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
+
+KEY = "memplan.phase"
+_FLOATS = frozenset({1, 10, 11, 16})
+_LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
+# An output that belongs to an input of nearly the same name: its gradient or its new value.
+_PAIRED_SUFFIXES = (
+    ".grad",
+    "_grad",
+    ".new",
+    "_new",
+    "_grad.accumulation.out",
+    ".out",
+    "_updated",
+)
+_BOUNDARY_OP = "com.microsoft:YieldOp"
+_ACCUMULATORS = frozenset(
+    {"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"}
+)
+# Operators whose inputs from the second on are weights.
+_WEIGHTED = frozenset(
+    {":MatMul", ":Gemm", ":Conv", ":ConvTranspose", ":LayerNormalization", ":BatchNormalization"}
+)
+# Elementwise operators of optimizer arithmetic on one gradient.
+_SCALING = frozenset({":Mul", ":Div", ":Neg", ":Pow", ":Sqrt", ":Add", ":Sub", ":Cast"})
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """``of`` gives the phase of every node by id; ``loss`` is the loss output's tensor id or None.
+
+    ``parameters`` are trained tensors (inputs or initializers), ``state`` inputs that only the
+    update reads (optimizer state) or that the step renews (running statistics).
+    """
+
+    of: tuple[Phase, ...]
+    loss: int | None
+    parameters: frozenset[int]
+    state: frozenset[int]
+
+    @property
+    def forward(self) -> frozenset[int]:
+        """The nodes that the loss depends on, its own among them."""
+        return frozenset(
+            node for node, phase in enumerate(self.of) if phase in (Phase.FORWARD, Phase.LOSS)
+        )
+
+
+def find_phases(graph: Graph, loss: str | None = None) -> Phases:
+    """Assign every node a phase.
+
+    Args:
+        graph: the graph.
+        loss: name of the loss output, to override the search.
+
+    Raises:
+        UsageError: ``loss`` is not an output of the graph.
+    """
+    finder = _Finder(graph, loss)
+    return finder.run()
+
+
+def pair_outputs(graph: Graph) -> dict[int, int]:
+    """Output id → id of the input or initializer that it is the gradient or new value of."""
+    sources = {
+        tensor.name: tensor for tensor in graph.tensors if tensor.kind is not TensorKind.COMPUTED
+    }
+    pairs: dict[int, int] = {}
+    for output in graph.outputs:
+        tensor = graph.tensors[output]
+        for suffix in _PAIRED_SUFFIXES:
+            base = tensor.name.removesuffix(suffix)
+            if base != tensor.name and base in sources:
+                pairs[output] = sources[base].id
+                break
+    if pairs or not any(_is_scalar_float(graph.tensors[t]) for t in graph.outputs):
+        return pairs
+    return _pair_by_shape(graph)
+
+
+def _is_scalar_float(tensor: Tensor) -> bool:
+    return tensor.dtype in _FLOATS and math.prod(tensor.shape) == 1
+
+
+def _pair_by_shape(graph: Graph) -> dict[int, int]:
+    """For exporters without names: outputs in order take the first float input of equal shape."""
+    free = [t for t in (graph.tensors[i] for i in graph.inputs) if t.dtype in _FLOATS and t.shape]
+    pairs: dict[int, int] = {}
+    for output in graph.outputs:
+        tensor = graph.tensors[output]
+        match = next((t for t in free if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
+        if match is not None:
+            pairs[output] = match.id
+            free.remove(match)
+    return pairs
+
+
+class _Finder:
+    """Works on sets of node ids."""
+
+    def __init__(self, graph: Graph, loss: str | None) -> None:
+        self.graph = graph
+        self.wanted = loss
+        self.pairs = pair_outputs(graph)
+        self.boundary = [node.id for node in graph.nodes if node.key == _BOUNDARY_OP]
+
+    def run(self) -> Phases:
+        loss = self._loss()
+        forward = self._forward(loss)
+        parameters = self._parameters(forward)
+        tail = self._loss_tail(forward, parameters) if loss is not None else set()
+        backward, update = self._rest(forward, tail)
+        state = self._state(parameters, update)
+        update |= self._optimizer(state, backward)
+        backward -= update
+        of = tuple(
+            told
+            if (told := self._told(node.id)) is not None
+            else Phase.LOSS
+            if node.id in tail
+            else Phase.FORWARD
+            if node.id in forward
+            else Phase.UPDATE
+            if node.id in update
+            else Phase.BACKWARD
+            for node in self.graph.nodes
+        )
+        return Phases(of, loss, frozenset(parameters), frozenset(state))
+
+    def _told(self, node: int) -> Phase | None:
+        text = self.graph.metadata[node].get(KEY)
+        return Phase(text) if text in set(Phase) else None
+
+    def _loss(self) -> int | None:
+        outputs = [self.graph.tensors[t] for t in self.graph.outputs]
+        if self.wanted is not None:
+            found = next((t.id for t in outputs if t.name == self.wanted), None)
+            if found is None:
+                raise UsageError(
+                    f"--loss {self.wanted}: the graph has no such output",
+                    "outputs: " + ", ".join(t.name for t in outputs[:8]),
+                )
+            return found
+        scalars = [t for t in outputs if _is_scalar_float(t)]
+        scalars = [t for t in scalars if t.id not in self.pairs]
+        named = [t for t in scalars if _LOSS_NAME.search(t.name)]
+        return next((t.id for t in (*named, *scalars)), None)
+
+    def _forward(self, loss: int | None) -> set[int]:
+        graph = self.graph
+        if self.boundary:
+            roots = [t for node in self.boundary for t in graph.nodes[node].reads]
+            return self._ancestors(roots) | set(self.boundary)
+        if loss is not None:
+            return self._ancestors([loss])
+        # No loss: what no gradient-like output separates is one forward pass.
+        plain = [t for t in graph.outputs if t not in self.pairs]
+        return self._ancestors(plain) if plain and self.pairs else set(range(len(graph.nodes)))
+
+    def _parameters(self, forward: set[int]) -> set[int]:
+        """Paired inputs that the forward pass reads and whose values are floats."""
+        found = set()
+        for source in self.pairs.values():
+            tensor = self.graph.tensors[source]
+            if tensor.dtype in _FLOATS and any(reader in forward for reader in tensor.readers):
+                found.add(source)
+        return found or self._weights_by_use()
+
+    def _weights_by_use(self) -> set[int]:
+        """Without paired outputs (a forward graph): floats that stand in a weight's place."""
+        return {
+            t
+            for node in self.graph.nodes
+            if node.key in _WEIGHTED
+            for t in node.inputs[1:]
+            if t >= 0
+            and self.graph.tensors[t].kind is not TensorKind.COMPUTED
+            and self.graph.tensors[t].dtype in _FLOATS
+        }
+
+    def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:
+        """Forward nodes behind the last node that reads a parameter."""
+        graph = self.graph
+        weights = self.derived(parameters)
+        before: set[int] = set()  # nodes that a parameter reader still follows
+        for node in reversed(graph.nodes):
+            if node.id not in forward:
+                continue
+            reads_parameter = any(t in weights for t in node.reads)
+            followed = any(
+                reader in before for t in node.writes for reader in graph.tensors[t].readers
+            )
+            if reads_parameter or followed:
+                before.add(node.id)
+        return forward - before
+
+    def derived(self, parameters: set[int]) -> set[int]:
+        """Parameters and what is made from them alone (a transposed weight)."""
+        found = set(parameters)
+        for node in self.graph.nodes:
+            reads = list(node.reads)
+            constant = TensorKind.INITIALIZER
+            if any(t in found for t in reads) and all(
+                t in found or self.graph.tensors[t].kind is constant for t in reads
+            ):
+                found.update(node.writes)
+        return found
+
+    def _rest(self, forward: set[int], tail: set[int]) -> tuple[set[int], set[int]]:
+        graph = self.graph
+        rest = {node.id for node in graph.nodes} - forward
+        if self.boundary:
+            seeds = [t for node in self.boundary for t in graph.nodes[node].writes]
+        else:
+            seeds = [
+                t for node in tail for t in (*graph.nodes[node].reads, *graph.nodes[node].writes)
+            ]
+        seeds = [t for t in seeds if graph.tensors[t].kind is TensorKind.COMPUTED]
+        core = self._descendants(seeds) & rest
+        if not core:
+            return rest, set()
+        roots = [t for node in core for t in graph.nodes[node].reads]
+        helpers = (self._ancestors(roots) & rest) - core
+        # What only serves the backward but runs before it (saved statistics) is forward work.
+        end = max(tail, default=-1)
+        forward |= {node for node in helpers if node < end}
+        backward = core | {node for node in helpers if node > end}
+        return backward, rest - backward - forward
+
+    def _state(self, parameters: set[int], update: set[int]) -> set[int]:
+        """Renewed inputs that are no parameters: optimizer state, running statistics, counters."""
+        return {source for source in self.pairs.values() if source not in parameters}
+
+    def _optimizer(self, state: set[int], backward: set[int]) -> set[int]:
+        """Backward nodes that are really optimizer arithmetic."""
+        graph = self.graph
+        found = {node for node in backward if graph.nodes[node].key in _ACCUMULATORS}
+        new_values = [
+            output for output, source in self.pairs.items() if _is_new_value(graph, output, source)
+        ]
+        found |= self._descendants(state) & backward
+        if not new_values:
+            return found
+        for node in reversed(graph.nodes):
+            if node.id in found or node.id not in backward or node.key not in _SCALING:
+                continue
+            if self._only_updates(node, found, set(new_values)) and _scales_one(graph, node):
+                found.add(node.id)
+        return found
+
+    def _only_updates(self, node: Node, update: set[int], new_values: set[int]) -> bool:
+        for t in node.writes:
+            readers = self.graph.tensors[t].readers
+            if t in new_values:
+                continue
+            if not readers or any(reader not in update for reader in readers):
+                return False
+        return True
+
+    def _ancestors(self, tensors: Iterable[int]) -> set[int]:
+        graph, found, stack = self.graph, set[int](), list(tensors)
+        while stack:
+            producer = graph.tensors[stack.pop()].producer
+            if producer >= 0 and producer not in found:
+                found.add(producer)
+                stack.extend(graph.nodes[producer].reads)
+        return found
+
+    def _descendants(self, tensors: Iterable[int]) -> set[int]:
+        graph, found, stack = self.graph, set[int](), list(tensors)
+        while stack:
+            for reader in graph.tensors[stack.pop()].readers:
+                if reader not in found:
+                    found.add(reader)
+                    stack.extend(graph.nodes[reader].writes)
+        return found
+
+
+def _is_new_value(graph: Graph, output: int, source: int) -> bool:
+    """Whether an output is made from the very input it is paired with (a step, not a gradient)."""
+    producer = graph.tensors[output].producer
+    return producer >= 0 and source in graph.nodes[producer].reads
+
+
+def _scales_one(graph: Graph, node: Node) -> bool:
+    """Whether at most one computed tensor of full size enters (the rest are scalars or state)."""
+    full: set[int] = set()
+    for t in node.reads:
+        tensor: Tensor = graph.tensors[t]
+        if tensor.kind is TensorKind.COMPUTED and math.prod(tensor.shape) > 1:
+            full.add(t)
+    return len(full) <= 1
+
+
+def differentiated(graph: Graph, phases: Phases) -> frozenset[int]:
+    """The forward nodes on a way from a parameter to the loss: those that gradients flow through.
+
+    Without a loss, or without parameters, that end of the way is not asked for.
+    """
+    forward = phases.forward
+    below: set[int] = set()
+    tensors = set(phases.parameters)
+    for node in graph.nodes:
+        if node.id in forward and (not phases.parameters or any(t in tensors for t in node.reads)):
+            below.add(node.id)
+            tensors.update(node.writes)
+    if phases.loss is None:
+        return frozenset(below)
+    above: set[int] = set()
+    tensors = {phases.loss}
+    for node in reversed(graph.nodes):
+        if node.id in below and any(t in tensors for t in node.writes):
+            above.add(node.id)
+            tensors.update(node.reads)
+    return frozenset(above)
+
+
+def count_phases(phases: Phases) -> Mapping[Phase, int]:
+    """Nodes per phase."""
+    return {phase: sum(p is phase for p in phases.of) for phase in Phase}

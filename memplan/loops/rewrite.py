@@ -1,0 +1,184 @@
+"""A graph in which a backward loop makes again what the forward loop then need not store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+import onnx
+from onnx import helper
+
+from memplan.ir.graph import Phase
+from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.loops.call import LoopCall, Slices, body_of
+from memplan.loops.cell import Kept
+from memplan.loops.edit import LoopEditor
+from memplan.loops.names import Names
+from memplan.loops.shifts import Shifts
+from memplan.loops.step import Step
+from memplan.loops.sweep import sweep, sweep_body
+
+FORWARD_KEY = "memplan.forward"
+_INVENTED = "unk__"
+"""How ONNX's shape inference calls dimensions that it does not know."""
+
+
+def store_less(
+    model: onnx.ModelProto, steps: Collection[tuple[Step, Kept]], symbolic: bool
+) -> onnx.ModelProto:
+    """A copy of ``model`` that keeps of every pair's steps what is ``Kept``, and no more.
+
+    Operators that run again stand first in the backward body, in forward order.
+
+    Args:
+        model: the model that the pairs were found in.
+        steps: what to keep of which pair.
+        symbolic: the model has symbolic dimensions, so no sizes are written.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    names = Names(copy.graph)
+    for step, kept in steps:
+        _Rewriter(copy, step, kept, names, symbolic).run()
+    sweep(copy.graph, model.graph)
+    _state_types(copy, names.stacked)
+    return copy
+
+
+def _state_types(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Write down types of new tensors, as far as ONNX infers them."""
+    if not names:
+        return
+    found = onnx.shape_inference.infer_shapes(model)
+    for value in found.graph.value_info:
+        if value.name in names:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param.startswith(_INVENTED):
+                    dim.Clear()
+            model.graph.value_info.append(value)
+
+
+class _Rewriter:
+    """Works on one pair."""
+
+    def __init__(
+        self, model: onnx.ModelProto, step: Step, kept: Kept, names: Names, symbolic: bool
+    ) -> None:
+        self.model, self.step, self.kept, self.names = model, step, kept, names
+        self.symbolic = symbolic
+        pair = step.pair
+        nodes = {node.name: node for node in model.graph.node}
+        self.call: LoopCall = pair.forward
+        self.forward = LoopEditor(nodes[pair.forward.node.name], pair.forward)
+        self.backward = LoopEditor(nodes[pair.backward.node.name], pair.backward)
+        self.shifts = Shifts(model, nodes[pair.backward.node.name], names)
+        self.node_names = {node.name for node in self.backward.body.node}
+        self.given: dict[str, str] = {}
+        """Names of the forward body → names in the backward body."""
+
+    def run(self) -> None:
+        """Change both bodies."""
+        pair, kept = self.step.pair, self.kept
+        wanted = {*kept.stored, *kept.used}
+        made = {name for node in kept.again for name in node.output if name}
+        head: list[onnx.NodeProto] = []
+        for inner, tensor in pair.reads.items():
+            if tensor in wanted and tensor not in self.given:
+                self.given[tensor] = inner
+                head += self.backward.lifted(inner)
+            elif tensor in made and tensor not in self.given:
+                self.backward.drop_slice(inner, self._outputs_read())
+                self.given[tensor] = inner
+            elif tensor in made:  # a second slice of the same
+                self.backward.drop_slice(inner, self._outputs_read())
+                head.append(
+                    self._noted(helper.make_node("Identity", [self.given[tensor]], [inner]))
+                )
+        aliases = [node for node in head if node.op_type == "Identity"]
+        head = [node for node in head if node.op_type != "Identity"]
+        for tensor in sorted(wanted - self.given.keys()):
+            head += self._new_slice(tensor)
+        head += [self._clone(node) for node in kept.again]
+        self.backward.put_first([*head, *aliases])
+        sweep_body(self.backward.body)
+
+    def _outputs_read(self) -> set[str]:
+        graph = self.model.graph
+        read = {name for node in graph.node for name in node.input}
+        return read | {value.name for value in graph.output}
+
+    # -- slices --------------------------------------------------------------------------------
+
+    def _new_slice(self, tensor: str) -> list[onnx.NodeProto]:
+        """Let the backward loop read a tensor of the forward body at its step."""
+        self.given[tensor] = name = self.names.inner(tensor, body_of(self.backward.node))
+        if tensor == self.call.counter:
+            return self.backward.mirrored_counter(self.names, name)
+        found = self._home(tensor)
+        kind = self._type(tensor)
+        return [
+            self._noted(node) if node.op_type != "Constant" else node
+            for node in self.backward.add_slice(found, name, kind, self.names)
+        ]
+
+    def _home(self, tensor: str) -> Slices:
+        """Where the graph has a tensor of the forward body, slice by slice; made if nowhere."""
+        known = {**self.call.slices, **self.step.formals}
+        if tensor in known:
+            return known[tensor]
+        stacked = dict(reversed(self.forward.stacked))
+        if tensor in stacked:
+            return stacked[tensor]
+        for state in self.call.states:
+            if state.before == tensor and state.after in stacked:
+                return self.shifts.of(state, stacked[state.after], self.call)
+        return self.forward.add_stacked(tensor, self._type(tensor), self.names)
+
+    def _type(self, tensor: str) -> onnx.TypeProto:
+        """The type of one step's slice."""
+        found = self.step.cell.types[tensor]
+        shape = [None if self.symbolic else dim for dim in found.shape or ()]
+        return helper.make_tensor_type_proto(found.dtype, shape)
+
+    # -- nodes that run again --------------------------------------------------------------------
+
+    def _clone(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        clone = onnx.NodeProto.FromString(node.SerializeToString())
+        clone.name = self._node_name(f"{node.name or node.op_type}/recompute")
+        for slot, name in enumerate(clone.input):
+            if name:
+                clone.input[slot] = self._visible(name)
+        for slot, name in enumerate(clone.output):
+            if name:
+                if name not in self.given:
+                    self.given[name] = self.names.inner(name, body_of(self.backward.node))
+                clone.output[slot] = self.given[name]
+        return self._noted(clone, node.name)
+
+    def _node_name(self, stem: str) -> str:
+        """A name that no node of the backward body has."""
+        candidates = itertools.chain([stem], (f"{stem}_{k}" for k in itertools.count(1)))
+        name = next(each for each in candidates if each not in self.node_names)
+        self.node_names.add(name)
+        return name
+
+    def _visible(self, name: str) -> str:
+        """What the backward body calls a tensor of the forward body."""
+        if name in self.given:
+            return self.given[name]
+        if name in self.call.invariants:
+            return self.call.invariants[name]
+        for tensor in self.call.body.initializer:
+            if tensor.name == name:
+                body = body_of(self.backward.node)
+                self.given[name] = fresh = self.names.inner(name, body)
+                body.initializer.append(tensor)
+                body.initializer[-1].name = fresh
+                return fresh
+        return name  # of the graph around
+
+    @staticmethod
+    def _noted(node: onnx.NodeProto, of: str = "") -> onnx.NodeProto:
+        notes = {PHASE_KEY: Phase.BACKWARD, **({FORWARD_KEY: of} if of else {})}
+        helper.set_metadata_props(node, notes)
+        return node

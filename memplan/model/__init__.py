@@ -1,1 +1,0 @@
-"""Reading, checking, preparing and writing ONNX files, without ever loading weights."""

@@ -1,0 +1,143 @@
+"""The passes by name, one after the other, each with what it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memplan.errors import UsageError
+from memplan.passes.base import Applied, Pass, lower_or_equal
+from memplan.passes.early_update import EarlyUpdate
+from memplan.passes.elide import Elide
+from memplan.passes.order import Order
+from memplan.passes.prune import Prune
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import Timeline, simulate
+
+NAMES = (Elide.name, Prune.name, Order.name, EarlyUpdate.name)
+"""In the order in which they run."""
+ALL, NONE = "all", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PassStep:
+    """A pass that ran: the model behind it, simulated, and what it did, if it ``changed`` anything.
+
+    ``removed_outputs`` and ``removed_inputs`` as in :class:`Applied`.
+    """
+
+    name: str
+    model: OpenModel
+    timeline: Timeline
+    changed: bool
+    removed_outputs: tuple[str, ...] = ()
+    removed_inputs: tuple[str, ...] = ()
+    note: str = ""
+
+
+def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
+    """The steps before the nodes were moved; the same object where none was."""
+    moves = (Order.name, EarlyUpdate.name)
+    return next((steps[:k] for k, s in enumerate(steps) if s.changed and s.name in moves), steps)
+
+
+def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
+    """Names of the graph's interface that are gone, by ``removed_outputs`` and ``..._inputs``."""
+    return {
+        "removed_outputs": [name for step in steps for name in step.removed_outputs],
+        "removed_inputs": [name for step in steps for name in step.removed_inputs],
+    }
+
+
+def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
+    """What a rewritten file says of its passes: their names, and what is gone."""
+    gone = {key: names for key, names in removed(steps).items() if names}
+    return {"passes": [step.name for step in steps], **gone}
+
+
+def parse_passes(text: str) -> tuple[str, ...]:
+    """``all``, ``none`` or names with commas between them → names in the order of :data:`NAMES`.
+
+    Raises:
+        UsageError: a name is no pass.
+    """
+    if text in (ALL, NONE):
+        return NAMES if text == ALL else ()
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
+    for name in wanted:
+        if name not in NAMES:
+            raise UsageError(
+                f"there is no pass '{name}'", f"passes: {', '.join(NAMES)}; or all, or none"
+            )
+    return tuple(name for name in NAMES if name in wanted)
+
+
+def make_passes(
+    names: Sequence[str], wrt: tuple[str, ...] = (), seconds: float = 2.0
+) -> tuple[Pass, ...]:
+    """The passes of these names. ``wrt``: see :class:`Prune`; ``seconds``: for the order.
+
+    Raises:
+        UsageError: ``wrt`` is given, and no pass would heed it.
+    """
+    if wrt and Prune.name not in names:
+        raise UsageError(
+            "--wrt is what the pass 'prune' goes by, and --passes leaves it out",
+            "add prune to --passes",
+        )
+    known: dict[str, Pass] = {
+        Elide.name: Elide(),
+        Prune.name: Prune(wrt),
+        EarlyUpdate.name: EarlyUpdate(),
+        Order.name: Order(seconds),
+    }
+    return tuple(known[name] for name in names)
+
+
+def passes_for(
+    session: SessionKind, text: str, wrt: tuple[str, ...], seconds: float
+) -> tuple[Pass, ...]:
+    """The passes that ``text`` names, as far as they fit the kind of session.
+
+    A plain session optimizes what it loads, in an order of its own: nodes that are moved go
+    elsewhere there, and copies that are gone may bring fusions that cost memory.
+
+    Raises:
+        UsageError: a name is no pass, or ``wrt`` is given and no pass would heed it.
+    """
+    names = parse_passes(text)
+    if not session.priority_order:
+        names = tuple(name for name in names if name == Prune.name)
+    return make_passes(names, wrt, seconds)
+
+
+def run_passes(
+    model: OpenModel, timeline: Timeline, passes: Sequence[Pass]
+) -> tuple[PassStep, ...]:
+    """Run ``passes`` one after the other on ``model``, whose simulation is ``timeline``.
+
+    A pass that would raise a peak is left out, unless outputs went by it, which was asked for.
+
+    Raises:
+        UsageError: an option of a pass names what is not there.
+    """
+    steps: list[PassStep] = []
+    for each in passes:
+        found = each.apply(model, timeline)
+        after = timeline if found.model is model else simulate(found.model.graph, timeline.session)
+        if not found.removed_outputs and not lower_or_equal(after, timeline):
+            found, after = Applied(model, note="left out: a peak would rise"), timeline
+        steps.append(
+            PassStep(
+                each.name,
+                found.model,
+                after,
+                found.model is not model,
+                found.removed_outputs,
+                found.removed_inputs,
+                found.note,
+            )
+        )
+        model, timeline = found.model, after
+    return tuple(steps)

@@ -1,0 +1,112 @@
+"""Nodes whose first output is, bit for bit and in shape, their first input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.ir.graph import ABSENT, Graph, Node
+
+Array = npt.NDArray[np.generic]
+
+VIEWS = frozenset({":Reshape", ":Squeeze", ":Unsqueeze", ":Flatten"})
+"""Operators that keep the elements in their order in memory, and decide the shape only."""
+# With one input these hand it on as it is.
+_OF_ONE = frozenset({":Concat", ":Sum", ":Max", ":Min"})
+# These keep every element where it is if the shape stays.
+_BY_SHAPE = VIEWS | {":Expand", ":Tile", ":Split"}
+_STEPS_SLOT = 4  # of Slice, from opset 10 on
+_TRAINING_MODE_OPSET = 12  # from here on Dropout has training_mode as its third input
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a graph. ``values``: contents of small constants by name. ``exact``: every
+    shape is the one of each run (no symbolic dimension, no upper bound)."""
+
+    graph: Graph
+    values: Mapping[str, Array]
+    exact: bool
+
+    def shape_stays(self, node: Node) -> bool:
+        """Whether input and output have the same shape in every run."""
+        tensors = self.graph.tensors
+        return self.exact and tensors[node.inputs[0]].shape == tensors[node.outputs[0]].shape
+
+    def value(self, node: Node, slot: int) -> Array | None:
+        """The constant in an input slot; None where there is none or it is not known."""
+        if slot >= len(node.inputs) or node.inputs[slot] == ABSENT:
+            return None
+        return self.values.get(self.graph.tensors[node.inputs[slot]].name)
+
+    def absent(self, node: Node, slot: int) -> bool:
+        """Whether an optional input is left out."""
+        return slot >= len(node.inputs) or node.inputs[slot] == ABSENT
+
+
+def same_value(facts: Facts, node: Node) -> bool:
+    """Whether ``node`` only hands its first input on, and makes nothing else that is used."""
+    tensors = facts.graph.tensors
+    if not node.inputs or node.inputs[0] == ABSENT or not node.outputs or node.outputs[0] == ABSENT:
+        return False
+    if any(tensors[t].is_output or tensors[t].readers for t in node.outputs[1:] if t != ABSENT):
+        return False
+    source, result = tensors[node.inputs[0]], tensors[node.outputs[0]]
+    if not source.counted or source.dtype != result.dtype:
+        return False
+    if node.key in (":Identity", ":Cast"):
+        return True
+    if node.key in _OF_ONE:
+        return len(node.inputs) == 1
+    if node.key in _BY_SHAPE:
+        return facts.shape_stays(node)
+    rule = _RULES.get(node.key)
+    return rule is not None and rule(facts, node)
+
+
+def permutation(graph: Graph, node: Node) -> list[int]:
+    """The axes of a Transpose; without the attribute they are reversed."""
+    given = node.attributes.get("perm")
+    rank = len(graph.tensors[node.inputs[0]].shape)
+    return list(given) if isinstance(given, list) else list(reversed(range(rank)))
+
+
+def _transpose(facts: Facts, node: Node) -> bool:
+    axes = permutation(facts.graph, node)
+    return axes == sorted(axes)
+
+
+def _slice(facts: Facts, node: Node) -> bool:
+    """The whole, forwards: a step of -1 keeps the shape, too."""
+    if not facts.shape_stays(node):
+        return False
+    steps = facts.value(node, _STEPS_SLOT)
+    return facts.absent(node, _STEPS_SLOT) or (
+        steps is not None and bool(np.all(np.sign(steps.astype(np.int64)) > 0))
+    )
+
+
+def _pad(facts: Facts, node: Node) -> bool:
+    """All pads 0: one that cuts and one that adds may make up for each other in the shape."""
+    pads = facts.value(node, 1)
+    return facts.shape_stays(node) and pads is not None and not np.any(pads)
+
+
+def _dropout(facts: Facts, node: Node) -> bool:
+    """Inference, or a ratio of 0. Random numbers of other nodes do not depend on it."""
+    if facts.graph.opset < _TRAINING_MODE_OPSET:
+        return True
+    training, ratio = facts.value(node, 2), facts.value(node, 1)
+    inference = facts.absent(node, 2) or (training is not None and not np.any(training))
+    return inference or (ratio is not None and not np.any(ratio))
+
+
+_RULES: Mapping[str, Callable[[Facts, Node], bool]] = {
+    ":Transpose": _transpose,
+    ":Slice": _slice,
+    ":Pad": _pad,
+    ":Dropout": _dropout,
+}

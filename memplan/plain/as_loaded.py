@@ -1,0 +1,91 @@
+"""A model as ONNX Runtime holds it once a plain session has loaded it.
+
+Only the runtime knows what its optimizer will do, so it is asked: the model is loaded, not run,
+and what the session holds is simulated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from memplan.errors import MemplanError
+from memplan.ir.copies import hide_copies, show_copies
+from memplan.proto.external import external_tensors
+from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.read import read_model
+from memplan.shapes.hidden import KEY
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, on_devices, opened
+from memplan.simulate.session import SessionKind
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``model`` as a plain session holds it, nodes in the order in which they run.
+
+    ``gone`` and ``new``: names of nodes that only the file or only the session has. If there are
+    none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in.
+    """
+
+    model: OpenModel
+    kind: SessionKind
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the runtime runs the file's own nodes."""
+        return not self.gone and not self.new
+
+
+def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Loaded:
+    """Load the model's file in a plain session and look at what that holds.
+
+    Args:
+        model: a file that was opened.
+        session: a default session; its provider loads the file.
+        loss: name of the loss output, where the search would pick another.
+
+    Raises:
+        RuntimeUnavailableError: the runtime is missing or refuses the file.
+        MemplanError: the weights lie in other files, or a tensor's shape stays unknown.
+    """
+    prepared = model.prepared
+    if any(True for _ in external_tensors(prepared.proto)):
+        raise MemplanError("saving what the session holds would copy the external weights")
+    # onnxruntime is loaded in a child process only.
+    from memplan.runtime.optimize import save_as_loaded
+
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        target = Path(folder) / "loaded.onnx"
+        save_as_loaded(prepared.path, target, session.name, session.provider)
+        saved = read_model(target)
+    copies = hide_copies(saved)
+    _note_types(saved, model)
+    held = opened(prepare(saved, prepared.path, prepared.dims), loss)
+    if session.provider == "cuda":
+        shown = replace(held, graph=show_copies(held.graph, copies))
+        held = on_devices(shown, session, loss)
+    before = {node.name for node in model.graph.nodes}
+    after = {node.name for node in held.graph.nodes}
+    if before == after:
+        own = on_devices(model, session, loss) if session.provider == "cuda" else model
+        return Loaded(own, session, (), ())
+    # Nodes are listed where they run; the indices of those that the runtime made are not known.
+    kind = replace(session, priority_order=True)
+    return Loaded(held, kind, tuple(sorted(before - after)), tuple(sorted(after - before)))
+
+
+def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:
+    """Types that memplan found in the file, for tensors that the session kept."""
+    made = {name for node in saved.graph.node for name in node.output}
+    known = {
+        name: [value.dtype, list(value.shape)]
+        for name, value in model.prepared.types.items()
+        if name in made and value.dtype and value.shape is not None
+    }
+    set_metadata(saved, {**get_metadata(saved), KEY: known, "session": "default"})

@@ -1,0 +1,203 @@
+"""Fences and veils: tensors that the runtime cannot see through, at no cost in memory.
+
+``Unsqueeze(x, axes)`` with no axes is ``x`` itself: no copy, any rank and type. If ``axes`` is
+computed while the model runs (``Mul`` of the ``Size`` of some input and an empty constant), the
+runtime's optimizer can neither fold it nor tell that there are no axes. So
+
+- a recomputed node that reads a *fence* is no duplicate of its original: common-subexpression
+  elimination leaves it alone;
+- behind a *veil* (the same on a graph input or a constant) shapes are unknown: the memory planner
+  reuses no buffer there, which would keep dead memory alive, and constant folding stops.
+
+Measured on ONNX Runtime 1.31.1 at every optimization level (tests/ort/test_plain.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import helper
+
+from memplan.errors import UsageError
+from memplan.proto.metadata import node_metadata
+
+OLDEST_OPSET = 13
+"""``Unsqueeze`` takes its axes as an input from this opset on."""
+
+PREFIX = "memplan/"
+NO_AXES = f"{PREFIX}no_axes"
+_NEVER = 1 << 30
+
+
+@dataclass(slots=True)
+class Curtain:
+    """Makes fences and veils for one graph, and the axes that they share.
+
+    ``nodes`` compute the axes and must stand before everything else. Two fences on the same tensor
+    need different axes, or they would be merged; each further one is ``Mul`` of the one before.
+    """
+
+    source: str
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    axes: list[str] = field(default_factory=list)
+
+    def axes_for(self, generation: int) -> str:
+        """Axes that differ from those of every other generation."""
+        size = f"{PREFIX}size"
+        if not self.nodes:
+            self.nodes.append(marked("axes", "Size", [self.source], size))
+        while len(self.axes) <= generation:
+            before = self.axes[-1] if self.axes else size
+            name = f"{PREFIX}axes_{len(self.axes)}"
+            self.nodes.append(marked("axes", "Mul", [before, NO_AXES], name))
+            self.axes.append(name)
+        return self.axes[generation]
+
+    def hide(self, tensor: str, generation: int, role: str) -> onnx.NodeProto:
+        """The node that makes the hidden twin of ``tensor``."""
+        name = f"{PREFIX}{role}_{generation}/{tensor}"
+        return marked(role, "Unsqueeze", [tensor, self.axes_for(generation)], name)
+
+    def constants(self) -> list[onnx.TensorProto]:
+        """Initializers that the nodes need."""
+        if not self.nodes:
+            return []
+        return [helper.make_tensor(NO_AXES, onnx.TensorProto.INT64, [0], [])]
+
+
+def curtain_for(graph: onnx.GraphProto) -> Curtain:
+    """A curtain whose axes come from a graph input that a run must give.
+
+    Raises:
+        UsageError: there is none: the runtime may compute the whole graph when it loads it.
+    """
+    initialized = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name not in initialized and value.type.HasField("tensor_type"):
+            return Curtain(value.name)
+    raise UsageError(
+        "plans for plain default sessions need a graph input",
+        "use --session tuned and load the result with memplan.load(path)",
+    )
+
+
+def marked(role: str, op: str, inputs: list[str], output: str) -> onnx.NodeProto:
+    """A node that memplan adds, named like its output; its role stands in its metadata."""
+    node = helper.make_node(op, inputs, [output], name=output)
+    helper.set_metadata_props(node, {"memplan.role": role})
+    return node
+
+
+def is_ours(node: onnx.NodeProto) -> bool:
+    """Whether memplan added the node and it computes nothing of the model."""
+    return node_metadata(node).get("memplan.role") in ("axes", "fence", "veil", "pin")
+
+
+def fence_clones(
+    nodes: Iterable[onnx.NodeProto], curtain: Curtain
+) -> tuple[list[onnx.NodeProto], int]:
+    """The nodes, with fences before recomputed ones that would be merged with what they repeat.
+
+    Walks the nodes as the optimizer's value numbering does (operator, attributes and the values
+    read): a recomputed node whose number is taken reads its first input through a fence. Those
+    that read results of it then have numbers of their own.
+
+    Args:
+        nodes: in file order; recomputed ones are marked. They are changed in place.
+        curtain: makes the fences.
+
+    Returns:
+        All nodes in file order, and how many fences there are among them.
+    """
+    numbers: dict[str, int] = {}
+    values: dict[object, int] = {}
+    fences: dict[tuple[str, int], str] = {}
+    repeats: dict[object, int] = {}
+    result: list[onnx.NodeProto] = []
+    fresh = itertools.count()
+
+    def key(node: onnx.NodeProto) -> object:
+        attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+        inputs = tuple(numbers.setdefault(name, next(fresh)) for name in node.input)
+        return node.domain, node.op_type, inputs, tuple(attributes)
+
+    for node in nodes:
+        value = key(node)
+        recomputed = node_metadata(node).get("memplan.role") == "recompute"
+        place = next((slot for slot, _ in data_inputs(node)), None)
+        if recomputed and place is not None and (value, 0) in values:
+            repeats[value] = generation = repeats.get(value, 0) + 1
+            fence = (node.input[place], generation)
+            if fence not in fences:
+                made = curtain.hide(*fence, "fence")
+                fences[fence] = made.output[0]
+                result.append(made)
+            node.input[place] = fences[fence]
+            value = key(node)
+        for slot, name in enumerate(node.output):
+            numbers[name] = values.setdefault((value, slot), next(fresh))
+        result.append(node)
+    return result, len(fences)
+
+
+# Nodes that the runtime changes when it knows the dimensions of what they read: Shape is folded;
+# pools go over to another layout on the CPU, between nodes that run out of order.
+DIMENSION_READERS = frozenset(
+    {"Shape", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
+)
+
+
+def hide_dimensions(
+    nodes: Iterable[onnx.NodeProto], outside: Container[str], curtain: Curtain
+) -> list[onnx.NodeProto]:
+    """The nodes, with veils before those that the runtime would change.
+
+    Args:
+        nodes: in file order; changed in place.
+        outside: graph inputs and constants, which get veils of their own.
+        curtain: makes the veils.
+    """
+    hidden: dict[str, str] = {}
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        if node.op_type in DIMENSION_READERS and node.domain in ("", "ai.onnx"):
+            name = node.input[0]
+            if name not in outside and name not in hidden:
+                veil = curtain.hide(name, 0, "veil")
+                hidden[name] = veil.output[0]
+                result.append(veil)
+            node.input[0] = hidden.get(name, name)
+        result.append(node)
+    return result
+
+
+# Inputs that say how to compute rather than what with. ONNX shape inference and some kernels expect
+# constants there: a Slice whose axes alone are unknown is taken to slice the first ones.
+_PARAMETERS = {
+    **dict.fromkeys(("Clip", "CumSum", "Dropout", "OneHot", "Pad", "Resize", "Slice"), 1),
+    **dict.fromkeys(("Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "Upsample"), 1),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "BitShift", "DFT", "Col2Im"), 1),
+    **dict.fromkeys(("If", "Loop", "Scan", "Range", "SplitToSequence", "SequenceAt"), 0),
+}
+
+
+def data_inputs(node: onnx.NodeProto) -> list[tuple[int, str]]:
+    """Slots and names of the inputs that a node computes with, parameters left out."""
+    first = 1 if node.op_type.startswith("Reduce") else _PARAMETERS.get(node.op_type, _NEVER)
+    return [(slot, name) for slot, name in enumerate(node.input) if name and slot < first]
+
+
+def read_instead(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
+    """Copies of the nodes that compute with ``names[x]`` where they compute with ``x``."""
+    result = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for slot, name in data_inputs(node):
+            if name in names:
+                copy.input[slot] = names[name]
+        result.append(copy)
+    return result

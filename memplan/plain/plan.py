@@ -1,0 +1,205 @@
+"""``rewrite --session default``: a plan that holds in anyone's ``InferenceSession(path)``."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from memplan.errors import InfeasibleError, MemplanError
+from memplan.ir.graph import Graph
+from memplan.plain.as_loaded import Loaded, as_loaded
+from memplan.plain.finish import Draft, Limits, PlainModel, finish
+from memplan.planning.apply import apply_plan
+from memplan.planning.plan import Plan
+from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.planning.verify import ensure_sound, rewritten_types
+from memplan.proto.metadata import get_metadata
+from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import simulate
+from memplan.solver.strategy import Progress, Strategy
+from memplan.units import format_bytes
+
+SEARCH_SECONDS = 5.0
+"""When the search for the fewest veils and pins ends."""
+
+_ATTEMPTS = 6
+_LOADS = 4
+# Targets so close, as a share of the budget, that nothing lies between them.
+_CLOSE = 0.005
+_UNBOUNDED = 1 << 62
+
+
+def plan_plain(
+    model: OpenModel,
+    request: PlanRequest,
+    strategy: Strategy,
+    time_limit: float,
+    progress: Progress | None = None,
+) -> tuple[Plan, PlainModel]:
+    """Plan ``request`` so that the budget holds in a plain session.
+
+    In the first run and in every later one, where a plan for that is found; else in the first one
+    (``PlainModel.later`` tells what the others need, and its notes say so).
+
+    Args:
+        model: what is planned.
+        request: with a default session.
+        strategy: decides what is recomputed.
+        time_limit: seconds per attempt. The memory pattern's block has gaps that the planner does
+            not foresee; where they break the budget, it plans again for less.
+        progress: called with the present peak in bytes.
+
+    Raises:
+        InfeasibleError: not even the first run can keep the budget.
+        UsageError: the graph has no input.
+    """
+    try:
+        return _plan(model, request, strategy, time_limit, progress, later=True)
+    except InfeasibleError:
+        return _plan(model, request, strategy, time_limit, progress, later=False)
+
+
+def _plan(
+    model: OpenModel,
+    request: PlanRequest,
+    strategy: Strategy,
+    time_limit: float,
+    progress: Progress | None,
+    *,
+    later: bool,
+) -> tuple[Plan, PlainModel]:
+    """Plan for less and less until the budget holds, then for a little more again if that is
+    cheaper."""
+    budget = target = request.budget_bytes
+    limits = Limits(budget, budget if later else _UNBOUNDED)
+    best: tuple[Plan, PlainModel] | None = None
+    low, high, seconds = 0, 0, time_limit  # targets that are too low, and too high; 0: none yet
+    for _ in range(_ATTEMPTS):
+        try:
+            plan = make_plan(
+                prepare(_as_pinned(request, target, later)), strategy, seconds, progress
+            )
+        except InfeasibleError:
+            if not high:
+                raise
+            low, over = target, 0
+        else:
+            result, over = _tried(_draft(model, plan, request.session), limits)
+            if result is not None and (best is None or _cost(plan) < _cost(best[0])):
+                best = (replace(plan, budget_bytes=budget), result)
+            if result is not None:
+                low = target
+            else:
+                high = min(target, plan.predicted_peak_with_workspace_bytes)
+        if best is not None and (not high or _cost(best[0]) == 0):
+            break
+        target = (low + high) // 2 if low else high - over
+        seconds = time_limit / 2
+        if high - low < _CLOSE * budget and low:
+            break
+    if best is None:
+        raise InfeasibleError(
+            f"no plan found within {budget:,} B: buffers of a plain session do not fit as closely "
+            "as the plan needs",
+            "use --session tuned, or give a larger budget",
+        )
+    ensure_sound(model.prepared.proto, best[1].model, best[1].timeline.graph)
+    return best
+
+
+def _tried(draft: Draft, limits: Limits) -> tuple[PlainModel | None, int]:
+    """The finished model if it keeps the limits, and by how many bytes it breaks them else."""
+    over = limits.excess(draft.peaks(), draft.resident)
+    if over > 0:
+        return None, over
+    result = _finished(draft, limits)
+    over = limits.excess(result.peaks, 0)
+    return (result if over <= 0 else None), over
+
+
+def _cost(plan: Plan) -> float:
+    return plan.extra_cost_fraction
+
+
+def _finished(draft: Draft, limits: Limits) -> PlainModel:
+    """The model with the fewest fences, veils and pins that the runtime leaves as it is.
+
+    Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
+    reader, which makes new patterns), pins on them prevent that.
+    """
+    needed: frozenset[str] = frozenset()
+    for _ in range(_LOADS):
+        result = finish(draft, limits, SEARCH_SECONDS, needed)
+        held = _held(result.model, draft.kind)
+        if held is None or held.unchanged or needed.issuperset(held.gone):
+            break
+        needed |= frozenset(held.gone)
+    notes = (*_later_notes(result, limits.first), *_load_notes(held, limits.first))
+    return replace(result, notes=notes)
+
+
+def _held(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
+    """What a plain session holds of a model; None if the runtime cannot be asked."""
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        path = Path(folder) / "rewritten.onnx"
+        try:
+            path.write_bytes(model.SerializeToString())
+            dims = get_metadata(model).get("dims")
+            return as_loaded(open_model(path, dims if isinstance(dims, dict) else {}), session)
+        except (MemplanError, ValueError):
+            return None
+
+
+def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
+    """The request as the planner must see it: every node in its place and no shape known."""
+    session = replace(request.session, priority_order=True, reuse=False)
+    return replace(
+        request,
+        graph=_without_shapes(request.graph),
+        session=session,
+        budget_bytes=budget,
+        outputs_reserved=later,
+    )
+
+
+def _without_shapes(graph: Graph) -> Graph:
+    """The graph behind veils: the runtime neither reuses buffers nor works in place."""
+    return replace(graph, tensors=tuple(replace(t, static=False) for t in graph.tensors))
+
+
+def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:
+    planned: onnx.ModelProto = apply_plan(model.prepared.proto, plan, model.prepared.dims)
+    types = rewritten_types(planned, plan, model.prepared.types)
+    return Draft(planned, types, model.prepared.dims, session)
+
+
+def _later_notes(plain: PlainModel, budget: int) -> list[str]:
+    """What to know about later runs, for a reader who decides on session options."""
+    later, first = plain.later.peak_with_workspace_bytes, plain.timeline.peak_with_workspace_bytes
+    if later <= budget:
+        return []
+    return [
+        f"later runs take {format_bytes(later)}, over the budget: no plan was found that keeps it "
+        "with the block of the memory pattern; enable_mem_pattern = False in the session options "
+        f"makes every run like the first ({format_bytes(first)})"
+    ]
+
+
+def _load_notes(held: Loaded | None, budget: int) -> list[str]:
+    """What the runtime makes of a rewritten model when it loads it, where that is not the plan."""
+    if held is None:
+        return ["not checked against what ONNX Runtime makes of the file when it loads it"]
+    if held.unchanged:
+        return []
+    timeline = simulate(held.model.graph, held.kind)
+    peak = timeline.peak_with_workspace_bytes
+    verdict = "within the budget" if peak <= budget else "OVER THE BUDGET"
+    names = ", ".join((*held.gone, *held.new)[:3])
+    return [
+        f"ONNX Runtime changes the graph when it loads it ({len(held.gone)} nodes gone, "
+        f"{len(held.new)} new: {names}); first run then {format_bytes(peak)}, {verdict}"
+    ]

@@ -1,0 +1,195 @@
+"""Plan → model: nodes in plan order, recomputed ones as clones, readers on the latest value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+from onnx import helper, numpy_helper
+
+from memplan.ir.build import is_constant
+from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.planning.plan import Plan
+from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.simulate.floor import OPTIONAL_OUTPUTS
+
+
+def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> onnx.ModelProto:
+    """A new model whose file order is the plan's sequence.
+
+    Args:
+        model: the model that the plan's graph was built from (left untouched).
+        plan: the plan.
+        dims: bound dimensions, recorded in the metadata.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    writer = _Writer(model, plan)
+    nodes = writer.nodes()
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    result.graph.value_info.extend(writer.value_info)
+    for name, value in plan.extended.constants.items():
+        if name in writer.used_constants:
+            result.graph.initializer.append(numpy_helper.from_array(value, name))
+    set_metadata(
+        result,
+        {
+            "session": "tuned",
+            "dims": dict(dims),
+            "budget_bytes": plan.budget_bytes,
+            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            "predicted_peak_with_workspace_bytes": plan.predicted_peak_with_workspace_bytes,
+            "strategy": plan.strategy,
+            "clones": plan.clones,
+        },
+    )
+    return result
+
+
+class _Writer:
+    """Walks the sequence and keeps, per tensor, the name that readers must use now."""
+
+    def __init__(self, model: onnx.ModelProto, plan: Plan) -> None:
+        self.model = model
+        self.graph: Graph = plan.extended.graph
+        self.plan = plan
+        self.current = [tensor.name for tensor in self.graph.tensors]
+        self.taken = set(self.current) | {node.name for node in self.graph.nodes}
+        self.runs: defaultdict[int, int] = defaultdict(int)
+        self.used_constants: set[str] = set()
+        self.value_info: list[onnx.ValueInfoProto] = []
+        self.known_info = {v.name: v for v in model.graph.value_info}
+        self.read_counts = _reads_per_instance(plan)
+
+    def nodes(self) -> list[onnx.NodeProto]:
+        """The new node list: constants first, as the runtime makes them initializers anyway."""
+        constants = [n for n in self.model.graph.node if is_constant(n)]
+        protos = [n for n in self.model.graph.node if not is_constant(n)]
+        result = [onnx.NodeProto.FromString(n.SerializeToString()) for n in constants]
+        for position, index in enumerate(self.plan.sequence):
+            original = protos[index] if index < len(protos) else None
+            result.append(self._instance(position, self.graph.nodes[index], original))
+        return result
+
+    def _instance(
+        self, position: int, node: Node, original: onnx.NodeProto | None
+    ) -> onnx.NodeProto:
+        proto = _copy_or_make(node, original, self.graph)
+        self.runs[node.id] += 1
+        is_clone = original is None or self.runs[node.id] > 1
+        for slot, tensor in enumerate(node.inputs):
+            if tensor != ABSENT:
+                proto.input[slot] = self.current[tensor]
+                self.used_constants.add(self.current[tensor])
+        if is_clone:
+            proto.name = self._fresh(node.name)
+            self._mark(proto, node)
+        elif self.plan.tags and node.name in self.plan.recomputed:
+            _add_metadata(proto, self.plan.tags)
+        for slot, tensor in enumerate(node.outputs):
+            if tensor == ABSENT:
+                continue
+            if self._unread(position, node, slot):
+                proto.output[slot] = ""
+                continue
+            if is_clone:
+                name = self._fresh(self.graph.tensors[tensor].name)
+                self._declare(tensor, name)
+                proto.output[slot] = name
+                self.current[tensor] = name
+        _trim(proto.output)
+        return proto
+
+    def _unread(self, position: int, node: Node, slot: int) -> bool:
+        """An optional output that nobody reads is left out, so that it is never allocated."""
+        tensor = self.graph.tensors[node.outputs[slot]]
+        if slot not in OPTIONAL_OUTPUTS.get(node.key, ()):
+            return False
+        if tensor.is_output and self.runs[node.id] == 1:
+            return False
+        return self.read_counts[position][slot] == 0
+
+    def _fresh(self, name: str) -> str:
+        candidate, count = f"{name}/recompute", 2
+        while candidate in self.taken:
+            candidate = f"{name}/recompute_{count}"
+            count += 1
+        self.taken.add(candidate)
+        return candidate
+
+    def _mark(self, proto: onnx.NodeProto, node: Node) -> None:
+        saved = sum(self.graph.tensors[t].nbytes for t in node.writes)
+        _add_metadata(
+            proto,
+            {
+                "memplan.role": "recompute",
+                "memplan.of": node.name,
+                "memplan.saves_bytes": str(saved),
+                **self.plan.tags,
+            },
+        )
+
+    def _declare(self, tensor: int, name: str) -> None:
+        """Shape information for a clone's output, as the original states it."""
+        source = self.graph.tensors[tensor]
+        known = self.known_info.get(source.name)
+        info = onnx.ValueInfoProto()
+        if known is not None:
+            info.CopyFrom(known)
+            info.name = name
+        elif source.counted and not self.plan_has_symbols():
+            info = helper.make_tensor_value_info(name, source.dtype, list(source.shape))
+        else:
+            return
+        self.value_info.append(info)
+
+    def plan_has_symbols(self) -> bool:
+        """Whether the file has symbolic dimensions (then bound shapes must not be written)."""
+        return any(
+            dim.dim_param
+            for value in self.model.graph.input
+            for dim in value.type.tensor_type.shape.dim
+        )
+
+
+def _add_metadata(proto: onnx.NodeProto, values: Mapping[str, str]) -> None:
+    helper.set_metadata_props(proto, {**node_metadata(proto), **values})
+
+
+def _copy_or_make(node: Node, original: onnx.NodeProto | None, graph: Graph) -> onnx.NodeProto:
+    if original is not None:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(original)
+        return copy
+    names = [graph.tensors[t].name for t in node.inputs]
+    outputs = [graph.tensors[t].name for t in node.outputs]
+    attributes: dict[str, Any] = dict(node.attributes)
+    return helper.make_node(node.op, names, outputs, name=node.name, **attributes)
+
+
+def _trim(names: object) -> None:
+    """Remove trailing empty names: an absent last output is simply not listed."""
+    while len(names) > 1 and not names[-1]:  # type: ignore[arg-type, index]
+        del names[-1]  # type: ignore[attr-defined]
+
+
+def _reads_per_instance(plan: Plan) -> list[list[int]]:
+    """How often each output of each instance is read, by output slot (absent ones: 0)."""
+    graph = plan.extended.graph
+    latest: dict[int, list[int]] = {}
+    counts: list[list[int]] = []
+    slots: dict[int, int] = {}
+    for index in plan.sequence:
+        node = graph.nodes[index]
+        for tensor in node.reads:
+            if tensor in latest:
+                latest[tensor][slots[tensor]] += 1
+        mine = [0] * len(node.outputs)
+        counts.append(mine)
+        for slot, tensor in enumerate(node.outputs):
+            if tensor != ABSENT:
+                latest[tensor], slots[tensor] = mine, slot
+    return counts

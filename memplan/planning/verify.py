@@ -1,0 +1,116 @@
+"""What must hold before a rewritten model is written: checked on the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from memplan.errors import MemplanError
+from memplan.ir.build import build_graph
+from memplan.ir.graph import Graph
+from memplan.planning.plan import Plan
+from memplan.proto.faults import find_fault
+from memplan.shapes.bodies import body_models
+from memplan.shapes.infer import ValueType
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import Timeline, simulate
+
+
+def rewritten_types(
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
+) -> dict[str, ValueType]:
+    """Types of every tensor; clones have those of what they are clones of."""
+    known = dict(types)
+    for tensor in plan.extended.graph.tensors:
+        known.setdefault(tensor.name, ValueType(tensor.dtype, tensor.shape))
+    originals = {node.name: node for node in plan.extended.graph.nodes}
+    for proto in rewritten.graph.node:
+        of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
+        if of is None:
+            continue
+        for name, index in zip(proto.output, originals[of].outputs, strict=False):
+            if name:
+                source = plan.extended.graph.tensors[index]
+                known[name] = ValueType(source.dtype, source.shape)
+    return known
+
+
+def rewritten_graph(
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
+) -> Graph:
+    """The graph of a rewritten model."""
+    return build_graph(rewritten, rewritten_types(rewritten, plan, types), body_models)
+
+
+def ensure(
+    original: onnx.ModelProto,
+    rewritten: onnx.ModelProto,
+    plan: Plan,
+    types: Mapping[str, ValueType],
+    session: SessionKind,
+) -> Timeline:
+    """Check the rewritten model and return its simulated timeline.
+
+    The simulation here is a code path of its own: it reads the new file's graph and knows nothing
+    of the planner's evaluator.
+
+    Raises:
+        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+    """
+    graph = rewritten_graph(rewritten, plan, types)
+    ensure_sound(original, rewritten, graph)
+    timeline = simulate(graph, session)
+    if list(timeline.order) != list(range(len(graph.nodes))):
+        raise _bug("the runtime would not run the nodes in plan order")
+    if timeline.peak_with_workspace_bytes > plan.budget_bytes:
+        raise _bug(
+            f"the simulated peak {timeline.peak_with_workspace_bytes:,} B breaks the budget "
+            f"{plan.budget_bytes:,} B"
+        )
+    if timeline.dynamic_peak_bytes != plan.predicted_peak_bytes - plan.resident_bytes:
+        raise _bug(
+            f"planner and simulator disagree: {plan.predicted_peak_bytes - plan.resident_bytes:,} "
+            f"and {timeline.dynamic_peak_bytes:,} B"
+        )
+    return timeline
+
+
+def ensure_sound(original: onnx.ModelProto, rewritten: onnx.ModelProto, graph: Graph) -> None:
+    """Check all but order and memory: interface, validity, no recomputation for nothing.
+
+    Raises:
+        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+    """
+    _check_interface(original, rewritten)
+    _check_valid(rewritten)
+    _check_clones_read(graph)
+
+
+def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:
+    for field in ("input", "output"):
+        before = [v.SerializeToString() for v in getattr(original.graph, field)]
+        after = [v.SerializeToString() for v in getattr(rewritten.graph, field)]
+        if before != after:
+            raise _bug(f"the graph {field}s changed")
+
+
+def _check_valid(rewritten: onnx.ModelProto) -> None:
+    fault = find_fault(rewritten)
+    if fault is not None:
+        raise _bug(f"the ONNX checker refuses the model: {fault}")
+
+
+def _check_clones_read(graph: Graph) -> None:
+    for node, metadata in zip(graph.nodes, graph.metadata, strict=True):
+        if metadata.get("memplan.role") != "recompute":
+            continue
+        if not any(graph.tensors[t].readers for t in node.writes):
+            raise _bug(f"nobody reads the recomputed node {node.name}")
+
+
+def _bug(message: str) -> MemplanError:
+    return MemplanError(
+        f"the plan was rejected: {message}",
+        "nothing was written; please report this with the model",
+    )

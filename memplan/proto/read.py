@@ -1,0 +1,227 @@
+"""Read an ONNX file and refuse, in one line, what cannot be planned.
+
+Weights in external files are never opened: only their references are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from memplan.errors import ModelError
+from memplan.proto.checks import check_operator, check_sparse, check_tensor
+from memplan.proto.external import check_external_data
+
+_PROTOBUF_LIMIT = 2**31 - 1
+MINIMUM_OPSET = 9
+_NEWEST_OPSET = onnx.defs.onnx_opset_version()
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Parse ``path`` and check that it is one well-formed, sorted graph.
+
+    Raises:
+        ModelError: the file is missing, truncated, no ONNX model, uses an opset below 9, is not
+            in single-assignment form, is unsorted or cyclic, calls an operator or holds a constant
+            against ONNX's definition, or refers to external data that is missing or lies outside
+            the model's folder.
+    """
+    model = parse_file(path)
+    check_structure(model, path)
+    check_external_data(model, path)
+    return model
+
+
+def parse_file(path: Path) -> onnx.ModelProto:
+    """The protobuf message in ``path``, unchecked beyond being an ONNX model."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelError(f"{path} is not a file", "give the path of a .onnx file")
+        if size > _PROTOBUF_LIMIT:
+            raise ModelError(
+                f"{path} is {size:,} bytes; a protobuf file holds at most 2 GiB",
+                "save it with external data: onnx.save_model(..., save_as_external_data=True)",
+            )
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist", "give the path of a .onnx file") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise ModelError(
+            f"{path} is not an ONNX model, or it is truncated",
+            "check the file with onnx.checker or export it again",
+        ) from None
+    if not model.HasField("graph") or not model.opset_import or not model.graph.output:
+        raise ModelError(
+            f"{path} holds no ONNX graph (no graph, no outputs or no opset)",
+            "give a .onnx file; weights-only and optimizer files are not graphs",
+        )
+    return model
+
+
+def check_structure(model: onnx.ModelProto, path: Path) -> None:
+    """Check opsets, single assignment and order, in the main graph and every body.
+
+    Raises:
+        ModelError: with the node and the tensor that break the rule.
+    """
+    _require_text((opset.domain for opset in model.opset_import), path)
+    _require_text((t for item in model.metadata_props for t in (item.key, item.value)), path)
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx") and opset.version < MINIMUM_OPSET:
+            raise ModelError(
+                f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
+                "convert it with onnx.version_converter",
+            )
+    _Checker(model, path).graph(model.graph, outer=set())
+
+
+def describe_node(node: onnx.NodeProto, index: int) -> str:
+    """A node as people can find it: its name, or its place and type when it has none."""
+    return f"{node.name} ({node.op_type})" if node.name else f"node {index} ({node.op_type})"
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies that ``node`` carries in its attributes (If, Loop, Scan)."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+class _Checker:
+    """Walks the main graph and every body of a model."""
+
+    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+        self.path = path
+        versions = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
+        self.functions = {(f.domain, f.name) for f in model.functions}
+
+    def graph(self, graph: onnx.GraphProto, outer: set[str]) -> None:
+        """Check one graph, in which the names ``outer`` of the graphs around are visible."""
+        path, available = self.path, set(outer)
+        _check_text(graph, path)
+        _define(available, (value.name for value in graph.input), "graph input", path)
+        # An initializer may share its name with an input: it is that input's default value.
+        inputs = {value.name for value in graph.input}
+        constants = [tensor.name for tensor in graph.initializer]
+        constants += [tensor.values.name for tensor in graph.sparse_initializer]
+        _define(available, (name for name in constants if name not in inputs), "initializer", path)
+        for tensor in graph.initializer:
+            check_tensor(tensor, str(path))
+        for sparse in graph.sparse_initializer:
+            check_sparse(sparse, str(path))
+        for index, node in enumerate(graph.node):
+            for name in node.input:
+                if name and name not in available:
+                    _explain_missing(graph, index, name, path)
+            self.operator(node, index)
+            for body in subgraphs(node):
+                self.graph(body, available)
+            where = f"node {describe_node(node, index)}"
+            _define(available, (name for name in node.output if name), where, path)
+        for value in graph.output:
+            if value.name not in available:
+                raise ModelError(
+                    f"{path}: graph output '{value.name}' is computed by no node",
+                    "export the model again; the file is damaged or was edited",
+                )
+
+    def operator(self, node: onnx.NodeProto, index: int) -> None:
+        """Check a node's call, and the constants in its attributes."""
+        where = f"{self.path}: {describe_node(node, index)}"
+        check_operator(node, self.version, self.functions, where)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                check_tensor(attribute.t, where)
+            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                check_sparse(attribute.sparse_tensor, where)
+
+
+def _check_text(graph: onnx.GraphProto, path: Path) -> None:
+    """Check that names are text: protobuf hands out ``bytes`` for what is not UTF-8."""
+    for node in graph.node:
+        texts = [node.name, node.op_type, node.domain, *node.input, *node.output]
+        texts += [attribute.name for attribute in node.attribute]
+        texts += [text for item in node.metadata_props for text in (item.key, item.value)]
+        _require_text(texts, path)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        _require_text([value.name, *dims], path)
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        entries = [text for item in tensor.external_data for text in (item.key, item.value)]
+        _require_text([tensor.name, *entries], path)
+    _require_text([graph.name], path)
+
+
+def _require_text(texts: Iterable[object], path: Path) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelError(
+                f"{path}: a name in the graph is not valid UTF-8: {text!r}",
+                "the file is damaged, or its exporter wrote names in another encoding",
+            )
+
+
+def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:
+    for name in names:
+        if not name:
+            raise ModelError(
+                f"{path}: a {what} has no name",
+                "export the model again; the file is damaged or was edited",
+            )
+        if name in available:
+            raise ModelError(
+                f"{path}: tensor '{name}' is defined twice (second time by {what})",
+                "every tensor of an ONNX graph has one producer; rename one of them",
+            )
+        available.add(name)
+
+
+def _explain_missing(graph: onnx.GraphProto, index: int, name: str, path: Path) -> None:
+    """Raise the error for an input that is not available at node ``index``."""
+    where = describe_node(graph.node[index], index)
+    producer = {output: k for k, node in enumerate(graph.node) for output in node.output}
+    if name not in producer:
+        raise ModelError(
+            f"{path}: {where} reads tensor '{name}', which nothing defines",
+            "export the model again; the file is damaged or was edited",
+        )
+    if _reaches(graph, index, producer[name]):
+        raise ModelError(
+            f"{path}: the graph has a cycle through {where} and tensor '{name}'",
+            "ONNX graphs are acyclic; export the model again",
+        )
+    raise ModelError(
+        f"{path}: the graph is not sorted: {where} reads '{name}', which a later node computes",
+        "sort the nodes topologically (for example with onnx_graphsurgeon's toposort or onnx-ir)",
+    )
+
+
+def _reaches(graph: onnx.GraphProto, start: int, goal: int) -> bool:
+    """Whether data flows from node ``start`` to node ``goal``."""
+    readers: dict[str, list[int]] = {}
+    for k, node in enumerate(graph.node):
+        for name in node.input:
+            readers.setdefault(name, []).append(k)
+    stack, seen = [start], {start}
+    while stack:
+        k = stack.pop()
+        if k == goal:
+            return True
+        for name in graph.node[k].output:
+            for reader in readers.get(name, ()):
+                if reader not in seen:
+                    seen.add(reader)
+                    stack.append(reader)
+    return False

@@ -1,0 +1,76 @@
+"""Bring an optimized model back into the order of the model that it came from.
+
+ONNX Runtime saves an optimized graph in its own default order, which runs weight gradients last
+and so keeps every activation alive. The original order is the exporter's, and near ideal.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import onnx
+
+from memplan.proto.read import subgraphs
+
+
+def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of ``model`` sorted by where ``original`` computes the same tensors.
+
+    A node that makes a tensor of the original stands at that tensor's place; a node that only
+    makes new tensors stands before the first such node that needs it.
+    """
+    place: dict[str, int] = {}
+    for index, node in enumerate(original.graph.node):
+        for name in node.output:
+            place[name] = index
+    nodes = list(model.graph.node)
+    keys = _keys(nodes, place, len(original.graph.node))
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes[k] for k in _sorted(nodes, keys))
+    return result
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    names = [name for name in node.input if name]
+    for body in subgraphs(node):
+        for inner in body.node:
+            names.extend(_reads(inner))
+        names.extend(value.name for value in body.output)
+    return names
+
+
+def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[float]:
+    """The place of every node; new ones just before their first reader."""
+    needed: dict[str, float] = {}
+    keys = [float(end)] * len(nodes)
+    for k in range(len(nodes) - 1, -1, -1):
+        known = [place[name] for name in nodes[k].output if name in place]
+        wanted = [needed[name] for name in nodes[k].output if name in needed]
+        keys[k] = float(max(known)) if known else min(wanted, default=float(end)) - 0.5
+        for name in _reads(nodes[k]):
+            needed[name] = min(needed.get(name, keys[k]), keys[k])
+    return keys
+
+
+def _sorted(nodes: list[onnx.NodeProto], keys: list[float]) -> list[int]:
+    """Kahn's algorithm with a queue by key; ties by present position."""
+    producer = {name: k for k, node in enumerate(nodes) for name in node.output if name}
+    waiting = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    for k, node in enumerate(nodes):
+        for source in {producer[name] for name in _reads(node) if name in producer}:
+            waiting[k] += 1
+            readers[source].append(k)
+    queue = [(keys[k], k) for k, count in enumerate(waiting) if count == 0]
+    heapq.heapify(queue)
+    order: list[int] = []
+    while queue:
+        k = heapq.heappop(queue)[1]
+        order.append(k)
+        for reader in readers[k]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(queue, (keys[reader], reader))
+    return order

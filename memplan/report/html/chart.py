@@ -1,0 +1,222 @@
+"""The timeline of the HTML report: stacked areas as SVG, and the data behind its tooltip."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.api.analyze import Analysis
+from memplan.ir.graph import Phase
+from memplan.report.chrome_trace import class_series
+from memplan.simulate.explain import TensorClass
+from memplan.simulate.timeline import Bytes
+from memplan.units import format_bytes
+
+Steps = npt.NDArray[np.int64]
+
+MAX_POINTS = 4000
+WORKSPACE = "workspace"
+# Bottom to top: what no plan can move, what piles up, what comes and goes.
+STACK = (
+    TensorClass.WEIGHTS,
+    TensorClass.OPTIMIZER_STATE,
+    TensorClass.INPUTS,
+    TensorClass.CONSTANTS,
+    TensorClass.OUTPUT,
+    TensorClass.STASH,
+    TensorClass.GRADIENT,
+    TensorClass.ACTIVATION,
+)
+_MAX_BANDS = 300
+_NAME_CHARACTERS = 80
+_HEIGHT = 1000
+_HEADROOM = 1.13
+_GRID_LINES = 6
+_BAND_WITH_LABEL = 0.055
+
+
+def kept_steps(total: Bytes, cap: int = MAX_POINTS) -> Steps:
+    """Steps to draw: all of them, or at most ``cap`` with the local maxima of ``total`` (bytes).
+
+    Each kept step stands for those up to the next. If there are more maxima than points, every
+    stretch of equal length keeps its highest and its lowest step: no high peak is ever lost.
+    """
+    steps = np.arange(len(total), dtype=np.int64)
+    if len(steps) <= cap:
+        return steps
+    before, after = total[:-2], total[2:]
+    maxima = steps[1:-1][(total[1:-1] > before) & (total[1:-1] >= after)]
+    ends = np.array([0, len(total) - 1, int(total.argmax())], dtype=np.int64)
+    room = cap - len(maxima) - len(ends)
+    if room < cap // 4:
+        stretches = np.array_split(steps, (cap - len(ends)) // 2)
+        found = [s[[total[s].argmax(), total[s].argmin()]] for s in stretches]
+        return np.unique(np.concatenate([*found, ends]))
+    lowest = [s[total[s].argmin()] for s in np.array_split(steps, room)]
+    return np.unique(np.concatenate([maxima, ends, np.array(lowest, dtype=np.int64)]))
+
+
+def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
+    """Bytes per class and step, bottom to top, kernel workspace last."""
+    series = class_series(analysis)
+    layers = {str(name): series[name] for name in STACK if name in series}
+    if analysis.timeline.workspace.any():
+        layers[WORKSPACE] = analysis.timeline.workspace
+    return layers
+
+
+def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
+    """Phase bands, areas of ``layers`` (bytes per step) at the ``kept`` steps, floor and peak.
+
+    The graph must have a node. Positions are fractions of the picture, so that it stretches; the
+    script moves them when the reader zooms.
+    """
+    timeline = analysis.timeline
+    count = len(timeline.order)
+    highest = max(1.0, timeline.peak_with_workspace_bytes * _HEADROOM)
+    bands = _bands(analysis)
+    below = {
+        name: 100 * value / highest
+        for name, value in (("peak", timeline.peak_bytes), ("floor", analysis.floor_bytes))
+    }
+    ticks = [(100 * size / highest, label) for size, label in _ticks(highest)]
+    grid = "".join(_rule("grid", percent, count) for percent, _ in ticks)
+    tints = "".join(
+        f'<rect class="tint" x="{start}" y="0" width="{end - start}" height="{_HEIGHT}" '
+        f'fill="var(--{phase})"/>'
+        for phase, start, end in bands
+    )
+    labels = "".join(
+        f'<span class="label" style="bottom:{percent:.2f}%">{label}</span>'
+        for percent, label in ticks
+    )
+    side = 100 * (timeline.peak_step + 0.5) / count
+    edge = " right" if side > 93 else " left" if side < 7 else ""
+    return (
+        f'<div class="chart" tabindex="0" role="img" aria-label="bytes in memory at every step">'
+        f'<div class="phases">{"".join(_band(*band, count) for band in bands)}</div>'
+        f'<div class="plot">{labels}<svg viewBox="0 0 {count} {_HEIGHT}" '
+        f'preserveAspectRatio="none">{tints}{grid}{_areas(layers, kept, count, highest)}'
+        f"{_rule('floor', below['floor'], count)}</svg>"
+        f'<div class="overlay"><span class="note-floor" style="bottom:calc({below["floor"]:.2f}% '
+        f'+ 3px)">floor {format_bytes(analysis.floor_bytes)}</span>'
+        f'<div class="brush" hidden></div><div class="cursor" hidden></div></div>'
+        f'<div class="peak{edge}" style="left:{side:.3f}%;bottom:{below["peak"]:.2f}%">'
+        f"<span>peak {format_bytes(timeline.peak_bytes)}</span></div>"
+        f'<div class="tip" hidden></div></div><div class="steps">'
+        f'<span style="left:0">step 0</span><span style="left:100%">{count}</span></div></div>'
+    )
+
+
+def _rule(kind: str, percent: float, count: int) -> str:
+    y = _HEIGHT * (1 - percent / 100)
+    return f'<line class="{kind}" x1="0" x2="{count}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float) -> str:
+    """Stacked steps, painted from the sum of all layers down, so that each needs one edge."""
+    edge = np.zeros(len(kept), dtype=np.int64)
+    areas: list[str] = []
+    for name, values in layers.items():
+        edge = edge + values[kept]
+        levels = np.round(_HEIGHT * (1 - edge / highest)).astype(np.int64)
+        changed = np.flatnonzero(np.diff(levels, prepend=levels[:1] - 1))
+        path = "".join(
+            f"H{step}V{level}"
+            for step, level in zip(kept[changed].tolist(), levels[changed].tolist(), strict=True)
+        )
+        areas.append(f'<path fill="var(--{name})" d="M0 {_HEIGHT}{path}H{count}V{_HEIGHT}Z"/>')
+    return "".join(reversed(areas))
+
+
+def _ticks(highest: float) -> Iterator[tuple[float, str]]:
+    """Round sizes in binary units, at most six above zero."""
+    unit, name = next(
+        (2.0**power, name)
+        for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+        if highest >= 2.0**power
+    )
+    scales = (s * 10.0**e for e in range(-1, 4) for s in (1, 2, 5))
+    scale = next(s for s in scales if highest / unit / s <= _GRID_LINES)
+    for k in range(int(highest / unit / scale) + 1):
+        yield k * scale * unit, f"{k * scale:g} {name}" if k else "0"
+
+
+def _bands(analysis: Analysis) -> list[tuple[Phase, int, int]]:
+    """Phases as (phase, first step, end), or the commonest per stretch when they alternate."""
+    phases = list(Phase)
+    codes = np.array([phases.index(analysis.phases.of[n]) for n in analysis.timeline.order])
+    steps = np.arange(len(codes))
+    if np.count_nonzero(np.diff(codes)) > _MAX_BANDS:
+        for stretch in np.array_split(steps, _MAX_BANDS):
+            codes[stretch] = np.bincount(codes[stretch]).argmax()
+    starts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    return [(phases[codes[start]], start, end) for start, end in pairwise(starts)]
+
+
+def _band(phase: Phase, start: int, end: int, count: int) -> str:
+    width = (end - start) / count
+    narrow = "" if width >= _BAND_WITH_LABEL else " class=narrow"
+    return (
+        f'<span{narrow} data-from="{start}" data-to="{end}" title="{phase}: steps {start} to '
+        f'{end - 1}" style="left:{100 * start / count:.3f}%;width:{100 * width:.3f}%;'
+        f'background:var(--{phase})">{phase}</span>'
+    )
+
+
+def script_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
+    """What the script needs: bytes per layer and the node, for every kept step."""
+    graph, order = analysis.graph, analysis.timeline.order
+    nodes = [graph.nodes[order[step]] for step in kept.tolist()]
+    ops, modules = _Table(), _Table()
+    return _json(
+        {
+            "count": len(order),
+            "peak": analysis.timeline.peak_step,
+            "steps": kept.tolist(),
+            "layers": [[name, _compact(values[kept])] for name, values in layers.items()],
+            "names": [_shorten(node.name) for node in nodes],
+            "op": [ops.index(_shorten(node.op)) for node in nodes],
+            "module": [modules.index(_shorten(analysis.modules[node.id])) for node in nodes],
+            "phase": [list(Phase).index(analysis.phases.of[node.id]) for node in nodes],
+            "phases": [str(phase) for phase in Phase],
+            "ops": ops.names,
+            "modules": modules.names,
+        }
+    )
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+class _Table:
+    """Distinct texts in order of first use."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def index(self, name: str) -> int:
+        """Position of ``name``, added when it is new."""
+        if name not in self._index:
+            self._index[name] = len(self.names)
+            self.names.append(name)
+        return self._index[name]
+
+
+def _compact(values: Bytes) -> int | list[int]:
+    return int(values[0]) if len(values) and (values == values[0]).all() else values.tolist()
+
+
+def _shorten(name: str) -> str:
+    if len(name) <= _NAME_CHARACTERS:
+        return name
+    half = (_NAME_CHARACTERS - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"

@@ -1,0 +1,287 @@
+"""One offline HTML file for an analysis: no network, no library, about 2 MB at most.
+
+The pictures are SVG made here, so they show without scripts; the script beside them adds hovering,
+zooming and sorting. Every name in a model file is untrusted: it is escaped here, reaches the
+script as JSON, is only ever set as text, and a content security policy forbids anything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from memplan.api.analyze import ACCOUNTING_VERSION, Analysis
+from memplan.report.html.chart import (
+    STACK,
+    WORKSPACE,
+    Steps,
+    kept_steps,
+    script_data,
+    stacked_layers,
+    timeline_figure,
+)
+from memplan.simulate.arena import pattern_block, simulate_arena
+from memplan.simulate.explain import Live
+from memplan.simulate.timeline import Bytes
+from memplan.units import format_bytes
+
+_MAX_MODULES = 16
+_COLUMNS = (
+    ("tensor", "text"),
+    ("size", "number"),
+    ("class", "text"),
+    ("module", "text"),
+    ("made by", "text"),
+    ("birth", "number"),
+    ("death", "number"),
+    ("life", "span"),
+    ("held by", "text"),
+)
+
+
+def analysis_html(analysis: Analysis, top: int = 20) -> str:
+    """The analysis as a self-contained page.
+
+    Args:
+        analysis: what to show.
+        top: how many of the tensors live at the peak to list, largest first.
+    """
+    script = _asset("report.js")
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    layers = stacked_layers(analysis)
+    kept = kept_steps(sum(layers.values(), np.zeros(len(analysis.timeline.order), np.int64)))
+    data = script_data(analysis, layers, kept)
+    body = [
+        _header(analysis),
+        _figures(analysis),
+        _timeline_section(analysis, layers, kept),
+        _live_section(analysis, top),
+        '<div class="columns">',
+        _module_section(analysis),
+        _notes_section(analysis),
+        "</div>",
+        f"<footer>memplan · fingerprint {escape(analysis.fingerprint)} · accounting version "
+        f"{ACCOUNTING_VERSION} · predicted; nothing was run and no weights were read</footer>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(analysis.path.name)} · memplan</title>"
+        f"<style>{_asset('report.css')}</style></head><body><main>\n"
+        + "\n".join(body)
+        + f'\n</main><script type="application/json" id="data">{data}'
+        f"</script><script>{script}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("memplan.report.html") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _header(analysis: Analysis) -> str:
+    timeline = analysis.timeline
+    where = ""
+    if timeline.order:
+        phase = analysis.phases.of[timeline.order[timeline.peak_step]]
+        where = (
+            f' <span class="where">at step {timeline.peak_step}/{len(timeline.order)} '
+            f"({phase}: {escape(analysis.peak_node)})</span>"
+        )
+    facts = {
+        "model": str(analysis.path),
+        "session": f"{analysis.session.name}, {analysis.session.provider}",
+        "nodes": f"{len(analysis.graph.nodes):,}",
+        "tensors": f"{len(analysis.graph.tensors):,}",
+    }
+    if analysis.dims:
+        facts["dims"] = ", ".join(f"{name}={value}" for name, value in analysis.dims.items())
+    items = "".join(f"<span>{key} <b>{escape(value)}</b></span>" for key, value in facts.items())
+    return (
+        f'<header><div class="brand">memplan · memory of one training step</div>'
+        f"<h1>peak {format_bytes(timeline.peak_bytes)}{where}</h1>"
+        f'<div class="facts">{items}</div></header>'
+    )
+
+
+def _figures(analysis: Analysis) -> str:
+    timeline = analysis.timeline
+    stash = sum(s.nbytes for s in analysis.stashes)
+    figures = (
+        ("peak", timeline.peak_bytes, f"{timeline.peak_bytes:,} B"),
+        ("with workspace", timeline.peak_with_workspace_bytes, "what a budget is held against"),
+        ("resident", timeline.resident_bytes, "there before step 0"),
+        ("dynamic peak", timeline.dynamic_peak_bytes, "tensors made during the step"),
+        ("stash", stash, f"{len(analysis.stashes):,} tensors kept for the backward pass"),
+        ("floor", analysis.floor_bytes, "no schedule goes below this"),
+    )
+    return (
+        '<dl class="figures">'
+        + "".join(
+            f"<div{' class=main' if name == 'peak' else ''}><dt>{name}</dt>"
+            f'<dd>{format_bytes(value)}</dd><dd class="note">{note}</dd></div>'
+            for name, value, note in figures
+        )
+        + "</dl>"
+    )
+
+
+def _timeline_section(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
+    if not len(kept):
+        return "<section><h2>Memory over the step</h2><p>The graph has no nodes.</p></section>"
+    hint = "drag to zoom, double-click to reset; arrow keys move the cursor"
+    if len(kept) < len(analysis.timeline.order):
+        hint += f" · {len(kept):,} of {len(analysis.timeline.order):,} steps drawn"
+    return (
+        f"<section><h2>Memory over the step <small>{hint}</small></h2>"
+        f"{timeline_figure(analysis, layers, kept)}"
+        f"<h2>What the peak is made of</h2>{_legend(analysis)}</section>"
+    )
+
+
+def _legend(analysis: Analysis) -> str:
+    """The classes at the peak, which sum to it, as one bar and as figures."""
+    peak = max(1, analysis.timeline.peak_bytes)
+    shown = [(name, analysis.by_class[name]) for name in STACK if analysis.by_class.get(name)]
+    bar = "".join(f'<i style="flex:{size};background:var(--{name})"></i>' for name, size in shown)
+    rows = [
+        (str(name), format_bytes(size), _share(size / peak))
+        for name, size in sorted(shown, key=lambda item: -item[1])
+    ]
+    if analysis.timeline.workspace.any():
+        scratch = int(analysis.timeline.workspace[analysis.timeline.peak_step])
+        rows.append((WORKSPACE, format_bytes(scratch), "at that step, beside it"))
+    items = "".join(
+        f'<li><span class="swatch" style="background:var(--{name})"></span>'
+        f"{name.replace('_', ' ')} <b>{size}</b> {note}</li>"
+        for name, size, note in rows
+    )
+    return f'<div class="bar">{bar}</div><ul class="legend">{items}</ul>'
+
+
+def _share(fraction: float) -> str:
+    return f"{100 * fraction:.1f}%" if fraction >= 0.0005 else "&lt;0.1%"
+
+
+def _live_section(analysis: Analysis, top: int) -> str:
+    shown, rest = analysis.at_peak[:top], analysis.at_peak[top:]
+    heads = "".join(
+        f'<th class="{kind}" data-kind="{kind}"{_sorted_at_first(name)}>'
+        f'<button type="button">{name}</button></th>'
+        for name, kind in _COLUMNS
+    )
+    steps = max(1, len(analysis.timeline.order))
+    rows = "".join(_live_row(live, analysis.timeline.peak_step, steps) for live in shown)
+    more = ""
+    if rest:
+        size = format_bytes(sum(live.nbytes for live in rest))
+        more = (
+            f'<tfoot><tr><td colspan="{len(_COLUMNS)}">and {len(rest):,} more, {size} together'
+            "</td></tr></tfoot>"
+        )
+    resident = format_bytes(analysis.timeline.resident_bytes)
+    return (
+        f"<section><h2>Live at the peak <small>{len(analysis.at_peak):,} tensors made during the "
+        f"step; beside them {resident} resident</small></h2><div class=scroll>"
+        f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'
+        "</div></section>"
+    )
+
+
+def _sorted_at_first(column: str) -> str:
+    return ' aria-sort="descending"' if column == "size" else ""
+
+
+def _live_row(live: Live, peak: int, steps: int) -> str:
+    death = "end" if live.death >= steps else str(live.death)
+    start, length = 100 * live.birth / steps, 100 * (live.death - live.birth) / steps
+    color = f"background:var(--{live.tensor_class})"
+    life = (
+        f'<div class="life"><i style="left:{start:.2f}%;width:{length:.2f}%;{color}"></i>'
+        f'<b style="left:{100 * peak / steps:.2f}%"></b></div>'
+    )
+    name = str(live.tensor_class).replace("_", " ")
+    return (
+        f"<tr>{_cell(live.name, code=True)}"
+        f'<td class="number" data-value="{live.nbytes}" title="{live.nbytes:,} B">'
+        f"{format_bytes(live.nbytes)}</td>"
+        f'<td><span class="swatch" style="{color}"></span>{name}</td>'
+        f"{_cell(live.module)}{_cell(live.producer, code=True)}"
+        f'<td class="number" data-value="{live.birth}">{live.birth}</td>'
+        f'<td class="number" data-value="{live.death}">{death}</td>'
+        f'<td data-value="{live.death - live.birth}">{life}</td>{_cell(live.held_by)}</tr>'
+    )
+
+
+def _cell(text: str, *, code: bool = False) -> str:
+    shown = escape(text)
+    return f'<td title="{shown}">{f"<code>{shown}</code>" if code else shown}</td>'
+
+
+def _module_section(analysis: Analysis) -> str:
+    sizes: dict[str, list[int]] = {}
+    for stash in analysis.stashes:
+        sizes.setdefault(stash.module, []).append(stash.nbytes)
+    modules = sorted(sizes.items(), key=lambda item: -sum(item[1]))
+    total = sum(sum(found) for found in sizes.values())
+    if not modules:
+        text = "<p>Nothing made in the forward pass is read in the backward pass.</p>"
+        return f"<section><h2>Stash by module</h2>{text}</section>"
+    largest = max(1, sum(modules[0][1]))
+    rows = "".join(
+        f'<tr><td title="{escape(name)}">{escape(name)}</td>'
+        f'<td><i style="width:{100 * sum(found) / largest:.1f}%"></i></td>'
+        f"<td>{format_bytes(sum(found))} · {_count(found)}</td></tr>"
+        for name, found in modules[:_MAX_MODULES]
+    )
+    rest = modules[_MAX_MODULES:]
+    if rest:
+        size = format_bytes(sum(sum(found) for _, found in rest))
+        rows += f'<tr><td colspan="2">and {len(rest):,} more modules</td><td>{size}</td></tr>'
+    return (
+        f"<section><h2>Stash by module <small>{format_bytes(total)} made in forward and read in "
+        f'backward; what recomputing can free</small></h2><table class="modules">{rows}</table>'
+        "</section>"
+    )
+
+
+def _count(found: list[int]) -> str:
+    return f"{len(found):,} tensor{'' if len(found) == 1 else 's'}"
+
+
+def _notes_section(analysis: Analysis) -> str:
+    notes = analysis.assumptions or ("none: every operator and shape of this graph is known",)
+    return (
+        "<section><h2>At the allocator <small>ONNX Runtime's BFC arena, first run</small></h2>"
+        f"{_allocator(analysis)}"
+        f'<h2 class="second">What pins the floor</h2><p class="text">'
+        f"{format_bytes(analysis.floor_with_workspace_bytes)} with workspace: "
+        f"{escape(analysis.floor_reason)}</p>"
+        f'<h2 class="second">Assumptions</h2><ul class="text">{_items(notes)}</ul></section>'
+    )
+
+
+def _allocator(analysis: Analysis) -> str:
+    timeline = analysis.timeline
+    arena = simulate_arena(timeline)
+    apart = arena.reserved_bytes
+    rows = [
+        ("tensors ask for", timeline.dynamic_peak_bytes),
+        ("chunks in use, rounding included", int(arena.in_use.max(initial=apart)) - apart),
+        ("held by the arena, which grows in powers of two", arena.held_bytes - apart),
+    ]
+    if analysis.session.reuse:
+        pattern = pattern_block(timeline.allocation)
+        rows.append(("second run: memory pattern and outputs", pattern.total_bytes))
+    cells = "".join(f"<tr><td>{name}</td><td>{format_bytes(size)}</td></tr>" for name, size in rows)
+    return f'<table class="allocator">{cells}</table>'
+
+
+def _items(texts: Iterable[str]) -> str:
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)

@@ -1,1 +1,0 @@
-"""The new graph: clones in plan order, and the checks before it is written."""

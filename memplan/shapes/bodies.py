@@ -1,0 +1,172 @@
+"""Shapes inside control-flow bodies, for the shapes that the node around them has.
+
+A loop-carried tensor is taken to keep its shape from one iteration to the next, as ONNX Runtime's
+exporters guarantee; where inference inside says otherwise the body counts as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from memplan.shapes.fold import small_constants
+from memplan.shapes.infer import ValueType, check_calls, infer, stated_types
+
+_MOST_TRIPS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class BodyModel:
+    """One body as a model of its own: captured tensors are inputs, the outer shapes are bound.
+
+    ``trips``: iterations per execution; None if data decides.
+    """
+
+    attribute: str
+    model: onnx.ModelProto
+    types: Mapping[str, ValueType]
+    trips: int | None
+    complete: bool
+
+
+def body_models(
+    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
+) -> list[BodyModel]:
+    """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it."""
+    found = []
+    for attribute in node.attribute:
+        if attribute.type != onnx.AttributeProto.GRAPH:
+            continue
+        body = _as_model(model, attribute.g, types)
+        declared = stated_types(infer(body).graph)
+        _bind_inputs(body, node, types)
+        inferred = {
+            name: replace(value, static=_is_static(name, declared))
+            for name, value in stated_types(infer(body).graph).items()
+        }
+        check_calls(body.graph, inferred)
+        names = [name for inner in body.graph.node for name in inner.output if name]
+        complete = all(inferred.get(name, ValueType(0, None)).shape is not None for name in names)
+        found.append(
+            BodyModel(attribute.name, body, inferred, _trips(model, node, types), complete)
+        )
+    return found
+
+
+def _is_static(name: str, declared: Mapping[str, ValueType]) -> bool:
+    """Whether the runtime knows the shape: it infers from the body's own declarations alone."""
+    return declared.get(name, ValueType(0, None)).shape is not None
+
+
+def _as_model(
+    model: onnx.ModelProto, graph: onnx.GraphProto, types: Mapping[str, ValueType]
+) -> onnx.ModelProto:
+    body = onnx.ModelProto(ir_version=model.ir_version)
+    body.opset_import.extend(model.opset_import)
+    body.graph.CopyFrom(graph)
+    # Inner value_info is often wrong or unknown; inference from the real inputs replaces it.
+    del body.graph.value_info[:]
+    for value in body.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    own = {value.name for value in body.graph.input}
+    own |= {tensor.name for tensor in body.graph.initializer}
+    own |= {name for inner in body.graph.node for name in inner.output}
+    reads = [name for inner in body.graph.node for name in inner.input]
+    for name in dict.fromkeys((*reads, *(value.name for value in body.graph.output))):
+        if name and name not in own and name in types:
+            body.graph.input.append(_value_info(name, types[name]))
+    return body
+
+
+def _value_info(name: str, value: ValueType) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, value.dtype, value.shape)
+
+
+def _bind_inputs(
+    body: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
+) -> None:
+    """Give the body's inputs the shapes with which the node is called."""
+    for slot, value in enumerate(body.graph.input):
+        source = _source_type(node, slot, types)
+        if source is not None and source.shape is not None:
+            value.CopyFrom(_value_info(value.name, source))
+
+
+def _source_type(
+    node: onnx.NodeProto, slot: int, types: Mapping[str, ValueType]
+) -> ValueType | None:
+    if node.op_type == "Loop":
+        if slot < 2:  # iteration number and condition
+            return ValueType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
+        return types.get(node.input[slot]) if slot < len(node.input) else None
+    if node.op_type == "Scan" and slot < len(node.input):
+        outer = types.get(node.input[slot])
+        first = len(node.input) - _scanned(node)
+        if outer is None or outer.shape is None or slot < first:
+            return outer
+        shape = list(outer.shape)
+        if shape:
+            del shape[_scan_axis(node, slot - first, len(shape))]
+        return ValueType(outer.dtype, tuple(shape))
+    return None
+
+
+def _scanned(node: onnx.NodeProto) -> int:
+    """How many of a Scan's inputs, the last ones, are read slice by slice."""
+    return int(next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0))
+
+
+def _scan_axis(node: onnx.NodeProto, index: int, rank: int) -> int:
+    """The axis along which a Scan reads its scan input ``index``, which has ``rank`` axes."""
+    axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
+    axis = axes[index] if index < len(axes) else 0
+    return axis if -rank <= axis < rank else 0
+
+
+def _trips(
+    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
+) -> int | None:
+    if node.op_type == "If":
+        return 1
+    if node.op_type == "Loop":
+        count = small_constants(model.graph, defaults=True).get(node.input[0])
+        if count is None or not np.asarray(count).size:
+            return None
+        trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
+        # Exporters write the largest integer for a loop that only its condition ends.
+        return trips if trips <= _MOST_TRIPS else None
+    if node.op_type == "Scan" and _scanned(node):
+        last = types.get(node.input[-1])
+        if last is not None and last.shape:
+            return last.shape[_scan_axis(node, _scanned(node) - 1, len(last.shape))]
+    return None
+
+
+def output_types(
+    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
+) -> dict[str, ValueType]:
+    """Types of a Loop's or Scan's outputs, from its body: states as they are, sequences stacked."""
+    if node.op_type not in ("Loop", "Scan"):
+        return {}
+    body = next(iter(body_models(model, node, types)), None)
+    if body is None:
+        return {}
+    inner = [body.types.get(value.name) for value in body.model.graph.output]
+    if node.op_type == "Loop":
+        inner = inner[1:]
+        states = len(node.input) - 2
+    else:
+        states = len(node.input) - _scanned(node)
+    found = {}
+    for slot, (name, value) in enumerate(zip(node.output, inner, strict=False)):
+        if not name or value is None or value.shape is None:
+            continue
+        if slot < states:
+            found[name] = value
+        elif body.trips is not None:
+            found[name] = ValueType(value.dtype, (body.trips, *value.shape))
+    return found

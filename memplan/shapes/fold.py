@@ -1,0 +1,184 @@
+"""Fold small integer computations on shapes, where ONNX's data propagation gives up.
+
+Exporters compute shapes in the graph (``Shape → Gather → Concat → Expand``, ``Range`` over a
+constant). Values of small tensors are evaluated with ONNX's own reference implementation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from memplan.shapes.infer import ValueType, infer, stated_types
+
+_SMALL = 4096
+_TOO_MANY = 2**63
+_ROUNDS = 8
+# Operators that exporters use to compute shapes. Others would be run for nothing, or draw numbers.
+_FOLDED = frozenset(
+    {"Shape", "Size", "Identity", "Cast", "ConstantOfShape", "Range", "Expand", "Tile"}
+    | {"Add", "Sub", "Mul", "Div", "Mod", "Pow", "Neg", "Abs", "Sign", "Min", "Max", "Clip", "Sum"}
+    | {"Sqrt", "Floor", "Ceil", "Round", "Where", "Equal", "Less", "LessOrEqual", "Greater"}
+    | {"GreaterOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "BitShift", "CumSum"}
+    | {"Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "ScatterElements"}
+    | {"ScatterND", "Compress", "NonZero", "Unique", "TopK", "ArgMax", "ArgMin", "Trilu"}
+    | {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "ReduceSum", "ReduceProd"}
+    | {"ReduceMax", "ReduceMin", "ReduceMean"}
+)
+
+Array = npt.NDArray[np.generic]
+
+
+def complete_types(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    """Shapes that become known once constant integer subgraphs are folded.
+
+    Alternates between folding and shape inference until nothing new is learnt.
+    """
+    result = dict(types)
+    working = onnx.ModelProto()
+    working.CopyFrom(bound)
+    values = small_constants(working.graph, defaults=True)
+    for _ in range(_ROUNDS):
+        before = sum(value.shape is not None for value in result.values())
+        folded = _fold_round(working, values, result)
+        if not folded:
+            break
+        _replace_by_initializers(working.graph, folded)
+        for name, value in stated_types(infer(working).graph).items():
+            if result.get(name, ValueType(0, None)).shape is None:
+                result[name] = value
+        if sum(value.shape is not None for value in result.values()) == before:
+            break
+    return result
+
+
+def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[str, Array]:
+    """Contents of small initializers and ``Constant`` nodes by tensor name.
+
+    ``defaults``: also of initializers that are graph inputs, which a run may replace.
+    """
+    found: dict[str, Array] = {}
+    replaceable = set() if defaults else {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if not external and math.prod(tensor.dims) <= _SMALL and tensor.name not in replaceable:
+            found[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            value = _constant_value(node.attribute[0])
+            if value is not None:
+                found[node.output[0]] = value
+    return found
+
+
+def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
+    """What a ``Constant`` holds; None if it is large, elsewhere, sparse or text."""
+    if attribute.name == "value":
+        tensor = attribute.t
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        large = math.prod(tensor.dims) > _SMALL
+        return None if external or large else numpy_helper.to_array(tensor)
+    if attribute.name in ("value_int", "value_ints"):
+        whole = attribute.i if attribute.name == "value_int" else list(attribute.ints)
+        return np.asarray(whole, dtype=np.int64)
+    if attribute.name in ("value_float", "value_floats"):
+        real = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+        return np.asarray(real, dtype=np.float32)
+    return None
+
+
+def folded_constants(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, Array]:
+    """Contents of small constants, and of what is computed from them and from shapes."""
+    values = small_constants(bound.graph)
+    _fold_round(bound, values, dict(types))
+    return values
+
+
+def _fold_round(
+    model: onnx.ModelProto,
+    values: MutableMapping[str, Array],
+    types: MutableMapping[str, ValueType],
+) -> dict[str, Array]:
+    folded: dict[str, Array] = {}
+    for node in model.graph.node:
+        for name, array in _evaluate(model, node, values, types).items():
+            values[name] = folded[name] = array
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            types[name] = ValueType(int(dtype), array.shape)
+    return folded
+
+
+def _evaluate(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    values: Mapping[str, Array],
+    types: Mapping[str, ValueType],
+) -> dict[str, Array]:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
+        return {}
+    if node.output[0] in values:
+        return {}
+    if node.op_type in ("Shape", "Size"):
+        shape = types.get(node.input[0], ValueType(0, None)).shape
+        if shape is None:
+            return {}
+        if node.op_type == "Size":
+            size = math.prod(shape)
+            return {node.output[0]: np.asarray(size, dtype=np.int64)} if size < _TOO_MANY else {}
+        bounds = {item.name: item.i for item in node.attribute}
+        part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+        return {node.output[0]: np.asarray(part, dtype=np.int64)}
+    if any(name and name not in values for name in node.input):
+        return {}
+    if _grown(node, values) > _SMALL:
+        return {}
+    return _run_reference(model, node, values)
+
+
+def _grown(node: onnx.NodeProto, values: Mapping[str, Array]) -> float:
+    """Elements of the output, for operators whose output may be far larger than their inputs."""
+    arrays = [values[name].reshape(-1) for name in node.input if name]
+    if node.op_type == "ConstantOfShape":
+        return math.prod(float(size) for size in arrays[0])
+    if node.op_type in ("Expand", "Tile"):
+        return math.prod((float(size) for size in arrays[1]), start=float(arrays[0].size))
+    if node.op_type == "Range" and all(array.size for array in arrays):
+        start, limit, step = (float(array[0]) for array in arrays)
+        return (limit - start) / step if step else math.inf
+    return max((float(array.size) for array in arrays), default=0.0)
+
+
+def _run_reference(
+    model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]
+) -> dict[str, Array]:
+    from onnx.reference import ReferenceEvaluator
+
+    opsets = {item.domain: item.version for item in model.opset_import}
+    feeds = {name: values[name] for name in node.input if name}
+    try:
+        evaluator = ReferenceEvaluator(node, opsets=opsets)
+        outputs = evaluator.run(None, feeds)
+    except Exception:  # anything that the reference cannot evaluate simply stays unknown
+        return {}
+    result = {}
+    for name, value in zip(node.output, outputs, strict=False):
+        if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf":
+            return {}
+        if value.size > _SMALL:
+            return {}
+        result[name] = np.asarray(value)
+    return result
+
+
+def _replace_by_initializers(graph: onnx.GraphProto, folded: Mapping[str, Array]) -> None:
+    kept = [node for node in graph.node if not node.output or node.output[0] not in folded]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+    for name, array in folded.items():
+        graph.initializer.append(numpy_helper.from_array(array, name))

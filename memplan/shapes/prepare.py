@@ -1,0 +1,219 @@
+"""From a file to the model that is planned: functions inlined, dimensions bound, shapes known."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from memplan.errors import ModelError
+from memplan.proto.metadata import get_metadata
+from memplan.proto.read import check_structure, describe_node, read_model
+from memplan.shapes.hidden import with_hidden_shapes
+from memplan.shapes.infer import (
+    ValueType,
+    bind_dims,
+    check_calls,
+    require_shapes,
+    symbolic_dims,
+    value_types,
+)
+from memplan.shapes.visible import with_visibility
+
+# Function operators for which ONNX Runtime 1.31.1 has no CPU kernel: it inlines them at load and
+# appends the new nodes, which breaks the file's order. Inlining first keeps the order ours.
+FUNCTION_OPS = frozenset(
+    {
+        "Bernoulli",
+        "CastLike",
+        "CausalConvWithState",
+        "CenterCropPad",
+        "GroupNormalization",
+        "HardSwish",
+        "LinearAttention",
+        "Mish",
+        "NegativeLogLikelihoodLoss",
+        "SequenceMap",
+        "SoftmaxCrossEntropyLoss",
+        "SwiGLU",
+        "Swish",
+    }
+)
+_INLINING_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that is ready to become a graph.
+
+    ``proto`` keeps symbolic dimensions (a rewritten file must keep its interface); ``types`` has
+    them bound. ``bound`` is the same model with the dimensions bound. ``bounded`` names tensors
+    whose shape is only an upper bound.
+    """
+
+    path: Path
+    proto: onnx.ModelProto
+    bound: onnx.ModelProto
+    dims: Mapping[str, int]
+    types: Mapping[str, ValueType]
+    assumptions: tuple[str, ...]
+    fingerprint: str
+    bounded: tuple[str, ...] = ()
+
+
+def load(path: Path, dims: Mapping[str, int] | None = None) -> PreparedModel:
+    """Read ``path`` and prepare it for planning.
+
+    Args:
+        path: an ONNX file; its weights are not read.
+        dims: values for symbolic dimensions of the inputs.
+
+    Raises:
+        ModelError: see :func:`memplan.proto.read.read_model` and
+            :func:`memplan.shapes.infer.require_shapes`.
+        UsageError: ``dims`` names an unknown dimension.
+    """
+    return prepare(read_model(path), path, dims or {})
+
+
+def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> PreparedModel:
+    """Prepare a model already in memory (``path`` says where its external data is relative to)."""
+    functions = bool(model.functions)
+    model, assumptions = inline_functions(model)
+    if functions:
+        check_structure(model, path)
+    name_nodes(model.graph)
+    bound = bind_dims(with_hidden_shapes(model), dims)
+    types, bounded = value_types(bound)
+    # A plain session is not told what dimensions are bound to.
+    plain = get_metadata(model).get("session") == "default"
+    types = with_visibility(model if plain else bind_dims(model, dims), types)
+    if bounded:
+        assumptions.append(
+            f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "
+            + _some(bounded)
+        )
+    require_shapes(model.graph, types, symbolic_dims(model))
+    check_calls(model.graph, types)
+    unplanned = sorted(name for name, value in types.items() if value.dtype in (0, 8))
+    if unplanned:
+        assumptions.append(
+            f"{len(unplanned)} strings, sequences or optionals are passed through, not counted: "
+            + _some(unplanned)
+        )
+    return PreparedModel(
+        path,
+        model,
+        bound,
+        dict(dims),
+        types,
+        tuple(assumptions),
+        fingerprint(model, dims),
+        tuple(bounded),
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def with_assumptions(model: PreparedModel, extra: Iterable[str]) -> PreparedModel:
+    """The same model with further assumptions noted."""
+    return replace(model, assumptions=(*model.assumptions, *extra))
+
+
+def inline_functions(
+    model: onnx.ModelProto, kept: frozenset[str] = frozenset()
+) -> tuple[onnx.ModelProto, list[str]]:
+    """Inline model-local functions and the function operators without a kernel.
+
+    ``kept`` names function operators that stay as they are.
+    """
+    import onnx.inliner
+
+    notes: list[str] = []
+    if model.functions:
+        notes.append(
+            f"{len(model.functions)} model-local functions are inlined where they are called, as "
+            "rewrite writes them; a session on this very file runs their nodes later"
+        )
+        try:
+            model = onnx.inliner.inline_local_functions(model)
+        except Exception as error:  # the binding raises bare C++ exceptions of several types
+            raise ModelError(
+                f"model-local functions cannot be inlined: {str(error).splitlines()[0]}",
+                "check the file with onnx.checker",
+            ) from None
+    # A function may expand to further functions (SoftmaxCrossEntropyLoss to
+    # NegativeLogLikelihoodLoss), so this is repeated until none is left.
+    for _ in range(_INLINING_ROUNDS):
+        used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
+        wanted = sorted(used & FUNCTION_OPS - kept)
+        if not wanted:
+            break
+        notes.append(
+            f"{', '.join(wanted)} inlined in place, as rewrite writes them; a session on this very "
+            "file runs their nodes later"
+        )
+        try:
+            model = onnx.inliner.inline_selected_functions(
+                model, [("", name) for name in wanted], exclude=False, inline_schema_functions=True
+            )
+        except Exception as error:  # the binding raises bare C++ exceptions of several types
+            notes[-1] = f"operators {', '.join(wanted)} could not be inlined: {error}"
+            break
+    return model, notes
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every unnamed or doubly named node a unique name: memory is told by node."""
+    taken = {node.name for node in graph.node}
+    seen: set[str] = set()
+    for index, node in enumerate(graph.node):
+        if not node.name or node.name in seen:
+            stem = node.name or f"{node.op_type}_{index}"
+            candidates = itertools.chain(
+                [stem], (f"{stem}_{count}" for count in itertools.count(1))
+            )
+            node.name = next(name for name in candidates if name not in taken)
+            taken.add(node.name)
+        seen.add(node.name)
+
+
+def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
+    """A hash of structure and dimensions: nodes, tensors and shapes, not weights nor comments."""
+    digest = hashlib.sha256()
+
+    def add(*parts: object) -> None:
+        digest.update("\x1f".join(map(str, parts)).encode())
+        digest.update(b"\x1e")
+
+    for opset in sorted(model.opset_import, key=lambda item: item.domain):
+        add("opset", opset.domain, opset.version)
+    for value in (*model.graph.input, *model.graph.output):
+        add("io", value.name, value.type.SerializeToString(deterministic=True).hex())
+    for tensor in model.graph.initializer:
+        add("init", tensor.name, tensor.data_type, *tensor.dims)
+    for node in model.graph.node:
+        attributes = sorted(
+            attribute.SerializeToString(deterministic=True).hex() for attribute in node.attribute
+        )
+        add(node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
+    add("dims", *sorted(dims.items()))
+    return digest.hexdigest()[:32]
+
+
+__all__ = [
+    "FUNCTION_OPS",
+    "PreparedModel",
+    "describe_node",
+    "fingerprint",
+    "inline_functions",
+    "load",
+    "prepare",
+    "with_assumptions",
+]

@@ -1,0 +1,130 @@
+"""Types of tensors that ONNX shape inference does not know: gradients and ORT-training operators.
+
+shape(X_grad) = shape(X); an operator named ``*Grad`` returns gradients of its inputs. The naming
+and the operators are those of ONNX Runtime's gradient builder (``orttraining/core/graph``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+
+import onnx
+
+from memplan.shapes.infer import ValueType
+
+_GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
+_INT64 = onnx.TensorProto.INT64
+Types = Mapping[str, ValueType]
+_UNKNOWN = ValueType(0, None)
+
+
+def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, ValueType]) -> list[str]:
+    """Add what the rules here can tell; the names whose shape is only an upper bound."""
+    bounded: list[str] = []
+    for node in graph.node:
+        for index, name in enumerate(node.output):
+            if not name or types.get(name, _UNKNOWN).shape is not None:
+                continue
+            found = _by_operator(node, index, types) or _by_name(name, types)
+            if found is None and node.op_type in ("ReduceSum", "ReduceSumTraining"):
+                # Axes known only at run time: at most as large as what is reduced.
+                found = types.get(node.input[0])
+                bounded.append(name)
+            if found is not None and found.shape is not None:
+                types[name] = found
+    return bounded
+
+
+def _by_name(name: str, types: Types) -> ValueType | None:
+    match = _GRAD_NAME.match(name)
+    return types.get(match.group("base")) if match else None
+
+
+def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+    special = _SPECIAL.get(node.op_type)
+    if special is not None:
+        return special(node, index, types)
+    rule = _LIKE_INPUT.get(node.op_type)
+    if rule is None or index >= len(rule) or rule[index] >= len(node.input):
+        return None
+    return types.get(node.input[rule[index]])
+
+
+def _shape(node: onnx.NodeProto, slot: int, types: Types) -> tuple[int, ...] | None:
+    return types.get(node.input[slot], _UNKNOWN).shape if slot < len(node.input) else None
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((item.i for item in node.attribute if item.name == name), default)
+
+
+def _layer_norm(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+    """Mean and inverse deviation: the normalized axes become 1."""
+    source = types.get(node.input[0])
+    if source is None or source.shape is None or index == 0:
+        return source
+    axis = _attribute(node, "axis", -1) % max(len(source.shape), 1)
+    kept = tuple(1 if k >= axis else dim for k, dim in enumerate(source.shape))
+    return ValueType(onnx.TensorProto.FLOAT, kept)
+
+
+def _fused_matmul(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+    """Batch dimensions broadcast, last two by transA and transB."""
+    first, second = _shape(node, 0, types), _shape(node, 1, types)
+    if first is None or second is None or min(len(first), len(second)) < 2:
+        return None
+    rows = first[-1] if _attribute(node, "transA", 0) else first[-2]
+    columns = second[-2] if _attribute(node, "transB", 0) else second[-1]
+    batch_first, batch_second = first[:-2], second[:-2]
+    batch = batch_first if math.prod(batch_first) >= math.prod(batch_second) else batch_second
+    return ValueType(types[node.input[0]].dtype, (*batch, rows, columns))
+
+
+def _concat_training(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+    """Second output: the length of every input."""
+    return ValueType(_INT64, (len(node.input),)) if index == 1 else None
+
+
+def _broadcast_axes(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+    """Axes to reduce: at most as many as the longer of the two shapes has entries."""
+    lengths = [shape[0] for k in (0, 1) if (shape := _shape(node, k, types))]
+    return ValueType(_INT64, (max(lengths),)) if lengths else None
+
+
+def _shape_of(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+    """``Shape``: one entry per dimension."""
+    shape = _shape(node, 0, types)
+    return None if shape is None else ValueType(_INT64, (len(shape),))
+
+
+_SPECIAL: dict[str, Callable[[onnx.NodeProto, int, Types], ValueType | None]] = {
+    "LayerNormalization": _layer_norm,
+    "FusedMatMul": _fused_matmul,
+    "ConcatTraining": _concat_training,
+    "BroadcastGradientArgs": _broadcast_axes,
+    "Shape": _shape_of,
+}
+# Output k has the type and shape of input rule[k] (onnxruntime
+# orttraining/core/graph/training_op_defs.cc).
+_LIKE_INPUT: dict[str, Sequence[int]] = {
+    "ReluGrad": (0,),
+    "SigmoidGrad": (0,),
+    "TanhGrad": (0,),
+    "GeluGrad": (0,),
+    "FastGeluGrad": (0,),
+    "QuickGeluGrad": (0,),
+    "BiasGeluGrad_dX": (0,),
+    "BiasFastGeluGrad_dX": (0,),
+    "SoftmaxGrad": (0,),
+    "SoftmaxGrad_13": (0,),
+    "LogSoftmaxGrad": (0,),
+    "LogSoftmaxGrad_13": (0,),
+    "DropoutGrad": (0,),
+    "ConvGrad": (1, 2),
+    "LayerNormalizationGrad": (1, 2, 2),
+    "BatchNormalizationGrad": (1, 2, 2),
+    "SoftmaxCrossEntropyLossGrad": (1,),
+    "SoftmaxCrossEntropyLossInternalGrad": (1,),
+}

@@ -1,0 +1,60 @@
+"""A file that was read, with its graph and phases: what every command begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memplan.ir.build import build_graph
+from memplan.ir.graph import Graph
+from memplan.ir.modules import modules
+from memplan.ir.phases import Phases, find_phases
+from memplan.shapes.bodies import body_models
+from memplan.shapes.prepare import PreparedModel, load
+from memplan.simulate.devices import Devices, place
+from memplan.simulate.session import SessionKind
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A file that was read, with its graph and phases.
+
+    ``devices``: where everything is; its graph then holds the copies between them too.
+    """
+
+    prepared: PreparedModel
+    graph: Graph
+    phases: Phases
+    modules: tuple[str, ...]
+    devices: Devices | None = None
+
+
+def open_model(
+    path: Path, dims: Mapping[str, int] | None = None, loss: str | None = None
+) -> OpenModel:
+    """Read ``path``, build its graph and find its phases.
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown.
+        UsageError: an unknown dimension or loss output was named.
+    """
+    return opened(load(path, dims or {}), loss)
+
+
+def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
+    """The same for a model that was already prepared."""
+    graph = build_graph(prepared.bound, prepared.types, body_models)
+    phases = find_phases(graph, loss)
+    return OpenModel(prepared, graph, phases, modules(graph, phases))
+
+
+def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
+    """The model as a session on CUDA holds it: fallbacks, copies, host tensors; else the same."""
+    if session.provider != "cuda" or model.devices is not None:
+        return model
+    graph, devices = place(model.graph)
+    if not devices.copies:
+        return replace(model, graph=graph, devices=devices)
+    phases = find_phases(graph, loss)
+    return OpenModel(model.prepared, graph, phases, modules(graph, phases), devices)

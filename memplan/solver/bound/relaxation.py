@@ -1,0 +1,398 @@
+"""What every sequence must pay for, stripped of what a lower bound may ignore.
+
+A :class:`Relaxation` is a :class:`Problem` in which memory is counted per *tensor class* and never
+too high. Each step down is safe, that is, no sequence becomes dearer or larger than it is:
+
+* a view is its source (running it again costs nothing, it holds nothing of its own);
+* a graph output, a resident tensor and a tensor of zero bytes are always at hand once made; the
+  bytes of graph outputs are a constant from then on;
+* an output that may take over the storage of an input counts only when that input is kept;
+* a tensor whose makers disagree about what it is a view of is always at hand, for free;
+* of what a recomputation makes and nobody reads, only what nobody ever reads is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from memplan.solver.problem import NONE, Arrays, Ints, Problem
+
+
+@dataclass(slots=True)
+class Relaxation:
+    """Nodes and tensors keep their ids; *step* is the place of a node's first computation.
+
+    Lists are indexed by node, tensor or step as noted. ``again_*`` speak of recomputing a node,
+    which after :func:`contract` can mean running a chain of nodes.
+    """
+
+    budget: int
+    node_at: list[int]  # (step)
+    step_of: list[int]  # (node) NONE for rebuild rules, which are not in the order
+    reads: list[list[int]]  # (node) tensors that must be kept or made again to be there
+    writes: list[list[int]]  # (node) the same for what it makes
+    own: list[list[int]]  # (node) outputs that count at its own step
+    takes: list[dict[int, list[int]]]  # (node) own → inputs: counts only if all of these are kept
+    room: list[int]  # (node) bytes while it runs beyond reads and own
+    always: Ints  # (step) bytes that are there whatever the plan
+    size: list[int]  # (tensor)
+    makers: list[list[int]]  # (tensor) nodes that may run again and make it
+    born: list[int]  # (tensor) first step after which it can be there
+    uses: list[list[int]]  # (tensor) steps that read it, ascending
+    until: list[int]  # (tensor) last step for which it can be wanted, NONE: never
+    again: list[bool]  # (node) may be recomputed
+    again_reads: list[list[int]]  # (node)
+    again_cost: list[float]  # (node) seconds
+    again_first: list[int]  # (node) the node that runs first in a recomputation
+    litter: list[int]  # (node) bytes that every recomputation leaves behind for good
+    unread_held: list[bool]  # (tensor) a first value that nobody reads is held to the end
+    chained: dict[int, int] = field(default_factory=dict)  # tensor → node it is recomputed within
+
+    @property
+    def steps(self) -> int:
+        """Length of the order."""
+        return len(self.node_at)
+
+    def nodes(self) -> list[int]:
+        """All nodes, those in the order first."""
+        return self.node_at + [i for i, step in enumerate(self.step_of) if step == NONE]
+
+
+def relax(problem: Problem) -> Relaxation:
+    """The relaxation of ``problem``."""
+    return _Builder(problem).build()
+
+
+class _Builder:
+    """Reads flat arrays once into lists, which plain Python walks faster."""
+
+    def __init__(self, problem: Problem) -> None:
+        arrays: Arrays = problem.arrays
+        self.problem, self.arrays = problem, arrays
+        self.order: list[int] = problem.order.tolist()
+        self.nodes = len(arrays.cost)
+        self.tensors = len(arrays.nbytes)
+        self.step_of = [NONE] * self.nodes
+        for step, node in enumerate(self.order):
+            self.step_of[node] = step
+        rules = [i for i in range(self.nodes) if self.step_of[i] == NONE]
+        self.sequence = self.order + sorted(rules, key=lambda i: int(arrays.rank[i]))
+        self.write_start = arrays.write_start.tolist()
+        slots, starts = arrays.reads.tolist(), arrays.read_start.tolist()
+        self.reads = [slots[starts[i] : starts[i + 1]] for i in range(self.nodes)]
+        self.writes = arrays.writes.tolist()
+        self.alias, self.nbytes = arrays.alias_of.tolist(), arrays.nbytes.tolist()
+        self.alike, self.maker = arrays.alike.tolist(), arrays.maker.tolist()
+        self.resident, self.pinned = arrays.resident.tolist(), arrays.pinned.tolist()
+        # The tensor that stands for a class, or NONE: always at hand, for free.
+        self.root = [NONE if self.resident[t] else t for t in range(self.tensors)]
+        self.least: list[int] = []  # (tensor) smallest storage that a value of it can be in
+        self.candidates: list[list[int]] = []  # (output) inputs whose storage it can take over
+
+    def build(self) -> Relaxation:
+        self._find_roots()
+        self._find_least()
+        base = [self._find(t) for t in range(self.tensors)]
+        for t in range(self.tensors):
+            if self.pinned[t] or self.least[t] == 0:
+                self.root[t] = NONE
+        root = [self._find(t) for t in range(self.tensors)]
+        reads = [sorted({root[t] for t in found} - {NONE}) for found in self.reads]
+        # The buffer of a graph output is never taken over, and a copy of one is not counted.
+        takes = [
+            {
+                self.writes[w]: sorted(
+                    {
+                        root[c]
+                        for c in self.candidates[w]
+                        if base[c] == NONE or not self.pinned[base[c]]
+                    }
+                )
+                for w in range(self.write_start[i], self.write_start[i + 1])
+                if self.candidates[w]
+            }
+            for i in range(self.nodes)
+        ]
+        relaxation = self._outputs(root, reads, takes)
+        early = self._lives(relaxation)
+        release(relaxation, early | self._twins(base))
+        return relaxation
+
+    def _twins(self, base: list[int]) -> set[int]:
+        """Outputs that may take over a storage of which a later output of the node is a view."""
+        found = set()
+        for start, end in pairwise(self.write_start):
+            views: set[int] = set()
+            for w in range(end - 1, start - 1, -1):
+                if any(base[c] in views for c in self.candidates[w]):
+                    found.add(self.writes[w])
+                if self.alias[w] != NONE:
+                    views.add(base[self.alias[w]])
+        return found
+
+    def _find(self, tensor: int) -> int:
+        while self.root[tensor] not in (NONE, tensor):
+            tensor = self.root[tensor]
+        return self.root[tensor]
+
+    def _find_roots(self) -> None:
+        """What every tensor is a view of; NONE where its makers disagree."""
+        seen = [False] * self.tensors
+        for w, t in enumerate(self.writes):
+            root = t if self.alias[w] == NONE or self.pinned[t] else self.alias[w]
+            if seen[t] and self.root[t] != root:
+                root = NONE
+            self.root[t], seen[t] = root, True
+
+    def _find_least(self) -> None:
+        """The smallest storage that a value of a tensor can live in, and who can be taken over."""
+        arrays = self.arrays
+        stored = [False] * self.tensors  # not always a view of a resident tensor
+        changed = True
+        while changed:
+            changed = False
+            for w, t in enumerate(self.writes):
+                if not stored[t] and (self.alias[w] == NONE or stored[self.alias[w]]):
+                    stored[t] = changed = True
+        for i, reads in enumerate(self.reads):
+            for w in range(self.write_start[i], self.write_start[i + 1]):
+                options = arrays.inplace_of[arrays.inplace_start[w] : arrays.inplace_start[w + 1]]
+                # Read twice by the node, a storage has a read pending when the output is placed.
+                self.candidates.append(
+                    [
+                        c
+                        for c in (options.tolist() if self.alias[w] == NONE else ())
+                        if self.alike[c] == self.alike[self.writes[w]]
+                        and reads.count(c) == 1
+                        and stored[c]
+                    ]
+                )
+        self.least = [0 if self.resident[t] else self.nbytes[t] for t in range(self.tensors)]
+        changed = True
+        while changed:
+            changed = False
+            for w, t in enumerate(self.writes):
+                sources = self.candidates[w] if self.alias[w] == NONE else [self.alias[w]]
+                least = min((self.least[c] for c in sources), default=self.least[t])
+                if least < self.least[t]:
+                    self.least[t], changed = least, True
+
+    def _outputs(
+        self, root: list[int], reads: list[list[int]], takes: list[dict[int, list[int]]]
+    ) -> Relaxation:
+        """Sort every output into: kept or not by choice, there at its own step, or constant."""
+        arrays, steps = self.arrays, len(self.order)
+        wanted = {t for found in reads for t in found}
+        writes: list[list[int]] = [[] for _ in range(self.nodes)]
+        own: list[list[int]] = [[] for _ in range(self.nodes)]
+        room = (arrays.workspace + arrays.inside).tolist()
+        litter = [0] * self.nodes
+        rule_reads = {t for i in self.sequence[steps:] for t in reads[i]}
+        unread_held = [False] * self.tensors
+        grows = np.zeros(steps + 1, np.int64)
+        for i in self.sequence:
+            for w in range(self.write_start[i], self.write_start[i + 1]):
+                t, step = self.writes[w], self.step_of[i]
+                if self.pinned[t]:
+                    grows[step if step != NONE else steps] += self.nbytes[t]
+                elif self.alias[w] != NONE or root[t] != t:
+                    continue
+                elif t in wanted:
+                    writes[i].append(t)
+                    if step != NONE:
+                        shares = arrays.droppable[w] or arrays.fleeting[w] or t in takes[i]
+                        unread_held[t] = not shares and t not in rule_reads
+                    if not arrays.droppable[w]:
+                        own[i].append(t)
+                elif arrays.droppable[w]:
+                    continue
+                elif t in takes[i]:
+                    own[i].append(t)
+                elif step == NONE or arrays.fleeting[w]:
+                    room[i] += self.least[t]
+                else:
+                    grows[step] += self.least[t]
+                    litter[i] += self.least[t]
+        for i in range(self.nodes):
+            # A storage that is not counted may be what the output takes over.
+            own[i] = [t for t in own[i] if NONE not in takes[i].get(t, ())]
+            takes[i] = {t: found for t, found in takes[i].items() if found}
+        again = [False] * self.nodes
+        for i in self.maker:
+            if i != NONE:
+                again[i] = True
+        return Relaxation(
+            budget=self.problem.budget,
+            node_at=self.order,
+            step_of=self.step_of,
+            reads=reads,
+            writes=writes,
+            own=own,
+            takes=takes,
+            room=room,
+            always=np.cumsum(grows[:steps]),
+            size=self.least,
+            makers=[[] for _ in range(self.tensors)],
+            born=[steps] * self.tensors,
+            uses=[[] for _ in range(self.tensors)],
+            until=[NONE] * self.tensors,
+            again=again,
+            again_reads=[list(found) for found in reads],
+            again_cost=arrays.cost.tolist(),
+            again_first=list(range(self.nodes)),
+            litter=litter,
+            unread_held=unread_held,
+        )
+
+    def _lives(self, relaxation: Relaxation) -> set[int]:
+        """Makers, births, uses and the last step for which every tensor can be wanted.
+
+        Returns the tensors that a rule could make before the first computation, for other rules:
+        that is not looked into.
+        """
+        for i in self.sequence:
+            for t in relaxation.writes[i]:
+                if relaxation.again[i]:
+                    relaxation.makers[t].append(i)
+                if self.step_of[i] != NONE:
+                    relaxation.born[t] = min(relaxation.born[t], self.step_of[i])
+        rules = self.sequence[len(self.order) :]
+        original = [step < len(self.order) for step in relaxation.born]
+        early = set()
+        changed = True
+        while changed:
+            changed = False
+            for i in rules:
+                there = max((relaxation.born[u] for u in relaxation.reads[i]), default=0)
+                for t in relaxation.writes[i]:
+                    if there < relaxation.born[t]:
+                        if original[t]:
+                            early.add(t)
+                        else:
+                            relaxation.born[t], changed = there, True
+        for step, i in enumerate(self.order):
+            for u in relaxation.reads[i]:
+                relaxation.uses[u].append(step)
+        find_until(relaxation)
+        return early & {u for i in rules for u in relaxation.reads[i]}
+
+
+def find_until(relaxation: Relaxation) -> None:
+    """Set ``until``: through the node's own readers, and those that a recomputation would serve."""
+    until = [found[-1] if found else NONE for found in relaxation.uses]
+    nodes = [i for i in reversed(relaxation.nodes()) if relaxation.again[i]]
+    changed = True
+    while changed:
+        changed = False
+        for i in nodes:
+            last = max((until[t] for t in relaxation.writes[i]), default=NONE)
+            for u in relaxation.again_reads[i]:
+                if until[u] < last:
+                    until[u], changed = last, True
+    for t, node in relaxation.chained.items():
+        until[t] = min(until[t], relaxation.step_of[node])
+    relaxation.until = until
+
+
+def hold_until_read(relaxation: Relaxation) -> None:
+    """Keep every value until its first read, if it would be held to the end otherwise.
+
+    Dropping it earlier would free nothing, and it would have to be made again: never better.
+    """
+    change = np.zeros(relaxation.steps + 1, np.int64)
+    for t, found in enumerate(relaxation.uses):
+        if relaxation.unread_held[t] and found:
+            change[relaxation.born[t] + 1] += relaxation.size[t]
+            change[found[0]] -= relaxation.size[t]
+            relaxation.born[t] = found[0]
+    relaxation.always += np.cumsum(change[: relaxation.steps])
+
+
+def held_bytes(relaxation: Relaxation) -> tuple[Ints, Ints]:
+    """Bytes at every step without recomputation, and those that are there in any plan."""
+    steps = relaxation.steps
+    change = np.zeros(steps + 1, np.int64)
+    for t, found in enumerate(relaxation.uses):
+        if found and found[-1] > relaxation.born[t]:
+            change[relaxation.born[t] + 1] += relaxation.size[t]
+            change[found[-1] + 1] -= relaxation.size[t]
+    kept = np.cumsum(change[:steps])
+    made, needed = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
+    for step, i in enumerate(relaxation.node_at):
+        inputs = sum(relaxation.size[t] for t in relaxation.reads[i])
+        fresh = sum(relaxation.size[t] for t in relaxation.own[i] if t not in relaxation.takes[i])
+        shared = sum(
+            relaxation.size[t]
+            for t, found in relaxation.takes[i].items()
+            if t in relaxation.own[i]
+            and all(max(relaxation.uses[c], default=NONE) > step for c in found)
+        )
+        made[step] = fresh + shared + relaxation.room[i]
+        needed[step] = inputs + fresh + relaxation.room[i]
+    return kept + made + relaxation.always, needed + relaxation.always
+
+
+def free_small(relaxation: Relaxation, share: float) -> None:
+    """Let the smallest tensors be kept for free, in sum at most ``share`` of the budget."""
+    total, free = 0, set()
+    for t in sorted(range(len(relaxation.size)), key=lambda t: relaxation.size[t]):
+        if relaxation.until[t] == NONE:
+            continue
+        total += relaxation.size[t]
+        if total > share * relaxation.budget:
+            break
+        free.add(t)
+    release(relaxation, free)
+
+
+def release(relaxation: Relaxation, free: set[int]) -> None:
+    """Let some tensors be at hand for free."""
+    if not free:
+        return
+    for i, options in enumerate(relaxation.takes):
+        gone = free | {t for t, found in options.items() if not free.isdisjoint(found)}
+        relaxation.own[i] = [t for t in relaxation.own[i] if t not in gone]
+    for lists in (relaxation.reads, relaxation.writes, relaxation.again_reads):
+        for i, found in enumerate(lists):
+            lists[i] = [t for t in found if t not in free]
+    for t in free:
+        relaxation.uses[t] = []
+    find_until(relaxation)
+
+
+def contract(relaxation: Relaxation) -> None:
+    """Let recomputing a node run what only it reads, too.
+
+    Say ``v`` is read by ``u`` alone, is no smaller than all that ``u`` makes, and ``u`` reads
+    nothing else but what ``v``'s maker reads. Then from ``u``'s first computation on, keeping
+    ``v`` is never better than keeping what ``u`` makes, and whenever ``v`` is made again, ``u``
+    may run right behind it. So ``v`` is not kept beyond ``u``, and the two are recomputed as one.
+    """
+    readers = [0] * len(relaxation.size)
+    producer: dict[int, int] = {}
+    for i in relaxation.nodes():
+        for t in relaxation.reads[i]:
+            readers[t] += 1
+        for t in relaxation.writes[i]:
+            producer.setdefault(t, i)
+    for u in relaxation.node_at:
+        made = sum(relaxation.size[t] for t in relaxation.writes[u])
+        if not relaxation.again[u] or not relaxation.writes[u]:
+            continue
+        for v in relaxation.reads[u]:
+            j = producer.get(v, NONE)
+            if j == NONE or relaxation.makers[v] != [j] or relaxation.writes[j] != [v]:
+                continue
+            rest = set(relaxation.again_reads[u]) - {v}
+            fits = readers[v] == 1 and made <= relaxation.size[v]
+            if fits and rest <= set(relaxation.again_reads[j]):
+                relaxation.again_reads[u] = relaxation.again_reads[j]
+                relaxation.again_cost[u] += relaxation.again_cost[j]
+                relaxation.again_first[u] = relaxation.again_first[j]
+                relaxation.litter[u] += relaxation.litter[j]
+                relaxation.chained[v] = u
+                break
+    find_until(relaxation)

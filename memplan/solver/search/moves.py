@@ -1,0 +1,399 @@
+"""Evict-and-recompute moves: enumerated and scored on an evaluated sequence.
+
+A move takes a storage out of memory between two of its reads and recomputes, just before the
+second, the nodes that make its values again. Inputs that are dead by then are either kept alive
+longer or recomputed too (the *closure*), whichever the score prefers. Scores are estimates on the
+profile; a move that is taken is evaluated exactly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memplan.solver.evaluate import Profile
+from memplan.solver.index import Index, latest_before, shift_excess
+from memplan.solver.jit import leaf
+from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
+
+
+class Scratch(NamedTuple):
+    """Reused work arrays; ``stamp`` marks are compared with a counter instead of being cleared."""
+
+    stamp: Ints  # (1) the counter
+    node_mark: Ints
+    tensor_mark: Ints  # made by a node of the move under construction
+    storage_mark: Ints  # already among the extensions
+    reader: Ints  # last chosen node that reads a tensor
+    reader_mark: Ints
+    chosen: Ints  # nodes of the move under construction, in original order
+    queue: Ints  # the same in the order in which they were added
+    ext_storage: Ints
+    ext_tensor: Ints
+    ext_from: Ints
+    ext_size: Ints
+    ext_harm: Floats  # excess that keeping it alive adds, taken alone
+    event_at: Ints
+    event_by: Ints
+    best: Ints  # nodes of the best closure found
+
+
+@leaf
+def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: int) -> int:
+    """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
+    if scratch.node_mark[node] == stamp:
+        return count
+    if count >= len(scratch.chosen):
+        return -1
+    scratch.node_mark[node] = stamp
+    scratch.queue[count] = node
+    for k in range(problem.write_start[node], problem.write_start[node + 1]):
+        scratch.tensor_mark[problem.writes[k]] = stamp
+    # Insertion keeps the nodes in original order.
+    p = count
+    while p > 0 and problem.rank[scratch.chosen[p - 1]] > problem.rank[node]:
+        scratch.chosen[p] = scratch.chosen[p - 1]
+        p -= 1
+    scratch.chosen[p] = node
+    return count + 1
+
+
+@leaf
+def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tuple[int, bool]:
+    """Forget extensions of tensors that the move now makes itself.
+
+    Returns how many are left, and whether another tensor of a dropped storage may be read.
+    """
+    kept, again = 0, False
+    for e in range(extensions):
+        s = scratch.ext_storage[e]
+        if scratch.tensor_mark[scratch.ext_tensor[e]] == stamp:
+            if s >= 0:
+                scratch.storage_mark[s] = 0
+                again = again or index.value_start[s + 1] - index.value_start[s] > 1
+            continue
+        scratch.ext_storage[kept] = s
+        scratch.ext_tensor[kept] = scratch.ext_tensor[e]
+        scratch.ext_from[kept] = scratch.ext_from[e]
+        scratch.ext_size[kept] = scratch.ext_size[e]
+        scratch.ext_harm[kept] = scratch.ext_harm[e]
+        kept += 1
+    return kept, again
+
+
+@leaf
+def close_over(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    budget: int,
+    evicted: int,
+    at: int,
+    done: int,
+    count: int,
+    extensions: int,
+    stamp: int,
+    most: float,
+) -> tuple[int, int]:
+    """Look at what the nodes from ``done`` on read: what is gone with the evicted storage must be
+    recomputed too, other dead inputs are listed as extensions (kept alive until ``at``). Their
+    harm is counted up to ``most``, what the eviction can save.
+
+    Returns the number of nodes (-1: impossible) and of extensions.
+    """
+    k = done
+    while k < count:
+        node = scratch.queue[k]
+        k += 1
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            t = problem.reads[r]
+            if problem.resident[t] or scratch.tensor_mark[t] == stamp:
+                continue
+            v = latest_before(index, t, at)
+            s = profile.value_storage[v] if v >= 0 else evicted
+            if s == evicted:
+                if problem.maker[t] == NONE:
+                    return -1, 0
+                count = add_node(problem, scratch, problem.maker[t], count, stamp)
+                if count < 0:
+                    return -1, 0
+                continue
+            if s == NONE:
+                # A view of a resident tensor; or nobody read it, so it was never stored.
+                if profile.value_reads[v] > 0:
+                    continue
+                start, size = index.made_at[v], problem.nbytes[t]
+            else:
+                start, size = min(profile.death[s], profile.value_lost[v]), profile.size[s]
+                if start > at or scratch.storage_mark[s] == stamp:
+                    continue
+                scratch.storage_mark[s] = stamp
+            if extensions >= len(scratch.ext_from):
+                return -1, 0
+            scratch.ext_storage[extensions] = s
+            scratch.ext_tensor[extensions] = t
+            scratch.ext_from[extensions] = start
+            scratch.ext_size[extensions] = size
+            scratch.ext_harm[extensions] = shift_excess(
+                profile, index, budget, start, at - 1, size, most
+            )
+            extensions += 1
+    return count, extensions
+
+
+@leaf
+def spread_excess(
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    budget: int,
+    first: int,
+    at: int,
+    size: int,
+    extensions: int,
+    most: float,
+) -> float:
+    """Excess change when ``size`` leaves first..at-1 and every extension lives on until at.
+
+    Infinite once it adds more than ``most``, what the eviction alone saves.
+    """
+    events = 0
+    scratch.event_at[0], scratch.event_by[0] = first, -size
+    events = 1
+    for e in range(extensions):
+        p = events
+        while p > 0 and scratch.event_at[p - 1] > scratch.ext_from[e]:
+            scratch.event_at[p] = scratch.event_at[p - 1]
+            scratch.event_by[p] = scratch.event_by[p - 1]
+            p -= 1
+        scratch.event_at[p], scratch.event_by[p] = scratch.ext_from[e], scratch.ext_size[e]
+        events += 1
+    change, added, shift = 0.0, 0.0, 0
+    for e in range(events):
+        shift += scratch.event_by[e]
+        end = scratch.event_at[e + 1] if e + 1 < events else at
+        if end > scratch.event_at[e]:
+            part = shift_excess(
+                profile, index, budget, scratch.event_at[e], end - 1, shift, most - added
+            )
+            change += part
+            added += max(part, 0.0)
+            if added > most:
+                return np.inf
+    return change
+
+
+@leaf
+def insertion_excess(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    budget: int,
+    evicted: int,
+    at: int,
+    count: int,
+    extensions: int,
+) -> float:
+    """Excess at the inserted nodes themselves, run one after the other before ``at``."""
+    level = profile.dynamic[at] - problem.inside[profile.sequence[at]] - index.born[at]
+    level -= profile.size[evicted]
+    for e in range(extensions):
+        level += scratch.ext_size[e]
+    stamp = scratch.stamp[0]
+    for k in range(count):
+        node = scratch.chosen[k]
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            scratch.reader[problem.reads[r]] = k
+            scratch.reader_mark[problem.reads[r]] = stamp
+    excess = 0.0
+    for k in range(count):
+        node = scratch.chosen[k]
+        for w in range(problem.write_start[node], problem.write_start[node + 1]):
+            if problem.alias_of[w] == NONE:
+                level += problem.nbytes[problem.writes[w]]
+        here = level + problem.workspace[node]
+        if here > budget:
+            excess += here - budget
+        # Outputs that only the next inserted nodes read die on the way.
+        for r in range(problem.read_start[node], problem.read_start[node + 1]):
+            t = problem.reads[r]
+            if scratch.tensor_mark[t] != stamp or scratch.reader[t] != k:
+                continue
+            scratch.reader[t] = NONE  # a node may read it in two slots
+            if not wanted(profile, index, evicted, t, at):
+                w = output_slot(problem, problem.maker[t], t)
+                if problem.alias_of[w] == NONE:
+                    level -= problem.nbytes[t]
+    return excess
+
+
+@leaf
+def output_slot(problem: Arrays, node: int, tensor: int) -> int:
+    """The write slot of ``tensor`` at ``node``."""
+    for w in range(problem.write_start[node], problem.write_start[node + 1]):
+        if problem.writes[w] == tensor:
+            return w
+    return int(problem.write_start[node])
+
+
+@leaf
+def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -> bool:
+    """Whether ``tensor`` is one of the evicted values that are read at ``at`` or later."""
+    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
+        v = index.values[k]
+        if profile.value_tensor[v] == tensor and index.last_read[v] >= at > index.made_at[v]:
+            return True
+    return False
+
+
+@leaf
+def only_moves(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    movable: Flags,
+    node: int,
+    evicted: int,
+    at: int,
+) -> bool:
+    """Whether nobody reads the node's last instance before ``at``.
+
+    Then running it before ``at`` replaces that instance instead of adding one, for free.
+    """
+    if not movable[node]:
+        return False
+    for w in range(problem.write_start[node], problem.write_start[node + 1]):
+        t = problem.writes[w]
+        v = latest_before(index, t, at)
+        if v < 0 or problem.pinned[t]:
+            return False
+        if profile.value_reads[v] == 0:
+            continue
+        s = profile.value_storage[v]
+        if s != evicted or index.read_at[index.read_start[s]] < at:
+            return False
+    return True
+
+
+@leaf
+def add_evicted(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    evicted: int,
+    after: int,
+    at: int,
+    count: int,
+    stamp: int,
+) -> int:
+    """Add the nodes that make again what is read of ``evicted`` from ``at`` on.
+
+    The number of nodes, or -1 when that is impossible.
+    """
+    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
+        v = index.values[k]
+        # Not read from here on, or made at the reader itself (a view, or in place).
+        if index.last_read[v] < at or index.made_at[v] >= at:
+            continue
+        if index.made_at[v] > after or problem.maker[profile.value_tensor[v]] == NONE:
+            return -1
+        count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
+        if count < 0:
+            return -1
+    return count
+
+
+@leaf
+def score_move(
+    problem: Arrays,
+    profile: Profile,
+    index: Index,
+    scratch: Scratch,
+    movable: Flags,
+    price: Floats,
+    budget: int,
+    evicted: int,
+    after: int,
+    at: int,
+    depth: int,
+    threshold: float,
+) -> tuple[float, int]:
+    """Best score of evicting storage ``evicted`` over (after, at), and its number of nodes.
+
+    The score is saved excess (byte·steps) per second of recomputation; 0: no gain, or none above
+    ``threshold``. The nodes are left in ``scratch.best``.
+    """
+    scratch.stamp[0] += 1
+    stamp = scratch.stamp[0]
+    # A literal 0 is a type of its own to numba, which would compile every callee once more.
+    nothing = 0 * stamp
+    count = add_evicted(problem, profile, index, scratch, evicted, after, at, nothing, stamp)
+    if count < 0:
+        return 0.0, 0
+    # What the eviction alone saves bounds the gain of every closure.
+    most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted], np.inf)
+    best_score, best_count = 0.0, 0
+    done, extensions, priced, cost = nothing, nothing, nothing, 1e-300
+    for _ in range(depth):
+        count, extensions = close_over(
+            problem,
+            profile,
+            index,
+            scratch,
+            budget,
+            evicted,
+            at,
+            done,
+            count,
+            extensions,
+            stamp,
+            most,
+        )
+        if count < 0:
+            break
+        done = count
+        for k in range(priced, count):
+            if not only_moves(problem, profile, index, movable, scratch.queue[k], evicted, at):
+                cost += price[scratch.queue[k]]
+        priced = count
+        if most / cost <= max(best_score, threshold):
+            break
+        gain = -spread_excess(
+            profile, index, scratch, budget, after + 1, at, profile.size[evicted], extensions, most
+        )
+        if gain > 0:
+            gain -= insertion_excess(
+                problem, profile, index, scratch, budget, evicted, at, count, extensions
+            )
+        if gain > 0 and gain / cost > best_score:
+            best_score, best_count = gain / cost, count
+            for k in range(count):
+                scratch.best[k] = scratch.chosen[k]
+        worst = worst_extension(problem, scratch, price, extensions)
+        if worst == NONE:
+            break
+        count = add_node(problem, scratch, worst, count, stamp)
+        if count < 0:
+            break
+        extensions, again = drop_made(index, scratch, extensions, stamp)
+        if again:
+            done = nothing
+    return best_score, best_count
+
+
+@leaf
+def worst_extension(problem: Arrays, scratch: Scratch, price: Floats, extensions: int) -> int:
+    """The node that would recompute the extension that costs most excess per second, or NONE."""
+    worst, most = NONE, 0.0
+    for e in range(extensions):
+        maker = problem.maker[scratch.ext_tensor[e]]
+        if maker == NONE:
+            continue
+        harm = scratch.ext_harm[e]
+        if harm > 0 and harm / price[maker] > most:
+            worst, most = maker, harm / price[maker]
+    return worst

@@ -1,0 +1,224 @@
+"""Strategies by name: frozen dataclasses whose fields are their options.
+
+``--strategy segments{count=4}`` makes ``Segments(count=4)``. An option is a whole number or, where
+its default is one, a text; where the class lists it in ``words``, one of those. A strategy only
+decides; the planner simulates and verifies every decision on one path. Installed packages offer
+more of them (:mod:`memplan.strategies.registry`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
+
+from memplan.errors import UsageError
+from memplan.solver.problem import Problem
+from memplan.solver.strategy import Outcome, Progress, Strategy
+from memplan.strategies.bottlenecks import Memory
+from memplan.strategies.checkpoints import Collection, Named, Speed
+from memplan.strategies.dtr import Dtr
+from memplan.strategies.knapsack import Knapsack
+from memplan.strategies.mincut import MinCut
+from memplan.strategies.mirror import Mirror
+from memplan.strategies.registry import NAME, Offer, all_offers, only
+from memplan.strategies.segments import Segments
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Node order and recomputation searched together: greedy, then large-neighbourhood search.
+
+    ``order``: 1 to move nodes, 0 to keep the file's order. ``iterations``: stop after so many
+    rounds instead of at the time limit (0: the time limit); the plan then depends on ``seed``
+    alone. ``certify``: 1 to look for a lower bound on the extra time beside the search.
+    """
+
+    name: ClassVar[str] = "search"
+    summary: ClassVar[str] = "node order and recomputation searched together, until time is over"
+    source: ClassVar[str] = "memplan (docs/ARCHITECTURE.md)"
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {"order": ("0", "1"), "certify": ("0", "1")}
+    order: int = 1
+    seed: int = 0
+    iterations: int = 0
+    certify: int = 1
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Outcome:
+        """See :func:`memplan.strategies.portfolio.solve_portfolio`."""
+        from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
+
+        options = PortfolioOptions(bool(self.order), self.seed, self.iterations, bool(self.certify))
+        decision, bound = solve_portfolio(problem, time_limit, options, progress)
+        return Outcome(decision, bound.seconds, bound.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Greedy eviction with late recomputation and pruning, in the file's order; no search."""
+
+    name: ClassVar[str] = "greedy"
+    summary: ClassVar[str] = "evict what saves most per second of recomputation, then prune"
+    source: ClassVar[str] = "memplan (docs/ARCHITECTURE.md)"
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Outcome:
+        """See :func:`memplan.solver.search.anytime.solve`."""
+        from memplan.solver.search.anytime import SearchOptions, solve
+
+        options = SearchOptions(order=False, refine=False)
+        return Outcome(solve(problem, time_limit, options, progress))
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """No recomputation: the graph as it is, in its own order."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "recompute nothing"
+    source: ClassVar[str] = "memplan"
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Outcome:
+        """The start sequence, feasible if it happens to fit."""
+        from memplan.solver.evaluate import decide
+
+        return Outcome(decide(problem, problem.start))
+
+
+BUILT_IN: dict[str, type[Any]] = {
+    strategy.name: strategy
+    for strategy in (
+        Search,
+        Greedy,
+        Keep,
+        Segments,
+        Dtr,
+        Knapsack,
+        MinCut,
+        Mirror,
+        Speed,
+        Memory,
+        Named,
+        Collection,
+    )
+}
+DEFAULT = Search.name
+ALIAS = "auto"
+"""Stands for the best strategy there is; nobody else may take the name."""
+_SPEC = re.compile(rf"^(?P<name>{NAME})(\{{(?P<options>[^}}]*)\}})?$")
+
+
+def parse_strategy(text: str) -> Strategy:
+    """``name`` or ``name{option=value,...}`` → the strategy; ``auto`` is the best one there is.
+
+    Raises:
+        UsageError: unknown name or option, a value of the wrong type, a name that several packages
+            claim, or a package's strategy that cannot be used.
+    """
+    match = _SPEC.match(text.strip())
+    if match is None:
+        raise UsageError(f"'{text}' is no strategy", "write NAME or NAME{option=value,...}")
+    offers, name = _offers(), match.group("name")
+    if name not in offers:
+        raise UsageError(f"there is no strategy '{name}'", "strategies: " + ", ".join(offers))
+    strategy = only(offers[name]).strategy()
+    return cast(Strategy, strategy(**_chosen(strategy, match.group("options") or "")))
+
+
+def _offers() -> dict[str, list[Offer]]:
+    return all_offers({**BUILT_IN, ALIAS: BUILT_IN[DEFAULT]})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a strategy. ``allowed``: its values; empty: any whole number, or any text."""
+
+    name: str
+    default: int | str
+    allowed: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """``text`` or ``number``."""
+        return "text" if isinstance(self.default, str) else "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A strategy as ``memplan strategies`` lists it.
+
+    ``broken`` is why it cannot be used (the rest is then empty), or empty. ``ignores_budget``: it
+    makes one plan, whatever the budget.
+    """
+
+    name: str
+    owner: str
+    summary: str = ""
+    source: str = ""
+    options: tuple[Option, ...] = ()
+    ignores_budget: bool = False
+    broken: str = ""
+
+
+def list_strategies() -> tuple[Listed, ...]:
+    """All strategies by name, those that cannot be used among them."""
+    return tuple(
+        _listed(name, offers)
+        for name, offers in _offers().items()
+        if name != ALIAS or len(offers) > 1
+    )
+
+
+def _listed(name: str, offers: list[Offer]) -> Listed:
+    owner = " and ".join(offer.owner for offer in offers)
+    try:
+        strategy = only(offers).strategy()
+    except UsageError as error:
+        return Listed(name, owner, broken=error.message)
+    return Listed(
+        name,
+        owner,
+        strategy.summary,
+        strategy.source,
+        options_of(strategy),
+        bool(getattr(strategy, "ignores_budget", False)),
+    )
+
+
+def options_of(strategy: type[Any]) -> tuple[Option, ...]:
+    """The options of a strategy, in the order of its fields."""
+    words: Mapping[str, tuple[str, ...]] = getattr(strategy, "words", {})
+    return tuple(
+        Option(field.name, cast(int | str, field.default), tuple(words.get(field.name, ())))
+        for field in fields(strategy)
+    )
+
+
+def _chosen(strategy: type[Any], text: str) -> dict[str, Any]:
+    """``option=value,...`` as arguments for the class."""
+    known = {option.name: option for option in options_of(strategy)}
+    result: dict[str, Any] = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        key, _, value = part.partition("=")
+        if key not in known:
+            offered = ", ".join(sorted(known)) or "none"
+            raise UsageError(
+                f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}"
+            )
+        option, where = known[key], f"{strategy.name}{{{key}={value}}}"
+        if option.allowed and value not in option.allowed:
+            raise UsageError(
+                f"{where}: there is no such word", f"words: {', '.join(option.allowed)}"
+            )
+        if isinstance(option.default, str):
+            result[key] = value
+        elif value.isascii() and value.isdigit():
+            result[key] = int(value)
+        else:
+            raise UsageError(f"{where}: a whole number is wanted")
+    return result

@@ -1,0 +1,81 @@
+"""A strategy's answer, checked: packages offer strategies too, and nobody's word is taken.
+
+Cost, peak and whether it fits are evaluated anew here; whoever writes a model simulates it once
+more, by code that knows nothing of the planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from memplan.errors import MemplanError
+from memplan.solver.problem import Ints, Problem
+from memplan.solver.strategy import Outcome, Progress, Strategy
+
+
+def checked(
+    strategy: Strategy, problem: Problem, time_limit: float, progress: Progress | None
+) -> Outcome:
+    """What ``strategy`` answers within ``time_limit`` seconds, its decision judged by us.
+
+    Raises:
+        UsageError: the strategy cannot work on this problem, and says so.
+        MemplanError: it fails, or answers with what is no sequence of the problem.
+    """
+    try:
+        outcome = strategy.solve(problem, time_limit, progress)
+    except MemplanError:
+        raise
+    except Exception as error:
+        if _is_ours(strategy):
+            raise
+        raise _fault(strategy, f"fails: {type(error).__name__}: {error}") from error
+    if not isinstance(outcome, Outcome):
+        raise _fault(strategy, f"answers with {outcome!r}, which is no Outcome")
+    sequence = np.asarray(outcome.decision.sequence)
+    reason = why_no_sequence(problem, sequence)
+    if reason:
+        raise _fault(strategy, f"answers with a sequence that {reason}")
+    # numba is slow to import: only when there is something to plan.
+    from memplan.solver.evaluate import decide
+
+    return replace(outcome, decision=decide(problem, sequence.astype(np.int64)))
+
+
+def why_no_sequence(problem: Problem, sequence: Ints) -> str:
+    """What makes ``sequence`` no sequence of the problem; empty: nothing."""
+    from memplan.solver.evaluate import IMPOSSIBLE, evaluate
+
+    count = len(problem.arrays.cost)
+    if sequence.ndim != 1 or sequence.dtype.kind != "i":
+        return "is no list of node ids"
+    # The evaluator is compiled and checks no index.
+    if len(sequence) and not 0 <= sequence.min() <= sequence.max() < count:
+        return f"names nodes beyond 0 to {count - 1}"
+    runs = np.bincount(sequence, minlength=count)
+    if (runs[problem.order] == 0).any():
+        return "leaves out nodes of the step"
+    asked = np.bincount(problem.start, minlength=count)
+    again = np.isin(np.arange(count), problem.arrays.maker)
+    if (runs > asked)[~again].any():
+        return "runs nodes again that must not be"
+    if (runs < asked)[problem.protected].any():
+        return "leaves out recomputations that were asked for"
+    ordered = np.ascontiguousarray(sequence, dtype=np.int64)
+    if evaluate(problem.arrays, ordered).total.max(initial=0) >= IMPOSSIBLE:
+        return "reads tensors before they are made"
+    return ""
+
+
+def _is_ours(strategy: Strategy) -> bool:
+    return type(strategy).__module__.startswith("memplan.")
+
+
+def _fault(strategy: Strategy, reason: str) -> MemplanError:
+    owner = type(strategy).__module__
+    who = "in memplan" if _is_ours(strategy) else f"in the package of {owner}"
+    return MemplanError(
+        f"strategy '{strategy.name}' {reason}", f"this is a bug {who}; -vv shows where"
+    )

@@ -1,0 +1,69 @@
+"""DTR: dynamic tensor rematerialization, run offline.
+
+Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen and Tatlock, 'Dynamic Tensor
+Rematerialization' (ICLR 2021): operators run in program order; when memory runs out, storages are
+evicted by a heuristic of cost, size and staleness, and what is gone is made again when something
+reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.solver.problem import Problem
+from memplan.solver.strategy import Outcome, Progress
+from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours
+from memplan.strategies.keepset import Contest
+from memplan.strategies.links import links_of
+
+# Runs with other budgets of its own, since its accounting differs from the runtime's.
+_TRIES = 8
+# After a run that did not come to its end, the next one gets so much more (a share).
+_MORE = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Dtr:
+    """``heuristic``: h_eq counts the cost of evicted neighbours, by classes that are only ever
+    merged; h_local the storage's own cost.
+
+    Its own accounting knows views, in-place outputs and workspace, but not that the runtime gives
+    back what nobody will read. So it runs several times, each time with the budget moved by what
+    the evaluated peak was off: to its advantage.
+    """
+
+    name: ClassVar[str] = "dtr"
+    summary: ClassVar[str] = "evict by staleness, size and cost when memory runs out (DTR, 2021)"
+    source: ClassVar[str] = "Kirisame et al.: Dynamic Tensor Rematerialization (ICLR 2021)"
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {"heuristic": ("h_eq", "h_local")}
+    heuristic: str = "h_eq"
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Outcome:
+        """The best of a few runs; the start where none ended within ``time_limit`` seconds."""
+        contest = Contest(problem, time_limit, progress)
+        if contest.start.feasible:
+            return Outcome(contest.start)
+        links = links_of(problem)
+        neighbours = Neighbours.of(links) if self.heuristic == "h_eq" else None
+        budget, stuck, over = problem.budget, 0, 0
+        for _ in range(_TRIES):
+            try:
+                sequence = Machine(problem, links, budget, neighbours, contest.deadline).run()
+                slack = problem.budget - contest.offer(sequence).peak
+                over = over if slack >= 0 else budget
+                following = budget + slack
+            except GivenUp:
+                slack, stuck, following = 1, max(stuck, budget), int(budget * _MORE) + 1
+            # Between a run that got stuck and one that took too much: halve what is left.
+            if following <= stuck:
+                following = (stuck + budget) // 2
+            if over and following >= over:
+                following = (budget + over) // 2
+            if slack == 0 or following == budget or contest.late:
+                break
+            budget = following
+        return Outcome(contest.best)

@@ -1,0 +1,186 @@
+"""A graph's tensors by term: node after node, with its bodies.
+
+Both graphs are numbered by the same code with the same :class:`~memplan.equivalence.terms.Terms`,
+the reference first. What it knows of shapes goes with the terms, so the other graph's own
+statements are never believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.equivalence.rules import Call, same_as
+from memplan.equivalence.terms import (
+    ABSENT,
+    UNKNOWN,
+    Applied,
+    Fact,
+    Key,
+    Terms,
+    attributes_key,
+    plain_attributes,
+)
+from memplan.ops.memory import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, has_effects
+from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
+from memplan.simulate.floor import OPTIONAL_OUTPUTS
+
+_SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A node, what it applies, and its output terms by slot (ABSENT where one is left out).
+
+    ``by_rule``: whether the first output is that of another node, by a rule.
+    """
+
+    node: onnx.NodeProto
+    applied: Applied
+    outputs: tuple[int, ...]
+    by_rule: bool
+
+    @property
+    def effects(self) -> bool:
+        """Whether it does more than make its outputs, as far as anybody knows."""
+        return bool(self.applied.occurrence) and has_effects(operator_key(self.node))
+
+    @property
+    def draws(self) -> bool:
+        """Whether it takes numbers from the stream of random numbers that all nodes share."""
+        own = any(attribute.name == _SEED for attribute in self.node.attribute)
+        return operator_key(self.node) in RANDOM_OPS and bool(self.applied.occurrence) and not own
+
+
+@dataclass(slots=True)
+class Numbering:
+    """The terms of one graph by tensor name, in ``names``; ``nodes`` in file order.
+
+    Args:
+        terms: shared by the graphs that are compared.
+        facts: what is known of the graph's tensors; none for a graph that is not believed.
+        folder: where external data lies.
+        opset: of the standard operators.
+        functions: digests of model-local functions by ``domain:name``.
+    """
+
+    terms: Terms
+    facts: Mapping[str, Fact]
+    folder: Path
+    opset: int
+    functions: Mapping[str, str] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    nodes: list[Numbered] = field(default_factory=list)
+
+    def graph(self, graph: onnx.GraphProto) -> None:
+        """Number the inputs, constants and nodes of a main graph."""
+        for value in graph.input:
+            kind = value.type.SerializeToString(deterministic=True)
+            self.names[value.name] = self.terms.of(
+                ("input", value.name, kind), self.facts.get(value.name, UNKNOWN)
+            )
+        self.constants(graph, self.names)
+        for node in graph.node:
+            self.nodes.append(self.node(node, self.names, 0))
+
+    def constants(self, graph: onnx.GraphProto, names: dict[str, int]) -> None:
+        """Number the initializers of a graph; a default of an input, which a run may replace, is
+        not its value."""
+        for tensor in graph.initializer:
+            names.setdefault(tensor.name, self.terms.tensor(tensor, self.folder))
+        for sparse in graph.sparse_initializer:
+            content = sparse.SerializeToString(deterministic=True)
+            names[sparse.values.name] = self.terms.of(("sparse", content))
+
+    def node(self, node: onnx.NodeProto, names: dict[str, int], depth: int) -> Numbered:
+        """Number a node's outputs; ``names`` are those in its scope.
+
+        Raises:
+            KeyError: it reads a name that nothing defines.
+        """
+        reads = tuple(names[name] if name else ABSENT for name in node.input)
+        while reads and reads[-1] == ABSENT:
+            reads = reads[:-1]
+        if is_constant(node):
+            term = self._constant_node(node)
+            names[node.output[0]] = term
+            return Numbered(node, Applied("", "Constant", (term,)), (term,), True)
+        applied = self._applied(node, reads, names, depth)
+        found = None
+        if not applied.domain:
+            found = same_as(
+                Call(node.op_type, reads, plain_attributes(node), self.opset, self.terms)
+            )
+        outputs = []
+        for slot, name in enumerate(node.output):
+            if not name:
+                outputs.append(ABSENT)
+                continue
+            fact = self.facts.get(name, UNKNOWN) if not depth else UNKNOWN
+            term = self.terms.output(applied, slot, fact) if slot or found is None else found
+            outputs.append(term)
+            names[name] = term
+        return Numbered(node, applied, tuple(outputs), found is not None)
+
+    def _constant_node(self, node: onnx.NodeProto) -> int:
+        attribute = node.attribute[0]
+        if attribute.name == "value":
+            return self.terms.tensor(attribute.t, self.folder)
+        return self.terms.of(
+            ("constant node", attributes_key([attribute], self.folder, self.terms))
+        )
+
+    def _applied(
+        self, node: onnx.NodeProto, reads: tuple[int, ...], names: dict[str, int], depth: int
+    ) -> Applied:
+        key = operator_key(node)
+        optional = OPTIONAL_OUTPUTS.get(key, ())
+        plain = [a for a in node.attribute if not (a.HasField("g") or a.graphs)]
+        bodies = tuple(
+            self._body(body, index, names, depth + 1) for index, body in enumerate(subgraphs(node))
+        )
+        own = any(effects for _, effects in bodies)
+        function = self.functions.get(key, "")
+        return Applied(
+            domain_of(node),
+            node.op_type,
+            reads,
+            (*attributes_key(plain, self.folder, self.terms), function),
+            tuple(outputs for outputs, _ in bodies),
+            tuple(s for s, name in enumerate(node.output) if name and s not in optional),
+            occurrence_of(node) if own or not _is_function(key) else "",
+        )
+
+    def _body(
+        self, body: onnx.GraphProto, index: int, outer: Mapping[str, int], depth: int
+    ) -> tuple[Key, bool]:
+        """What a body computes from its inputs and what it captures, and whether it has effects.
+
+        An input is known by its place, so that names do not matter.
+        """
+        names = dict(outer)
+        for place, value in enumerate(body.input):
+            kind = value.type.SerializeToString(deterministic=True)
+            names[value.name] = self.terms.of(("formal", depth, index, place, kind))
+        own: dict[str, int] = {}
+        self.constants(body, own)
+        names.update(own)
+        nodes = [self.node(node, names, depth) for node in body.node]
+        marked = tuple(n.applied for n in nodes if n.applied.occurrence)
+        outputs = tuple(names[value.name] for value in body.output)
+        return (len(body.input), outputs, marked), bool(marked)
+
+
+def _is_function(key: str) -> bool:
+    """Whether equal inputs give equal outputs, and nothing else happens."""
+    return key in CONTROL_FLOW_OPS or not (
+        key in RANDOM_OPS or key in EFFECT_OPS or has_effects(key)
+    )
+
+
+def occurrence_of(node: onnx.NodeProto) -> str:
+    """What tells this node from another that looks the same."""
+    return node.name or next((name for name in node.output if name), "?")

@@ -7,7 +7,7 @@ statements are never believed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,13 +19,12 @@ from memplan.equivalence.terms import (
     UNKNOWN,
     Applied,
     Fact,
-    Key,
     Terms,
     attributes_key,
     plain_attributes,
 )
 from memplan.ops.memory import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, has_effects
-from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
+from memplan.proto.nodes import domain_of, is_constant, operator_key
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
 _SEED = "seed"
@@ -140,38 +139,47 @@ class Numbering:
         optional = OPTIONAL_OUTPUTS.get(key, ())
         plain = [a for a in node.attribute if not (a.HasField("g") or a.graphs)]
         bodies = tuple(
-            self._body(body, index, names, depth + 1) for index, body in enumerate(subgraphs(node))
+            (name, *self._body(body, name, names, depth + 1))
+            for name, body in sorted(_bodies(node), key=lambda named: named[0])
         )
-        own = any(effects for _, effects in bodies)
+        own = any(marked for *_, marked in bodies)
         function = self.functions.get(key, "")
         return Applied(
             domain_of(node),
             node.op_type,
             reads,
             (*attributes_key(plain, self.folder, self.terms), function),
-            tuple(outputs for outputs, _ in bodies),
+            bodies,
             tuple(s for s, name in enumerate(node.output) if name and s not in optional),
             occurrence_of(node) if own or not _is_function(key) else "",
         )
 
     def _body(
-        self, body: onnx.GraphProto, index: int, outer: Mapping[str, int], depth: int
-    ) -> tuple[Key, bool]:
-        """What a body computes from its inputs and what it captures, and whether it has effects.
+        self, body: onnx.GraphProto, attribute: str, outer: Mapping[str, int], depth: int
+    ) -> tuple[int, tuple[int, ...], tuple[Applied, ...]]:
+        """How many inputs a body has, its output terms, and what in it is no function.
 
         An input is known by its place, so that names do not matter.
         """
         names = dict(outer)
         for place, value in enumerate(body.input):
             kind = value.type.SerializeToString(deterministic=True)
-            names[value.name] = self.terms.of(("formal", depth, index, place, kind))
+            names[value.name] = self.terms.of(("formal", depth, attribute, place, kind))
         own: dict[str, int] = {}
         self.constants(body, own)
         names.update(own)
         nodes = [self.node(node, names, depth) for node in body.node]
         marked = tuple(n.applied for n in nodes if n.applied.occurrence)
-        outputs = tuple(names[value.name] for value in body.output)
-        return (len(body.input), outputs, marked), bool(marked)
+        return len(body.input), tuple(names[value.name] for value in body.output), marked
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The bodies of a node with the names of their attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for index, body in enumerate(attribute.graphs):
+            yield f"{attribute.name} {index}", body
 
 
 def _is_function(key: str) -> bool:

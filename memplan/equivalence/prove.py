@@ -189,7 +189,7 @@ class _Proof:
         else:
             for term in numbered.outputs:
                 if term != ABSENT:
-                    self.pending[term] = numbered
+                    self.pending.setdefault(term, numbered)
 
     def _explain(self, reads: Iterable[int]) -> None:
         """What only led to an explained node needs no other explanation."""
@@ -249,7 +249,7 @@ class _Proof:
         twin = next((self.by_name[name] for name in names if name in self.by_name), None)
         if twin is None:
             return begin
-        what = f"{begin}: unlike '{twin.node.name}' it"
+        what = f"{begin}: unlike '{twin.node.name}' there, it"
         if (applied.domain, applied.op) != (twin.applied.domain, twin.applied.op):
             return f"{what} is not a {twin.node.op_type}"
         if applied.attributes != twin.applied.attributes:
@@ -263,6 +263,8 @@ class _Proof:
         if slot is None:
             return f"{what} has other bodies or outputs"
         mine, its = node.input[slot], twin.node.input[slot]
+        if mine == its:
+            return f"{what} reads a '{mine}' as input {slot} that is not what it was"
         return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
 
 

@@ -7,17 +7,27 @@ statements are never believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 
+from memplan.equivalence.forms import (
+    Applied,
+    Core,
+    Final,
+    Formal,
+    Input,
+    Opaque,
+    Stack,
+    State,
+)
 from memplan.equivalence.rules import Call, same_as
+from memplan.equivalence.scans import Steps, read_scan
 from memplan.equivalence.terms import (
     ABSENT,
     UNKNOWN,
-    Applied,
     Fact,
     Terms,
     attributes_key,
@@ -77,10 +87,8 @@ class Numbering:
     def graph(self, graph: onnx.GraphProto) -> None:
         """Number the inputs, constants and nodes of a main graph."""
         for value in graph.input:
-            kind = value.type.SerializeToString(deterministic=True)
-            self.names[value.name] = self.terms.of(
-                ("input", value.name, kind), self.facts.get(value.name, UNKNOWN)
-            )
+            form = Input(value.name, _type(value))
+            self.names[value.name] = self.terms.of(form, self.facts.get(value.name, UNKNOWN))
         self.constants(graph, self.names)
         for node in graph.node:
             self.nodes.append(self.node(node, self.names, 0))
@@ -92,7 +100,7 @@ class Numbering:
             names.setdefault(tensor.name, self.terms.tensor(tensor, self.folder))
         for sparse in graph.sparse_initializer:
             content = sparse.SerializeToString(deterministic=True)
-            names[sparse.values.name] = self.terms.of(("sparse", content))
+            names[sparse.values.name] = self.terms.of(Opaque(content))
 
     def node(self, node: onnx.NodeProto, names: dict[str, int], depth: int) -> Numbered:
         """Number a node's outputs; ``names`` are those in its scope.
@@ -107,30 +115,74 @@ class Numbering:
             term = self._constant_node(node)
             names[node.output[0]] = term
             return Numbered(node, Applied("", "Constant", (term,)), (term,), True)
-        applied = self._applied(node, reads, names, depth)
-        found = None
-        if not applied.domain:
-            found = same_as(
-                Call(node.op_type, reads, plain_attributes(node), self.opset, self.terms)
-            )
+        if node.op_type == "Scan" and not domain_of(node) and ABSENT not in reads:
+            applied, found = self._scan(node, reads, names, depth)
+        else:
+            applied = self._applied(node, reads, names, depth)
+            first = self._by_rule(node, applied, depth)
+            found = {} if first is None else {0: first}
         outputs = []
         for slot, name in enumerate(node.output):
             if not name:
                 outputs.append(ABSENT)
                 continue
             fact = self.facts.get(name, UNKNOWN) if not depth else UNKNOWN
-            term = self.terms.output(applied, slot, fact) if slot or found is None else found
+            term = found[slot] if slot in found else self.terms.output(applied, slot, fact)
+            self.terms.learn(term, fact)
             outputs.append(term)
             names[name] = term
-        return Numbered(node, applied, tuple(outputs), found is not None)
+        return Numbered(node, applied, tuple(outputs), bool(found))
+
+    def _by_rule(self, node: onnx.NodeProto, applied: Applied, depth: int) -> int | None:
+        if applied.domain or not node.output:
+            return None
+        known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
+        attributes = plain_attributes(node)
+        reads = applied.reads
+        return same_as(Call(node.op_type, reads, attributes, self.opset, self.terms, known))
+
+    def _scan(
+        self, node: onnx.NodeProto, reads: tuple[int, ...], outer: dict[str, int], depth: int
+    ) -> tuple[Applied, dict[int, int]]:
+        """What a Scan applies, and the terms of its outputs by slot."""
+        call, inside = read_scan(node, reads, self.terms), depth + 1
+        body = next(a.g for a in node.attribute if a.name == "body")
+        steps = Steps(self.terms, self.opset, inside, call.steps)
+        symbols = [
+            self.terms.of(State(inside, place, _type(value)), UNKNOWN, 1 << inside)
+            for place, value in enumerate(body.input[: len(call.states)])
+        ]
+        symbols += [steps.element(*sequence) for sequence in call.sequences]
+        names = dict(outer)
+        names.update(zip((value.name for value in body.input), symbols, strict=True))
+        results, marked = self._inside(body, names, inside)
+        updates = results[: len(call.states)]
+        free = self._free((*call.states, *results), inside)
+        occurrence = occurrence_of(node) if marked else ""
+        form = Core(call.steps, inside, call.states, updates, marked, occurrence)
+        core = self.terms.of(form, UNKNOWN, free)
+        found = {
+            place: self.terms.of(Final(core, place), UNKNOWN, free)
+            for place in range(len(call.states))
+        }
+        for place, (axis, mirrored) in enumerate(call.stacked, len(call.states)):
+            stack = Stack(core, results[place], axis, mirrored)
+            found[place] = self.terms.of(stack, UNKNOWN, free)
+        outputs = tuple(range(len(node.output)))
+        return Applied("", "Scan", reads, (), ((core, results),), outputs, occurrence, free), found
+
+    def _free(self, terms: Iterable[int], inside: int = 0) -> int:
+        """Depths of the symbols in some terms, but for those of a body at depth ``inside``."""
+        free = 0
+        for term in terms:
+            free |= self.terms.free[term] if term != ABSENT else 0
+        return free & ~(1 << inside) if inside else free
 
     def _constant_node(self, node: onnx.NodeProto) -> int:
         attribute = node.attribute[0]
         if attribute.name == "value":
             return self.terms.tensor(attribute.t, self.folder)
-        return self.terms.of(
-            ("constant node", attributes_key([attribute], self.folder, self.terms))
-        )
+        return self.terms.of(Opaque(attributes_key([attribute], self.folder, self.terms)))
 
     def _applied(
         self, node: onnx.NodeProto, reads: tuple[int, ...], names: dict[str, int], depth: int
@@ -152,6 +204,7 @@ class Numbering:
             bodies,
             tuple(s for s, name in enumerate(node.output) if name and s not in optional),
             occurrence_of(node) if own or not _is_function(key) else "",
+            self._free(reads) | self._free((t for _, _, o, _ in bodies for t in o), depth + 1),
         )
 
     def _body(
@@ -163,14 +216,25 @@ class Numbering:
         """
         names = dict(outer)
         for place, value in enumerate(body.input):
-            kind = value.type.SerializeToString(deterministic=True)
-            names[value.name] = self.terms.of(("formal", depth, attribute, place, kind))
+            form = Formal(depth, attribute, place, _type(value))
+            names[value.name] = self.terms.of(form, UNKNOWN, 1 << depth)
+        return len(body.input), *self._inside(body, names, depth)
+
+    def _inside(
+        self, body: onnx.GraphProto, names: dict[str, int], depth: int
+    ) -> tuple[tuple[int, ...], tuple[Applied, ...]]:
+        """Output terms of a body whose inputs are in ``names``, and what in it is no function."""
         own: dict[str, int] = {}
         self.constants(body, own)
         names.update(own)
         nodes = [self.node(node, names, depth) for node in body.node]
         marked = tuple(n.applied for n in nodes if n.applied.occurrence)
-        return len(body.input), tuple(names[value.name] for value in body.output), marked
+        return tuple(names[value.name] for value in body.output), marked
+
+
+def _type(value: onnx.ValueInfoProto) -> bytes:
+    content: bytes = value.type.SerializeToString(deterministic=True)
+    return content
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

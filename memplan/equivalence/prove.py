@@ -17,8 +17,9 @@ from pathlib import Path
 
 import onnx
 
+from memplan.equivalence.forms import Applied, Constant
 from memplan.equivalence.numbering import Numbered, Numbering, occurrence_of
-from memplan.equivalence.terms import ABSENT, Applied, Fact, Terms
+from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
 from memplan.shapes.infer import symbolic_dims
@@ -103,7 +104,7 @@ class _Proof:
         self.old = _numbering(reference, self.terms, reference.facts)
         self.new = _numbering(other, self.terms, {})
         self.old.graph(self.first.graph)
-        self.known = len(self.terms.keys)
+        self.known = len(self.terms.forms)
         self.applied = Counter(n.applied for n in self.old.nodes)
         self.by_name = {occurrence_of(n.node): n for n in self.old.nodes}
         self.pending: dict[int, Numbered] = {}
@@ -177,19 +178,24 @@ class _Proof:
                     "give the same twice"
                 )
             self.counts["recomputed" if again else "kept"] += 1
-        elif numbered.by_rule and numbered.outputs[0] < self.known:
+        elif numbered.by_rule and any(ABSENT < term < self.known for term in numbered.outputs):
             self.counts["explained"] += 1
             self._explain(applied.reads)
+            self._wait(numbered)
         elif applied.op == "Size" and not applied.domain:
             self.counts["pins"] += 1
-        elif numbered.by_rule and self.terms.keys[numbered.outputs[0]][0] == "constant":
+        elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
             self.counts["explained"] += 1  # the axes of fences: no elements
         elif applied.op in _LOOPS and not applied.domain and self._assume(numbered):
             self._explain(applied.reads)
         else:
-            for term in numbered.outputs:
-                if term != ABSENT:
-                    self.pending.setdefault(term, numbered)
+            self._wait(numbered)
+
+    def _wait(self, numbered: Numbered) -> None:
+        """Outputs that the reference does not have are to be explained by who reads them."""
+        for term in numbered.outputs:
+            if term >= self.known:
+                self.pending.setdefault(term, numbered)
 
     def _explain(self, reads: Iterable[int]) -> None:
         """What only led to an explained node needs no other explanation."""

@@ -14,23 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
+from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
+from memplan.equivalence.terms import ABSENT, INT64, UNKNOWN, Fact, Terms
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator that is applied: ``reads`` are terms, ABSENT where an input is left out."""
+    """An operator that is applied: ``reads`` are terms, ABSENT where an input is left out.
+
+    ``result``: what is known of the first output beforehand, of the reference.
+    """
 
     op: str
     reads: tuple[int, ...]
     attributes: Mapping[str, Any]
     opset: int
     terms: Terms
+    result: Fact = UNKNOWN
 
     def read(self, slot: int) -> int:
         """The term in an input slot."""
@@ -55,7 +61,12 @@ Rule = Callable[[Call], int | None]
 def same_as(call: Call) -> int | None:
     """The term of the first output by the rules, or None if none applies."""
     rule = _RULES.get(call.op)
-    return None if rule is None or call.read(0) == ABSENT else rule(call)
+    if rule is None or call.read(0) == ABSENT:
+        return None
+    found = rule(call)
+    if found is None and call.op in _VIEWS and call.result.shape is not None:
+        return view(call.terms, call.read(0), call.result.shape)
+    return found
 
 
 def _identity(call: Call) -> int | None:
@@ -70,7 +81,8 @@ def _cast(call: Call) -> int | None:
         return None
     if fact.dtype == wanted:
         return call.read(0)
-    return call.terms.of(("cast", call.read(0), wanted), Fact(wanted, fact.shape))
+    free = call.terms.free[call.read(0)]
+    return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
 
 
 def _of_one(call: Call) -> int | None:
@@ -101,16 +113,14 @@ def view(terms: Terms, source: int, shape: Sequence[int]) -> int:
     settled = tuple(shape)
     if fact.shape == settled:
         return root
-    return terms.of(("view", root, settled), Fact(fact.dtype, None if -1 in settled else settled))
+    made = Fact(fact.dtype, None if -1 in settled else settled)
+    return terms.of(View(root, settled), made, terms.free[root])
 
 
 def view_root(terms: Terms, term: int) -> int:
     """What a view shows, through views of views."""
-    while terms.keys[term][0] == "view":
-        root = terms.keys[term][1]
-        assert isinstance(root, int)
-        term = root
-    return term
+    form = terms.forms[term]
+    return form.root if isinstance(form, View) else term
 
 
 def _squeeze(call: Call) -> int | None:
@@ -160,21 +170,22 @@ def _transpose(call: Call) -> int | None:
             return None
         perm = tuple(reversed(range(len(shape))))
     perm = tuple(int(axis) for axis in perm)
-    root, key = call.read(0), call.terms.keys[call.read(0)]
-    if key[0] == "transpose":
-        root, inner = key[1:]  # type: ignore[assignment]
-        assert isinstance(inner, tuple)
-        perm = tuple(inner[axis] for axis in perm)
+    root, form = call.read(0), call.terms.forms[call.read(0)]
+    if isinstance(form, Transposed):
+        root, perm = form.root, tuple(form.perm[axis] for axis in perm)
     if perm == tuple(range(len(perm))):
         return root
     known = call.terms.fact(root)
     after = None if known.shape is None else tuple(known.shape[axis] for axis in perm)
-    return call.terms.of(("transpose", root, perm), Fact(known.dtype, after))
+    free = call.terms.free[root]
+    return call.terms.of(Transposed(root, perm), Fact(known.dtype, after), free)
 
 
 def _expand(call: Call) -> int | None:
     """Expanding to a shape that broadcasts to what is there repeats nothing."""
     shape, wanted = call.fact().shape, call.ints(1)
+    if shape is not None and shape == call.result.shape:
+        return call.read(0)
     if shape is None or wanted is None or len(wanted) > len(shape):
         return None
     fits = all(w in (1, d) for w, d in zip(reversed(wanted), reversed(shape), strict=False))
@@ -233,7 +244,8 @@ def _dropout(call: Call) -> int | None:
 
 def _size(call: Call) -> int | None:
     """A scalar; its value does not matter here."""
-    return call.terms.of(("Size", call.read(0)), Fact(INT64, ()))
+    source = call.read(0)
+    return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
 
 
 def _mul(call: Call) -> int | None:
@@ -255,10 +267,10 @@ def _rebuilt(call: Call) -> int | None:
     if (product.domain, product.op) != ("", "Mul") or len(product.reads) != 2:
         return None
     cast, source = product.reads
-    key = terms.keys[cast]
-    if key[0] != "cast" or key[2] != FLOAT or terms.fact(source).dtype != FLOAT:
+    form = terms.forms[cast]
+    if not isinstance(form, Converted) or {form.dtype, terms.fact(source).dtype} != {FLOAT}:
         return None
-    dropout = terms.made_by(key[1], 1)  # type: ignore[arg-type]
+    dropout = terms.made_by(form.source, 1)
     if dropout is None or (dropout.domain, dropout.op) != ("", "Dropout"):
         return None
     ratio = _ratio(terms, dropout.reads)

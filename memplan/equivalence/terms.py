@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from memplan.equivalence.forms import Applied, Constant, Form, Output
+
 Array = npt.NDArray[np.generic]
-Key = tuple[Hashable, ...]
 
 ABSENT = -1
 """The term of an optional input that is left out."""
@@ -48,54 +49,45 @@ class Fact:
 UNKNOWN = Fact()
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """An operator applied to terms. ``attributes`` and ``bodies`` are in a form to compare;
-    ``occurrence`` tells apart what is no function of its inputs, and is empty else."""
-
-    domain: str
-    op: str
-    reads: tuple[int, ...]
-    attributes: Key = ()
-    bodies: Key = ()
-    outputs: tuple[int, ...] = ()
-    occurrence: str = ""
-
-
 @dataclass(slots=True)
 class Terms:
-    """The terms of both graphs: equal keys are equal terms.
+    """The terms of both graphs: equal forms are equal terms.
 
-    ``keys`` and ``facts`` are by term; ``values`` holds small constants.
+    ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
+    constants.
     """
 
-    keys: list[Key] = field(default_factory=list)
+    forms: list[Form] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
     values: dict[int, Array] = field(default_factory=dict)
-    _numbers: dict[Key, int] = field(default_factory=dict)
+    _numbers: dict[Form, int] = field(default_factory=dict)
 
-    def of(self, key: Key, fact: Fact = UNKNOWN) -> int:
-        """The term of ``key``; what is known of it is kept from its first sight."""
-        number = self._numbers.get(key)
+    def of(self, form: Form, fact: Fact = UNKNOWN, free: int = 0) -> int:
+        """The term of ``form``; what is known of it is kept from its first sight."""
+        number = self._numbers.get(form)
         if number is None:
-            number = self._numbers[key] = len(self.keys)
-            self.keys.append(key)
+            number = self._numbers[form] = len(self.forms)
+            self.forms.append(form)
             self.facts.append(fact)
-        elif self.facts[number] == UNKNOWN:
-            self.facts[number] = fact
+            self.free.append(free)
+        else:
+            self.learn(number, fact)
         return number
+
+    def learn(self, term: int, fact: Fact) -> None:
+        """Note what is known of a term, unless something is already."""
+        if self.facts[term] == UNKNOWN:
+            self.facts[term] = fact
 
     def output(self, applied: Applied, slot: int, fact: Fact = UNKNOWN) -> int:
         """The term of an output of an operator."""
-        return self.of(("output", slot, applied), fact)
+        return self.of(Output(applied, slot), fact, applied.free)
 
     def made_by(self, term: int, slot: int) -> Applied | None:
         """The operator whose output in ``slot`` the term is; None if it is something else."""
-        key = self.keys[term] if term != ABSENT else ()
-        if key[:2] != ("output", slot):
-            return None
-        assert isinstance(key[2], Applied)
-        return key[2]
+        form = self.forms[term] if term != ABSENT else None
+        return form.applied if isinstance(form, Output) and form.slot == slot else None
 
     def fact(self, term: int) -> Fact:
         """What is known of a term."""
@@ -120,7 +112,7 @@ class Terms:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             digest = _external_digest(tensor, folder)
             fact = Fact(tensor.data_type, shape)
-            return self.of(("constant", tensor.data_type, shape, digest), fact)
+            return self.of(Constant(tensor.data_type, shape, digest), fact)
         if tensor.data_type == onnx.TensorProto.STRING:
             content = b"\0".join(bytes(text) for text in tensor.string_data)
             return self._constant(tensor.data_type, shape, content, None)
@@ -139,7 +131,7 @@ class Terms:
         if fact.elements == 0:
             content = b""
         digest = hashlib.sha256(content).hexdigest()
-        term = self.of(("constant", dtype, shape, digest), fact)
+        term = self.of(Constant(dtype, shape, digest), fact)
         if array is not None and array.nbytes <= _SMALL_BYTES:
             self.values.setdefault(term, array)
         return term
@@ -168,7 +160,9 @@ def _external_digest(tensor: onnx.TensorProto, folder: Path) -> str:
     return digest.hexdigest()
 
 
-def attributes_key(attributes: Iterable[onnx.AttributeProto], folder: Path, terms: Terms) -> Key:
+def attributes_key(
+    attributes: Iterable[onnx.AttributeProto], folder: Path, terms: Terms
+) -> tuple[object, ...]:
     """Attributes other than bodies, in a form that can be compared: sorted, tensors by content."""
     return tuple(sorted((a.name, _attribute(a, folder, terms)) for a in attributes))
 

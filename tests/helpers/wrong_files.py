@@ -1,8 +1,8 @@
 """A training step, a right rewrite of it by hand, and many wrong ones.
 
-The rewrite has everything that memplan writes: a recomputed chain behind a fence, a Dropout that is
-rebuilt from its mask, a pin, a shortened view, a dropped copy. Each wrong file is the right one with
-one thing changed, as a mistake of a planner or a writer would change it; many keep every shape.
+The rewrite has everything that memplan writes: a recomputed chain behind a fence, a Dropout that
+is rebuilt from its mask, a pin, a shortened view, a dropped copy. Each wrong file is the right one
+with one thing changed, as a mistake of a planner or writer would change it; many keep every shape.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ step (float[{N},{N}] x, float[{N},{N}] g, float lr, int64 step, bool flag,
       float[{N},{N}] w1, float[{N},{N}] w2, float[{N}] b1)
   => (float loss, float[{N},{N}] w1_new, float[{N},{N}] w2_new, float[{N}] b1_new,
       int64 step_new, float[{N},{N}] probs, float[{N},{N}] chosen)
-<float ratio = {{0.25}}, bool yes = {{1}}, float beta = {{0.9}}, float one = {{1}}, float two = {{2}},
- int64 next = {{1}}, int64[1] flat = {{-1}}, int64[2] square = {{{N}, {N}}}, int64[1] rows = {{0}},
- float[{N}] decay = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8}}>
+<float ratio = {{0.25}}, bool yes = {{1}}, float beta = {{0.9}}, float one = {{1}},
+ float two = {{2}}, int64 next = {{1}}, int64[1] flat = {{-1}}, int64[2] square = {{{N}, {N}}},
+ int64[1] rows = {{0}}, float[{N}] decay = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8}}>
 {{
   [h1] h1 = MatMul (x, w1)
   [a1] a1 = Add (h1, b1)

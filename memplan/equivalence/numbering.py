@@ -136,10 +136,14 @@ class Numbering:
     def _by_rule(self, node: onnx.NodeProto, applied: Applied, depth: int) -> int | None:
         if applied.domain or not node.output:
             return None
+        if applied in self.terms.first:
+            return self.terms.first[applied]
         known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
-        attributes = plain_attributes(node)
-        reads = applied.reads
-        return same_as(Call(node.op_type, reads, attributes, self.opset, self.terms, known))
+        attributes, reads = plain_attributes(node), applied.reads
+        found = same_as(Call(node.op_type, reads, attributes, self.opset, self.terms, known))
+        if found is not None:
+            self.terms.first[applied] = found
+        return found
 
     def _scan(
         self, node: onnx.NodeProto, reads: tuple[int, ...], outer: dict[str, int], depth: int

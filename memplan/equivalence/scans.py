@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx
+from onnx import helper
 
 from memplan.equivalence.forms import (
     Converted,
@@ -125,7 +126,7 @@ class Steps:
         joined = self.terms.made_by(sequence, 0)
         if joined is None or (joined.domain, joined.op) != ("", "Concat") or len(joined.reads) != 2:
             return None
-        if joined.attributes[:-1] != (_axis(axis),):
+        if joined.attributes[:-1] != (_attribute("axis", axis),):
             return None
         for backwards in (False, True):
             first, rest = joined.reads[:: -1 if backwards else 1]
@@ -185,7 +186,7 @@ class Steps:
             product = terms.made_by(form.root, 0)
             if product is None or (product.domain, product.op) != ("", "Gemm"):
                 return None
-            if any(isinstance(a, tuple) and a[0] == "transA" for a in product.attributes):
+            if _attribute("transA", 1) in product.attributes:
                 return None
             source = self._unflattened(product.reads[0], fact.shape)
         else:
@@ -212,11 +213,10 @@ def _ints(terms: Terms, term: int) -> list[int] | None:
     return None if value is None else [int(v) for v in value.reshape(-1)]
 
 
-def _axis(axis: int) -> tuple[str, str]:
-    """The attribute ``axis`` as it stands among those of an operator."""
-    attribute = onnx.helper.make_attribute("axis", axis)
-    content: bytes = attribute.SerializeToString(deterministic=True)
-    return ("axis", content.hex())
+def _attribute(name: str, value: int) -> tuple[str, str]:
+    """An attribute as it stands among those of an operator."""
+    content: bytes = helper.make_attribute(name, value).SerializeToString(deterministic=True)
+    return (name, content.hex())
 
 
 @dataclass(frozen=True, slots=True)

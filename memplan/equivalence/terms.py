@@ -54,13 +54,15 @@ class Terms:
     """The terms of both graphs: equal forms are equal terms.
 
     ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
-    constants.
+    constants; ``first`` the first output of what was applied, where a rule has found it: the
+    reference may know a shape that the other graph does not state.
     """
 
     forms: list[Form] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     values: dict[int, Array] = field(default_factory=dict)
+    first: dict[Applied, int] = field(default_factory=dict)
     _numbers: dict[Form, int] = field(default_factory=dict)
 
     def of(self, form: Form, fact: Fact = UNKNOWN, free: int = 0) -> int:

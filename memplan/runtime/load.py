@@ -37,7 +37,7 @@ def load(path: Path | str, providers: Sequence[str] | None = None) -> Any:
     """
     import onnxruntime
 
-    from memplan.runtime.options import PROVIDER_NAMES
+    from memplan.runtime.providers import PROVIDER_NAMES
 
     metadata = get_metadata(parse_file(Path(path)))
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]

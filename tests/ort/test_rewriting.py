@@ -20,10 +20,11 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.verify import ensure
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.shapes.prepare import prepare as prepare_model
@@ -106,16 +107,21 @@ def test_random_graphs(model: onnx.ModelProto, share: float) -> None:
     feeds = synthesize(before.graph)
     reference, _ = run(model, feeds)
     outputs, result = run(rewritten, feeds)
-    steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == timeline.dynamic.tolist()
     assert timeline.resident_bytes + max(steps) <= plan.budget_bytes
     for a, b in zip(reference, outputs, strict=True):
         assert a.tobytes() == b.tobytes()
 
 
-def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
+def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], ProfiledRuns]:
     kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
     options = session_options("tuned")
-    result = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
+    result = profiled_runs(
+        model.SerializeToString(),
+        RunRequest(threads=1),
+        feeds,
+        options,
+        lambda out: kept.extend(o.copy() for o in out),
+    )
     return kept, result

@@ -19,8 +19,9 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.verify import ensure
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel, open_model
@@ -108,12 +109,17 @@ def opened(path: Path) -> Graph:
 
 def outputs_of(
     model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int]
-) -> tuple[list[np.ndarray], dict[str, Any]]:
+) -> tuple[list[np.ndarray], ProfiledRuns]:
     """What a tuned session computes on one thread, and what it measured."""
     kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
     options = session_options("tuned", dims)
-    found = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
+    found = profiled_runs(
+        model.SerializeToString(),
+        RunRequest(threads=1),
+        feeds,
+        options,
+        lambda out: kept.extend(o.copy() for o in out),
+    )
     return kept, found
 
 
@@ -140,7 +146,7 @@ def test_plans_run_as_predicted(path: Path) -> None:
         rewritten = apply_plan(model.prepared.proto, plan, dims)
         timeline = ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED)
         outputs, measured = outputs_of(rewritten, feeds, dims)
-        assert measured["measured_dynamic_bytes"] == timeline.dynamic_peak_bytes, strategy
+        assert measured.dynamic_bytes == timeline.dynamic_peak_bytes, strategy
         assert len(outputs) == len(reference)
         for before, after in zip(reference, outputs, strict=True):
             assert before.tobytes() == after.tobytes(), strategy

@@ -19,7 +19,8 @@ from memplan.proto.restore_order import restore_order
 from memplan.proto.write import write_model
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
-from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.shapes.prepare import prepare
 from memplan.simulate.fallbacks import fallback_notes

@@ -130,7 +130,7 @@ def test_pinned_and_veiled_random_graphs(model: onnx.ModelProto, seed: int) -> N
     profile = run(written, LEVELS.ORT_DISABLE_ALL)
     assert node_names(profile) == [timeline.graph.nodes[i].name for i in timeline.order]
     assert profile.dynamic_bytes == timeline.dynamic_peak_bytes
-    assert profile["second_run_dynamic_bytes"] == later_runs(timeline).dynamic_peak_bytes
+    assert profile.second_run_dynamic_bytes == later_runs(timeline).dynamic_peak_bytes
 
 
 # Four layers; the clone of "h2" is what a plan would recompute.
@@ -234,4 +234,4 @@ def test_at_every_level_and_in_both_orders(name: str, tmp_path: Path) -> None:
         for priority in (False, True):
             profile = run(result.model, level, priority)
             assert profile.dynamic_bytes <= 1.01 * room
-            assert profile["second_run_dynamic_bytes"] <= 1.01 * room
+            assert profile.second_run_dynamic_bytes <= 1.01 * room

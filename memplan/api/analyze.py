@@ -72,6 +72,14 @@ class Analysis:
         timeline = self.timeline
         return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
 
+    @property
+    def stashes_by_module(self) -> dict[str, list[Stash]]:
+        """Stashes per module, the module with the most bytes first."""
+        found: dict[str, list[Stash]] = {}
+        for stash in self.stashes:
+            found.setdefault(stash.module, []).append(stash)
+        return dict(sorted(found.items(), key=lambda item: -sum(s.nbytes for s in item[1])))
+
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         timeline = self.timeline
@@ -112,7 +120,10 @@ class Analysis:
                 for live in self.at_peak
             ],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
-            "stash_by_module": _by_module(self.stashes),
+            "stash_by_module": {
+                module: sum(stash.nbytes for stash in stashes)
+                for module, stashes in self.stashes_by_module.items()
+            },
             "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
@@ -131,13 +142,6 @@ class Analysis:
                 "seconds": round(self.placement.seconds, 3),
             }
         return result
-
-
-def _by_module(stashes: tuple[Stash, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for stash in stashes:
-        found[stash.module] = found.get(stash.module, 0) + stash.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def analyze(

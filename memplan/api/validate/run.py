@@ -86,9 +86,10 @@ def validate(
         ModelError, UsageError: a bad model or bad inputs.
     """
     options = options or ValidateOptions()
-    metadata = get_metadata(read_model(rewritten))
+    proto = read_model(rewritten)
+    metadata = get_metadata(proto)
     bound = dict(dims or _dims(metadata))
-    before, after = open_model(original, bound), open_model(rewritten, bound)
+    before, after = open_model(original, bound), opened(prepare(proto, rewritten, bound))
     gone = gone_names(metadata)
     _check_same_interface(before, after, gone)
     provider = _provider(options, metadata)

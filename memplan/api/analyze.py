@@ -106,19 +106,7 @@ class Analysis:
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
-            "at_peak": [
-                {
-                    "name": live.name,
-                    "nbytes": live.nbytes,
-                    "class": str(live.tensor_class),
-                    "producer": live.producer,
-                    "birth": live.birth,
-                    "death": live.death,
-                    "held_by": live.held_by,
-                    "module": live.module,
-                }
-                for live in self.at_peak
-            ],
+            "at_peak": [_live_json(live) for live in self.at_peak],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": {
                 module: sum(stash.nbytes for stash in stashes)
@@ -142,6 +130,19 @@ class Analysis:
                 "seconds": round(self.placement.seconds, 3),
             }
         return result
+
+
+def _live_json(live: Live) -> dict[str, object]:
+    return {
+        "name": live.name,
+        "nbytes": live.nbytes,
+        "class": str(live.tensor_class),
+        "producer": live.producer,
+        "birth": live.birth,
+        "death": live.death,
+        "held_by": live.held_by,
+        "module": live.module,
+    }
 
 
 def analyze(

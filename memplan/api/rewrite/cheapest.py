@@ -134,8 +134,9 @@ def _orders(steps: tuple[PassStep, ...], strategy: Strategy) -> list[tuple[PassS
 
 def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds: float) -> Planned:
     """A plan for the model that ``steps`` lead to."""
-    model = steps[-1].model if steps else candidate.model
-    costs, options = costs_for(model, goal), goal.options
+    last = steps[-1] if steps else candidate
+    model, options = last.model, goal.options
+    costs = costs_for(model, last.timeline, goal)
     request = plan_request(
         model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from memplan.api.analyze import analyze_open
 from memplan.api.profile import ProfileOptions, profile_open
 from memplan.api.rewrite.goal import Goal, RewriteOptions, device_profile, estimated_costs
 from memplan.errors import UsageError
 from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_costs
+from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import Timeline
 
 
 def check_cost_options(options: RewriteOptions) -> None:
@@ -41,17 +42,17 @@ def given_costs(source: OpenModel, options: RewriteOptions) -> NodeCosts | None:
     return measured_costs(name, source.graph, device, options.provider, costs.seconds)
 
 
-def costs_for(model: OpenModel, goal: Goal) -> NodeCosts:
+def costs_for(model: OpenModel, timeline: Timeline, goal: Goal) -> NodeCosts:
     """The goal's costs; where they are to be measured, those of the graph that is planned: the
-    names of fused nodes are in no costs file.
+    names of fused nodes are in no costs file. ``timeline`` is the simulation of ``model``.
 
     Raises:
         RuntimeUnavailableError: a run failed, or the provider is missing.
     """
     if goal.costs is not None:
         return goal.costs
-    options = goal.options
-    if goal.budget_bytes < analyze_open(model, goal.session).floor_with_workspace_bytes:
+    options, floor = goal.options, structural_floor(model.graph, timeline)
+    if goal.budget_bytes < timeline.resident_bytes + floor.with_workspace:
         return estimated_costs(options)  # the planner refuses it, whatever the costs
     found = profile_open(model, ProfileOptions(options.provider))
     device = device_profile(options)

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.ir.build import captured_names
+from memplan.loops.edit import is_own_output, own_output
 from memplan.proto.read import subgraphs
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import TensorType, write_type
@@ -153,14 +154,12 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 def separate_outputs(graph: onnx.GraphProto, emitter: Emitter) -> None:
     """Make every output of a body a tensor of its own that a node makes; see the module's text."""
-    made = {name for node in graph.node for name in node.output}
-    seen: set[str] = set()
-    for value in graph.output:
-        if value.name in seen or value.name not in made:
-            name = emitter.fresh(f"{value.name}/output")
-            graph.node.append(helper.make_node("Identity", [value.name], [name], name=name))
-            value.name = name
-        seen.add(value.name)
+    ends = list(graph.output)
+    del graph.output[:]
+    for value in ends:
+        if not is_own_output(graph, value.name):
+            value.name = own_output(graph, value.name, emitter.fresh(f"{value.name}/output"))
+        graph.output.append(value)
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: Iterable[str]) -> list[onnx.NodeProto]:

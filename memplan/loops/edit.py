@@ -1,16 +1,67 @@
-"""Changes of one loop node: slices that it reads, tensors that it stacks."""
+"""Edits of loop nodes: slices that they read, tensors that they stack, and what is then not read.
+
+ONNX Runtime 1.31 computes wrong values where an output of a body is an input of it, or stands twice
+among its outputs. :func:`own_output` is the way around that for everybody who writes bodies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Iterator
 
 import onnx
 from onnx import helper
 
-from memplan.loops.call import LoopCall, Slices, body_of
-from memplan.loops.names import Names
+from memplan.ir.build import captured_names
+from memplan.loops.call import LoopCall
+from memplan.ops.memory import EFFECT_OPS
+from memplan.proto.loop_node import LOOP_FIXED, Slices, body_of, layout_of
+from memplan.proto.read import subgraphs
 
-_LOOP_FIXED = 2
+
+def is_own_output(body: onnx.GraphProto, name: str) -> bool:
+    """Whether a tensor may become an output of a body as it is: a node makes it, and it is not an
+    output yet."""
+    taken = any(value.name == name for value in body.output)
+    return not taken and any(name in node.output for node in body.node)
+
+
+def own_output(body: onnx.GraphProto, inner: str, name: str) -> str:
+    """``name``, a copy of a body's tensor that may be an output of it; see the module's text."""
+    body.node.append(helper.make_node("Identity", [inner], [name], name=name))
+    return name
+
+
+def append_stacked(
+    node: onnx.NodeProto, inner: str, kind: onnx.TypeProto, name: str, *, reversed_: bool = False
+) -> Slices:
+    """Make a Scan or Loop stack one more tensor of its body along axis 0.
+
+    Args:
+        node: the loop.
+        inner: the tensor of the body; see :func:`is_own_output`.
+        kind: its type.
+        name: what all steps together are called in the graph around.
+        reversed_: whether a Scan puts the first step last.
+    """
+    body, layout = body_of(node), layout_of(node)
+    slots = len(body.output) - (0 if node.op_type == "Scan" else 1)
+    node.output.extend([""] * (slots - len(node.output)))
+    node.output.append(name)
+    body.output.append(value_info(inner, kind))
+    if node.op_type == "Scan":
+        add_number(node, "scan_output_axes", 0, slots - layout.states)
+        add_number(node, "scan_output_directions", int(reversed_), slots - layout.states)
+    return Slices(name, 0, reversed_)
+
+
+def add_number(node: onnx.NodeProto, attribute: str, number: int, before: int) -> None:
+    """Append to a list of axes or directions, whose ``before`` entries are 0 where it is absent."""
+    given = next((a for a in node.attribute if a.name == attribute and a.ints), None)
+    if given is not None:
+        given.ints.append(number)
+    elif number:
+        node.attribute.append(helper.make_attribute(attribute, [*[0] * before, number]))
 
 
 def value_info(name: str, kind: onnx.TypeProto) -> onnx.ValueInfoProto:
@@ -21,14 +72,14 @@ def value_info(name: str, kind: onnx.TypeProto) -> onnx.ValueInfoProto:
 class LoopEditor:
     """``node`` is changed; ``call`` is how it was read. ``stacked`` grows (body → around)."""
 
-    def __init__(self, node: onnx.NodeProto, call: LoopCall) -> None:
+    def __init__(self, node: onnx.NodeProto, call: LoopCall, steps: int) -> None:
         self.node = node
         self.call = call
+        self.steps = steps
         self.body = body_of(node)
         self.stacked = list(call.stacked)
-        scanned = self._count() if call.is_scan else _LOOP_FIXED
-        self.states = len(node.input) - scanned
-        self.index = ""
+        self.states = layout_of(node).states
+        self.mirrored = ""
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -65,7 +116,7 @@ class LoopEditor:
         names = [value.name for value in self.body.input]
         if inner not in names:
             return
-        slot = names.index(inner) - _LOOP_FIXED
+        slot = names.index(inner) - LOOP_FIXED
         copies = {n for n in self.call.copies if self.call.root(n) == inner}
         for node in self.body.node:
             if any(name in copies or name == inner for name in node.input) and not (
@@ -75,9 +126,9 @@ class LoopEditor:
         ends = [value.name for value in self.body.output]
         if self.node.output[slot] in read or sum(end in copies for end in ends) != 1:
             return
-        del self.body.input[slot + _LOOP_FIXED]
+        del self.body.input[slot + LOOP_FIXED]
         del self.body.output[slot + 1]
-        del self.node.input[slot + _LOOP_FIXED]
+        del self.node.input[slot + LOOP_FIXED]
         del self.node.output[slot]
         self.states -= 1
         for node in [n for n in self.body.node if set(n.output) <= copies]:
@@ -91,13 +142,13 @@ class LoopEditor:
             self.body.input.append(value_info(inner, kind))
             self.node.input.append(found.name)
             count = self._count()
-            self._add_number("scan_input_axes", found.axis, count)
-            self._add_number("scan_input_directions", int(not found.reversed_), count)
+            add_number(self.node, "scan_input_axes", found.axis, count)
+            add_number(self.node, "scan_input_directions", int(not found.reversed_), count)
             self._set_count(count + 1)
             return []
         index, nodes = self.call.counter, list[onnx.NodeProto]()
         if not found.reversed_:
-            index, fresh = self.index, not self.index
+            index, fresh = self.mirrored, not self.mirrored
             if fresh:
                 index = names.fresh(f"{self.call.counter}/mirrored")
                 nodes = self.mirrored_counter(names, index)
@@ -110,9 +161,9 @@ class LoopEditor:
         """Loop: nodes that make ``inner``, T - 1 less the iteration number."""
         last = names.fresh(f"{inner}/last")
         self.body.initializer.append(
-            helper.make_tensor(last, onnx.TensorProto.INT64, [], [self.call.steps - 1])
+            helper.make_tensor(last, onnx.TensorProto.INT64, [], [self.steps - 1])
         )
-        self.index = self.index or inner
+        self.mirrored = self.mirrored or inner
         return [helper.make_node("Sub", [last, self.call.counter], [inner], name=inner)]
 
     def put_first(self, nodes: list[onnx.NodeProto]) -> None:
@@ -124,41 +175,133 @@ class LoopEditor:
     # -- stacking --------------------------------------------------------------------------------
 
     def add_stacked(self, inner: str, kind: onnx.TypeProto, names: Names) -> Slices:
-        """Stack one more tensor of the body.
-
-        It gets a node and a name of its own: ONNX Runtime 1.31 computes wrong values where an
-        output of a body is an input of it, or stands twice among its outputs.
-        """
+        """Stack one more tensor of the body, under a name of its own."""
         kept, outer = names.fresh(f"{inner}/kept"), names.fresh(f"{inner}/stash")
-        self.body.node.append(helper.make_node("Identity", [inner], [kept], name=kept))
-        before = len(self.body.output) - self.states - (not self.call.is_scan)
-        self.body.output.append(value_info(kept, kind))
-        self.node.output.extend([""] * (self.states + before - len(self.node.output)))
-        self.node.output.append(outer)
-        if self.call.is_scan:
-            self._add_number("scan_output_axes", 0, before)
-            self._add_number("scan_output_directions", 0, before)
+        found = append_stacked(self.node, own_output(self.body, inner, kept), kind, outer)
         names.stacked.append(outer)
-        found = Slices(outer, 0, False)
         self.stacked.append((inner, found))
         return found
 
     # -- attributes of a Scan --------------------------------------------------------------------
 
     def _count(self) -> int:
-        return int(next(a.i for a in self.node.attribute if a.name == "num_scan_inputs"))
+        return layout_of(self.node).sequences
 
     def _set_count(self, count: int) -> None:
         next(a for a in self.node.attribute if a.name == "num_scan_inputs").i = count
-
-    def _add_number(self, attribute: str, number: int, before: int) -> None:
-        given = next((a for a in self.node.attribute if a.name == attribute), None)
-        if given is not None:
-            given.ints.append(number)
-        elif number:
-            self.node.attribute.append(helper.make_attribute(attribute, [*[0] * before, number]))
 
     def _drop_number(self, attribute: str, slot: int) -> None:
         given = next((a for a in self.node.attribute if a.name == attribute), None)
         if given is not None and slot < len(given.ints):
             del given.ints[slot]
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+class Names:
+    """Gives names out."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.outer = set(_own(graph))
+        self.all = set(_names(graph))
+        self.stacked: list[str] = []
+        """What loops stack in addition."""
+
+    def fresh(self, stem: str) -> str:
+        """A name that stands nowhere."""
+        candidates = itertools.chain([stem], (f"{stem}_{k}" for k in itertools.count(1)))
+        name = next(each for each in candidates if each not in self.all)
+        self.all.add(name)
+        return name
+
+    def inner(self, stem: str, body: onnx.GraphProto) -> str:
+        """A name for a tensor in ``body``: ``stem`` if neither the body nor the graph around it
+        has it (another body may), else a fresh one."""
+        if stem not in self.outer and stem not in set(_names(body)):
+            self.all.add(stem)
+            return stem
+        return self.fresh(stem)
+
+
+def _own(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from (tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        yield from node.output
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from _own(graph)
+    for node in graph.node:
+        for body in subgraphs(node):
+            yield from _names(body)
+
+
+# -- what nobody reads any longer ------------------------------------------------------------------
+
+
+def sweep(graph: onnx.GraphProto, before: onnx.GraphProto) -> None:
+    """Take out of ``graph`` what was read in ``before`` only: nodes, stacked tensors, constants."""
+    had = _read(before)
+    while True:
+        read = _read(graph)
+        gone = had - read
+        dead = [
+            node
+            for node in graph.node
+            if node.output and all(not n or n in gone for n in node.output)
+        ]
+        for node in dead:
+            graph.node.remove(node)
+        trimmed = [n for n in graph.node if n.op_type in ("Scan", "Loop") and _trim(n, gone)]
+        if not dead and not trimmed:
+            break
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name in gone:
+            del graph.initializer[index]
+    made = {name for node in graph.node for name in node.output}
+    made.update(tensor.name for tensor in graph.initializer)
+    made.update(value.name for value in graph.input)
+    for index in reversed(range(len(graph.value_info))):
+        if graph.value_info[index].name not in made:
+            del graph.value_info[index]
+
+
+def _read(graph: onnx.GraphProto) -> set[str]:
+    found = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+    return {name for name in found if name} | {value.name for value in graph.output}
+
+
+def _trim(node: onnx.NodeProto, gone: set[str]) -> bool:
+    """Let a loop stack no more what nobody reads; whether there was such."""
+    body, states = body_of(node), layout_of(node).states
+    first = 0 if node.op_type == "Scan" else 1
+    changed = False
+    for slot in reversed(range(states, len(node.output))):
+        if node.output[slot] not in gone:
+            continue
+        del node.output[slot], body.output[slot + first]
+        for attribute in node.attribute:
+            named = attribute.name in ("scan_output_axes", "scan_output_directions")
+            if named and slot - states < len(attribute.ints):
+                del attribute.ints[slot - states]
+        changed = True
+    if changed:
+        sweep_body(body)
+    return changed
+
+
+def sweep_body(body: onnx.GraphProto) -> None:
+    """Take out nodes that no output of the body needs."""
+    needed = {value.name for value in body.output}
+    for index in reversed(range(len(body.node))):
+        node = body.node[index]
+        key = f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
+        if key in EFFECT_OPS or any(name in needed for name in node.output):
+            needed.update((*node.input, *captured_names(node)))
+        else:
+            del body.node[index]
+    for index in reversed(range(len(body.initializer))):
+        if body.initializer[index].name not in needed:
+            del body.initializer[index]

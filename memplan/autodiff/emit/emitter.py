@@ -17,6 +17,7 @@ from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import ScanRecompute
+from memplan.loops.pairs import FORWARD_KEY
 from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
 
 _SMALL = 64
@@ -30,7 +31,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-FORWARD_KEY = "memplan.forward"
 
 
 @dataclass(frozen=True, slots=True)

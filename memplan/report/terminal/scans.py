@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memplan.loops.scan_pairs import ScanPair
+from memplan.loops.layers import ScanLayer
 from memplan.units import format_bytes
 
 _SHOWN = 5
 
 
-def scan_line(pair: ScanPair, dims: Mapping[str, int], details: bool) -> str:
+def scan_line(pair: ScanLayer, dims: Mapping[str, int], details: bool) -> str:
     """One layer; ``details`` lists every tensor."""
     each, total = pair.step_bytes(dims), pair.total_bytes(dims)
     names = [item.tensor for item in pair.stored]

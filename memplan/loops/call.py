@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from memplan.proto.loop_node import LOOP_FIXED, LoopNode, Slices, read_loop
+from memplan.proto.nodes import operator_key
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
 
 Values = Mapping[str, npt.NDArray[np.generic]]
@@ -106,7 +107,7 @@ class LoopReader:
 
     def read(self, proto: onnx.NodeProto, index: int) -> LoopCall | None:
         """The loop ``proto``; None if data decides how often it runs, or if it is not a loop."""
-        if proto.domain not in ("", "ai.onnx") or proto.op_type not in ("Scan", "Loop"):
+        if operator_key(proto) not in (":Scan", ":Loop"):
             return None
         types = self.bodies.get(index, {})
         loop = read_loop(proto, self._rank)

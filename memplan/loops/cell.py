@@ -9,9 +9,10 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ir.build import captured_names, tensor_bytes
+from memplan.ir.build import tensor_bytes
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.maxflow import Run, cut
 
@@ -123,7 +124,7 @@ def trace(cell: Cell, chosen: Collection[str]) -> Kept:
         elif name in maker and maker[name] not in again:
             node = cell.nodes[maker[name]]
             again.add(maker[name])
-            waiting += [*node.input, *captured_names(node)]
+            waiting += reads_of(node)
     made = {name for k in again for name in cell.nodes[k].output}
     order = [name for node in cell.nodes for name in node.output]
     return Kept(
@@ -139,7 +140,7 @@ def constant_tensors(cell: Cell) -> set[str]:
     varying = set(cell.inputs)
     found: set[str] = set()
     for node in cell.nodes:
-        reads = (*node.input, *captured_names(node))
+        reads = reads_of(node)
         if _unsafe(node) or any(name in varying for name in reads):
             varying.update(node.output)
         else:
@@ -147,13 +148,9 @@ def constant_tensors(cell: Cell) -> set[str]:
     return found
 
 
-def _key(node: onnx.NodeProto) -> str:
-    return f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-
-
 def _unsafe(node: onnx.NodeProto) -> bool:
     """Whether a second run would give other values."""
-    return _key(node) in RANDOM_OPS | EFFECT_OPS
+    return operator_key(node) in RANDOM_OPS | EFFECT_OPS
 
 
 def _named(cell: Cell, wish: ScanRecompute) -> set[str]:
@@ -209,7 +206,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
 
 def node_run(node: onnx.NodeProto, cost: int | None) -> Run[str]:
     """A node as the flow network has it; see :func:`memplan.solver.maxflow.cut`."""
-    return Run((*node.input, *captured_names(node)), tuple(n for n in node.output if n), cost)
+    return Run(reads_of(node), tuple(n for n in node.output if n), cost)
 
 
 def _bytes(found: TensorType) -> int:

@@ -6,17 +6,17 @@ among its outputs. :func:`own_output` is the way around that for everybody who w
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx
 from onnx import helper
 
-from memplan.ir.build import captured_names
 from memplan.loops.call import LoopCall
 from memplan.ops.memory import EFFECT_OPS
+from memplan.proto.edit import remove_unread, replace_nodes
 from memplan.proto.loop_node import LOOP_FIXED, Slices, body_of, layout_of
-from memplan.proto.read import subgraphs
+from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.nodes import names_read, operator_key
 
 
 def is_own_output(body: onnx.GraphProto, name: str) -> bool:
@@ -135,7 +135,7 @@ class LoopEditor:
             self.body.node.remove(node)
 
     def add_slice(
-        self, found: Slices, inner: str, kind: onnx.TypeProto, names: Names
+        self, found: Slices, inner: str, kind: onnx.TypeProto, names: LoopNames
     ) -> list[onnx.NodeProto]:
         """Read a sequence of the forward loop, last step first; the nodes that this takes."""
         if self.call.is_scan:
@@ -157,7 +157,7 @@ class LoopEditor:
         )
         return [*nodes, gather]
 
-    def mirrored_counter(self, names: Names, inner: str) -> list[onnx.NodeProto]:
+    def mirrored_counter(self, names: LoopNames, inner: str) -> list[onnx.NodeProto]:
         """Loop: nodes that make ``inner``, T - 1 less the iteration number."""
         last = names.fresh(f"{inner}/last")
         self.body.initializer.append(
@@ -168,13 +168,11 @@ class LoopEditor:
 
     def put_first(self, nodes: list[onnx.NodeProto]) -> None:
         """Put nodes before all others of the body."""
-        rest = [onnx.NodeProto.FromString(n.SerializeToString()) for n in self.body.node]
-        del self.body.node[:]
-        self.body.node.extend([*nodes, *rest])
+        replace_nodes(self.body, [*nodes, *self.body.node])
 
     # -- stacking --------------------------------------------------------------------------------
 
-    def add_stacked(self, inner: str, kind: onnx.TypeProto, names: Names) -> Slices:
+    def add_stacked(self, inner: str, kind: onnx.TypeProto, names: LoopNames) -> Slices:
         """Stack one more tensor of the body, under a name of its own."""
         kept, outer = names.fresh(f"{inner}/kept"), names.fresh(f"{inner}/stash")
         found = append_stacked(self.node, own_output(self.body, inner, kept), kind, outer)
@@ -199,109 +197,61 @@ class LoopEditor:
 # -- names -----------------------------------------------------------------------------------------
 
 
-class Names:
-    """Gives names out."""
+class LoopNames(NameAuthority):
+    """Names that no tensor of a graph or of its bodies has yet.
+
+    ``stacked`` are names of what loops stack in addition.
+    """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self.outer = set(_own(graph))
-        self.all = set(_names(graph))
+        super().__init__(defined_names(graph))
+        self.outer = set(defined_names(graph, bodies=False))
         self.stacked: list[str] = []
-        """What loops stack in addition."""
-
-    def fresh(self, stem: str) -> str:
-        """A name that stands nowhere."""
-        candidates = itertools.chain([stem], (f"{stem}_{k}" for k in itertools.count(1)))
-        name = next(each for each in candidates if each not in self.all)
-        self.all.add(name)
-        return name
 
     def inner(self, stem: str, body: onnx.GraphProto) -> str:
         """A name for a tensor in ``body``: ``stem`` if neither the body nor the graph around it
         has it (another body may), else a fresh one."""
-        if stem not in self.outer and stem not in set(_names(body)):
-            self.all.add(stem)
+        if stem not in self.outer and stem not in set(defined_names(body)):
+            self.taken.add(stem)
             return stem
         return self.fresh(stem)
-
-
-def _own(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield from node.output
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from _own(graph)
-    for node in graph.node:
-        for body in subgraphs(node):
-            yield from _names(body)
 
 
 # -- what nobody reads any longer ------------------------------------------------------------------
 
 
 def sweep(graph: onnx.GraphProto, before: onnx.GraphProto) -> None:
-    """Take out of ``graph`` what was read in ``before`` only: nodes, stacked tensors, constants."""
-    had = _read(before)
+    """Remove what was read in ``before`` only: nodes, stacked tensors, constants."""
+    read_before = _read_in(before)
     while True:
-        read = _read(graph)
-        gone = had - read
-        dead = [
-            node
-            for node in graph.node
-            if node.output and all(not n or n in gone for n in node.output)
-        ]
-        for node in dead:
-            graph.node.remove(node)
-        trimmed = [n for n in graph.node if n.op_type in ("Scan", "Loop") and _trim(n, gone)]
-        if not dead and not trimmed:
+        remove_unread(graph, read_before=read_before)
+        unread = read_before - _read_in(graph)
+        loops = [node for node in graph.node if operator_key(node) in (":Scan", ":Loop")]
+        trimmed = [node for node in loops if _drop_stacked(node, unread)]
+        if not trimmed:
             break
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name in gone:
-            del graph.initializer[index]
-    made = {name for node in graph.node for name in node.output}
-    made.update(tensor.name for tensor in graph.initializer)
-    made.update(value.name for value in graph.input)
-    for index in reversed(range(len(graph.value_info))):
-        if graph.value_info[index].name not in made:
-            del graph.value_info[index]
 
 
-def _read(graph: onnx.GraphProto) -> set[str]:
-    found = {name for node in graph.node for name in (*node.input, *captured_names(node))}
-    return {name for name in found if name} | {value.name for value in graph.output}
+def _read_in(graph: onnx.GraphProto) -> set[str]:
+    return names_read(graph.node) | {value.name for value in graph.output}
 
 
-def _trim(node: onnx.NodeProto, gone: set[str]) -> bool:
+def _drop_stacked(node: onnx.NodeProto, unread: Collection[str]) -> bool:
     """Let a loop stack no more what nobody reads; whether there was such."""
     body, states = body_of(node), layout_of(node).states
     first = 0 if node.op_type == "Scan" else 1
-    changed = False
-    for slot in reversed(range(states, len(node.output))):
-        if node.output[slot] not in gone:
-            continue
+    slots = [k for k in range(states, len(node.output)) if node.output[k] in unread]
+    for slot in reversed(slots):
         del node.output[slot], body.output[slot + first]
         for attribute in node.attribute:
-            named = attribute.name in ("scan_output_axes", "scan_output_directions")
-            if named and slot - states < len(attribute.ints):
+            listed = attribute.name in ("scan_output_axes", "scan_output_directions")
+            if listed and slot - states < len(attribute.ints):
                 del attribute.ints[slot - states]
-        changed = True
-    if changed:
+    if slots:
         sweep_body(body)
-    return changed
+    return bool(slots)
 
 
 def sweep_body(body: onnx.GraphProto) -> None:
-    """Take out nodes that no output of the body needs."""
-    needed = {value.name for value in body.output}
-    for index in reversed(range(len(body.node))):
-        node = body.node[index]
-        key = f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-        if key in EFFECT_OPS or any(name in needed for name in node.output):
-            needed.update((*node.input, *captured_names(node)))
-        else:
-            del body.node[index]
-    for index in reversed(range(len(body.initializer))):
-        if body.initializer[index].name not in needed:
-            del body.initializer[index]
+    """Remove nodes that no output of the body needs."""
+    remove_unread(body, stays=lambda node: operator_key(node) in EFFECT_OPS)

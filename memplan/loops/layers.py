@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.ir.build import is_constant
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.call import LoopCall, LoopReader, Types
-from memplan.loops.pairs import FORWARD_KEY, LoopPair, StoredTensor, pairs_in, stored_bytes
+from memplan.loops.pairs import LoopPair, StoredTensor, pairs_in, stored_bytes
 from memplan.loops.sequences import Makers
 from memplan.proto.loop_node import Slices, read_loop
-from memplan.proto.metadata import node_metadata
+from memplan.proto.metadata import FORWARD_KEY, node_metadata
+from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
-from memplan.proto.read import subgraphs
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import ValueType
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType, read_type

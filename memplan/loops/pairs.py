@@ -12,19 +12,17 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.ir.build import is_constant, tensor_bytes
+from memplan.ir.build import tensor_bytes
 from memplan.ir.graph import Graph
 from memplan.ir.phases import Phases
 from memplan.loops.call import LoopCall, LoopReader, Values
 from memplan.loops.sequences import Makers, shifted_state, sources
 from memplan.proto.loop_node import Slices
-from memplan.proto.metadata import node_metadata
+from memplan.proto.metadata import FORWARD_KEY, node_metadata
+from memplan.proto.nodes import is_constant
 from memplan.shapes.fold import folded_constants
 from memplan.shapes.infer import ValueType
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
-
-FORWARD_KEY = "memplan.forward"
-"""Metadata of a backward node that ``memplan grad`` writes: the name of its forward node."""
 
 
 @dataclass(frozen=True, slots=True)

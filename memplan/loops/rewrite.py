@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.ir.build import captured_names
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.call import LoopCall, State
 from memplan.loops.cell import Kept
-from memplan.loops.edit import LoopEditor, Names, sweep, sweep_body
-from memplan.loops.pairs import FORWARD_KEY
+from memplan.loops.edit import LoopEditor, LoopNames, sweep, sweep_body
 from memplan.loops.sequences import Shift, shifted_state
 from memplan.loops.step import Step
+from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices, body_of
+from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.names import NameAuthority
+from memplan.proto.nodes import names_read, reads_of
 from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants
 
@@ -40,9 +41,8 @@ def store_less(
         steps: what to keep of which pair.
         symbolic: the model has symbolic dimensions, so no sizes are written.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    names = Names(copy.graph)
+    copy = copied(model)
+    names = LoopNames(copy.graph)
     for step, kept in steps:
         _Rewriter(copy, step, kept, names, symbolic).run()
     sweep(copy.graph, model.graph)
@@ -67,7 +67,7 @@ class _Rewriter:
     """Works on one pair."""
 
     def __init__(
-        self, model: onnx.ModelProto, step: Step, kept: Kept, names: Names, symbolic: bool
+        self, model: onnx.ModelProto, step: Step, kept: Kept, names: LoopNames, symbolic: bool
     ) -> None:
         self.model, self.step, self.kept, self.names = model, step, kept, names
         self.symbolic = symbolic
@@ -77,7 +77,7 @@ class _Rewriter:
         self.forward = LoopEditor(nodes[pair.forward.node.name], pair.forward, pair.steps)
         self.backward = LoopEditor(nodes[pair.backward.node.name], pair.backward, pair.steps)
         self.shifts = Shifts(model, nodes[pair.backward.node.name], names)
-        self.node_names = {node.name for node in self.backward.body.node}
+        self.node_names = NameAuthority(node.name for node in self.backward.body.node)
         self.given: dict[str, str] = {}
         """Names of the forward body → names in the backward body."""
 
@@ -109,8 +109,7 @@ class _Rewriter:
 
     def _outputs_read(self) -> set[str]:
         graph = self.model.graph
-        read = {name for node in graph.node for name in node.input}
-        return read | {value.name for value in graph.output}
+        return names_read(graph.node) | {value.name for value in graph.output}
 
     # -- slices --------------------------------------------------------------------------------
 
@@ -148,8 +147,8 @@ class _Rewriter:
     # -- nodes that run again --------------------------------------------------------------------
 
     def _clone(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
-        clone.name = self._node_name(f"{node.name or node.op_type}/recompute")
+        clone = copied(node)
+        clone.name = self.node_names.fresh(f"{node.name or node.op_type}/recompute")
         for slot, name in enumerate(clone.input):
             if name:
                 clone.input[slot] = self._visible(name)
@@ -159,13 +158,6 @@ class _Rewriter:
                     self.given[name] = self.names.inner(name, body_of(self.backward.node))
                 clone.output[slot] = self.given[name]
         return self._noted(clone, node.name)
-
-    def _node_name(self, stem: str) -> str:
-        """A name that no node of the backward body has."""
-        candidates = itertools.chain([stem], (f"{stem}_{k}" for k in itertools.count(1)))
-        name = next(each for each in candidates if each not in self.node_names)
-        self.node_names.add(name)
-        return name
 
     def _visible(self, name: str) -> str:
         """What the backward body calls a tensor of the forward body."""
@@ -192,7 +184,7 @@ class _Rewriter:
 class Shifts:
     """Finds or makes such tensors before the node ``behind``."""
 
-    def __init__(self, model: onnx.ModelProto, behind: onnx.NodeProto, names: Names) -> None:
+    def __init__(self, model: onnx.ModelProto, behind: onnx.NodeProto, names: LoopNames) -> None:
         self.model, self.graph, self.behind, self.names = model, model.graph, behind, names
         self.values = small_constants(model.graph)
 
@@ -222,7 +214,7 @@ class Shifts:
                 return False
             if k is not None and k not in needed:
                 needed.add(k)
-                waiting += [*nodes[k].input, *captured_names(nodes[k])]
+                waiting += reads_of(nodes[k])
         if needed:
             order = [*range(place), *sorted(needed)]
             order += [k for k in range(place, len(nodes)) if k not in needed]

@@ -17,8 +17,9 @@ from memplan.loops.call import LoopCall
 from memplan.loops.cell import Cell, constant_tensors
 from memplan.loops.pairs import RecurrentPair, sized_bytes
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import operator_key, subgraphs
 from memplan.shapes.tensor_type import TensorType
 
 Seconds = Callable[[Graph], list[float]]
@@ -119,13 +120,12 @@ def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[floa
         outputs = [name for name in node.output if name]
         if not outputs or outputs[0] in call.copies or outputs[0] in call.slices:
             continue
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
+        clone = copied(node)
         for slot, name in enumerate(clone.input):
             clone.input[slot] = call.root(name)
         draft.nodes.append(clone)
         draft.seconds[outputs[0]] = cost.get(outputs[0], 0.0)
-        key = f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-        if key in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
+        if operator_key(node) in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
             draft.fixed.update(outputs)
 
 

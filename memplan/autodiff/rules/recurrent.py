@@ -191,7 +191,7 @@ class _Expansion:
     ) -> onnx.GraphProto:
         """One step."""
         outer = self.ctx.emitter
-        emitter = Emitter(outer.opset, {}, dict(outer.constants), outer.taken, outer.ir_version)
+        emitter = Emitter(outer.opset, {}, dict(outer.constants), outer.names, outer.ir_version)
         writer = BodyWriter(emitter)
         stem = f"{self.ctx.node.name}/{'reverse' if direction else 'forward'}"
         with emitter.scope(Scope(f"{stem}/step")):

@@ -12,7 +12,6 @@ from functools import partial
 
 import onnx
 
-from memplan.autodiff.bodies import live_nodes, names_read
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
@@ -21,7 +20,9 @@ from memplan.autodiff.scan.call import kept_as, rank_in, scan_attributes, slice_
 from memplan.autodiff.scan.projections import Projection, find_projection
 from memplan.autodiff.scan.stash import ScanStash, run_again
 from memplan.loops.cell import Cell, Kept, decide
+from memplan.proto.edit import live_nodes
 from memplan.proto.loop_node import Slices, read_loop
+from memplan.proto.nodes import names_read
 
 
 @gradient("Scan")

@@ -10,7 +10,6 @@ from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.bodies import (
     BodyWriter,
     body_model,
-    captured_by,
     restored,
     separate_outputs,
 )
@@ -24,6 +23,7 @@ from memplan.autodiff.scan.call import input_types, kept_as
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.proto.loop_node import LoopNode
+from memplan.proto.nodes import free_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ScanBody:
         mark = f"{self.name}:"
         separate_outputs(call.body, outer)
         model = body_model(outer, call.body, input_types(call, outer))
-        captured = [name for name in captured_by(call.body) if name in ctx.needed]
+        captured = [name for name in free_names(call.body) if name in ctx.needed]
         formal = zip(ctx.node.input, self._formal(), strict=True)
         xs = {*captured, *(inner for name, inner in formal if name in ctx.needed)}
         xs = {name for name in xs if name}
@@ -69,7 +69,7 @@ class ScanBody:
         }
         self._grow_below(list(model.graph.node), xs)
         self.states = self._grow_above(ctx, list(model.graph.node), xs, ys)
-        expanded = expand_all(model, ys, xs, outer.taken, mark)
+        expanded = expand_all(model, ys, xs, outer.names, mark)
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)

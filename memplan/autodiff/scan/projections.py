@@ -15,8 +15,8 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.ir.build import tensor_bytes
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
-from memplan.loops.pairs import FORWARD_KEY
 from memplan.proto.loop_node import Slices
+from memplan.proto.metadata import FORWARD_KEY
 from memplan.shapes.tensor_type import TensorType
 
 

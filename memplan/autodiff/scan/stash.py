@@ -13,9 +13,10 @@ from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import Kept
 from memplan.loops.edit import append_stacked, is_own_output, own_output
-from memplan.loops.pairs import FORWARD_KEY
 from memplan.loops.sequences import Shift
+from memplan.proto.edit import copied
 from memplan.proto.loop_node import LoopNode, Slices
+from memplan.proto.metadata import FORWARD_KEY
 from memplan.shapes.tensor_type import Dim, TensorType, write_type
 
 
@@ -79,7 +80,7 @@ def run_again(kept: Kept, outer: Emitter) -> list[onnx.NodeProto]:
     """The nodes that run again, as nodes of the backward step."""
     clones = []
     for node in kept.again:
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
+        clone = copied(node)
         clone.name = outer.fresh(f"{node.name}/recompute")
         helper.set_metadata_props(clone, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: node.name})
         clones.append(clone)

@@ -1,4 +1,4 @@
-"""One step of a pair as a problem of its own: what may be stored, what may run again, at what cost.
+"""One step of a pair as a problem of its own: what may be stored or recomputed, at what cost.
 
 The nodes are those of the forward body, without copies, and projections: products of inputs and
 weights before the loop, a slice of which a step can make from a slice of the inputs.
@@ -27,13 +27,13 @@ Seconds = Callable[[Graph], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PairStep:
     """One step of a pair.
 
     ``weights`` are bytes per step that the backward part holds if a tensor is stored; 0 for what
-    it holds anyway. ``seconds`` (by a node's first output) are those of running it again.
+    it holds anyway. ``seconds`` (by a node's first output) are those of recomputing it.
     ``formals`` are names that projections read slices of ``Slices`` under. ``fixed`` are outputs
-    of nodes that cannot run again.
+    of nodes that cannot be recomputed.
     """
 
     pair: RecurrentPair
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def constants(self) -> set[str]:
-        """Tensors that are the same at every step: made again without being asked for."""
+        """Tensors that are the same at every step: recomputed without being asked for."""
         return constant_tensors(self.cell)
 
 
@@ -66,7 +66,7 @@ def read_step(
     nodes: Sequence[onnx.NodeProto],
     estimate: Seconds,
     exact: bool,
-) -> Step:
+) -> PairStep:
     """The step of a pair.
 
     Args:
@@ -110,7 +110,7 @@ def read_step(
         stacked=frozenset(n for n, weight in draft.weights.items() if not weight) - {*draft.inputs},
         types=draft.types,
     )
-    return Step(pair, cell, draft.weights, draft.seconds, draft.formals, frozenset(draft.fixed))
+    return PairStep(pair, cell, draft.weights, draft.seconds, draft.formals, frozenset(draft.fixed))
 
 
 def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[float]) -> None:

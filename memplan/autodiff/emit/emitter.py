@@ -1,4 +1,4 @@
-"""Builds nodes: names them, finds their types, interns constants; rules see a context of it."""
+"""Builds nodes: names them, finds their types, interns constants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.ir.phases import KEY as PHASE_KEY
@@ -43,7 +42,7 @@ class Scope:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-class Emitter(Operations):
+class Emitter:
     """New nodes of one graph (the main graph, or a body).
 
     ``nodes`` are those of the backward part, in order; ``behind[name]`` are to stand right behind

@@ -15,6 +15,7 @@ from memplan.autodiff.bodies import (
 )
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for, expand_all
 from memplan.autodiff.forward.patterns import see_patterns
@@ -205,7 +206,9 @@ class ScanBody:
 
     def _or_zero(self, found: dict[str, Value], name: str) -> Value:
         grad = found.get(name)
-        return self.emitter.full_like(self.emitter.tensor(name)) if grad is None else grad
+        return (
+            Operations(self.emitter).full_like(self.emitter.tensor(name)) if grad is None else grad
+        )
 
     def _added(self, total: Value, grad: Value) -> Value:
         """``total + grad``; a matrix product adds by itself."""

@@ -1,6 +1,6 @@
-"""What comes before a loop and can be made again inside it: the product of inputs and weights.
+"""What comes before a loop and can be recomputed inside it: the product of inputs and weights.
 
-An LSTM's gates take X·Wᵀ + b, computed for all steps at once. Where a step is run again in the
+An LSTM's gates take X·Wᵀ + b, computed for all steps at once. Where a step is recomputed in the
 backward, keeping that sequence would cost as much as the gates; a step of X and W give its slice.
 """
 

@@ -198,7 +198,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     # leaves the least to recompute.
     scale = len(names) ** 2 + 1
     weights = {
-        name: (0 if free else scale * _bytes(cell.types[name])) + len(names) - place
+        name: (0 if free else scale * (unit_bytes(cell.types[name]) or 1)) + len(names) - place
         for place, name in enumerate(names)
         if name not in constant
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
@@ -217,7 +217,7 @@ def node_run(node: onnx.NodeProto, cost: int | None) -> Run[str]:
     return Run(reads_of(node), tuple(n for n in node.output if n), cost)
 
 
-def _bytes(found: TensorType) -> int:
-    """Bytes, with symbolic dimensions (the batch, mostly) taken as 1."""
+def unit_bytes(found: TensorType) -> int:
+    """Bytes of a tensor, with symbolic dimensions (the batch, mostly) taken as 1."""
     shape = (dim if isinstance(dim, int) else 1 for dim in found.shape or ())
-    return tensor_bytes(found.dtype, shape) or 1
+    return tensor_bytes(found.dtype, shape)

@@ -17,7 +17,7 @@ from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.scan.body import Hoisted, ScanBody
 from memplan.autodiff.scan.call import kept_as, rank_in, scan_attributes, slice_type, stacked_as
-from memplan.autodiff.scan.projections import Projection, find_projection
+from memplan.autodiff.scan.projections import RecomputedSlice, recomputed_slice
 from memplan.autodiff.scan.stash import ScanStash, recomputed_nodes
 from memplan.loops.cell import Cell, CellPlan, decide
 from memplan.proto.edit import live_nodes
@@ -101,13 +101,13 @@ class _ScanGradient:
             sides.append(self.ctx.reshape(value, (rows, width)))
         return self.ctx.gemm(sides[0], sides[1], 1)
 
-    def _projections(self, kept: CellPlan) -> dict[str, Projection]:
+    def _projections(self, kept: CellPlan) -> dict[str, RecomputedSlice]:
         """Slices that only recomputed nodes read, and that are recomputed, too."""
         if self.outer.scan_recompute.text != "all":
             return {}
         names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
         found = {
-            name: find_projection(self.outer, kept_as(self.call, name), name) for name in names
+            name: recomputed_slice(self.outer, kept_as(self.call, name), name) for name in names
         }
         return {name: item for name, item in found.items() if item is not None}
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from memplan.proto.loop_node import LOOP_FIXED, LoopLayout, layout_of
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import ValueType, check_calls, infer, stated_types
-
-_MOST_TRIPS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +127,7 @@ def _trips(
         if count is None or not np.asarray(count).size:
             return None
         trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
-        # Exporters write the largest integer for a loop that only its condition ends.
-        return trips if trips <= _MOST_TRIPS else None
+        return trips if trips <= MOST_TRIPS else None
     layout = layout_of(node)
     if node.op_type == "Scan" and layout.sequences:
         last = types.get(node.input[-1])

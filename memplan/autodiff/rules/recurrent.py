@@ -17,10 +17,10 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.registry import expansion
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.scan.call import scan_attributes, slice_type
+from memplan.autodiff.scan.call import slice_type
 from memplan.autodiff.scan.cells import Gru, Lstm, RecurrentCell, Rnn, Weights, activations
 from memplan.errors import ModelError
-from memplan.proto.loop_node import Slices
+from memplan.proto.loop_node import Slices, scan_attributes
 from memplan.shapes.tensor_type import TensorType
 
 

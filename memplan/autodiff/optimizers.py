@@ -165,7 +165,7 @@ def parse_optimizer(text: str) -> Optimizer | None:
     """The optimizer that ``adamw{weight_decay=0.1}`` names; None for ``none``.
 
     Raises:
-        UsageError: there is no such optimizer or option, or a value is no number.
+        UsageError: there is no such optimizer or option, or a value is not a number.
     """
     match = _TEXT.fullmatch(text.strip())
     name = match.group("name") if match else ""

@@ -175,8 +175,8 @@ class ScanBody:
             self.hoisted.append(Hoisted(name, left, right))
             self.captured.remove(name)
             self.sums.remove(total)
-            gone = next(v for v in self.writer.inputs if v.name == total.name)
-            self.writer.inputs.remove(gone)
+            unused = next(v for v in self.writer.inputs if v.name == total.name)
+            self.writer.inputs.remove(unused)
 
     def _aligned(self, sides: list[int | str | None]) -> bool:
         """Whether two sequences have their steps along axis 0, in the same order."""

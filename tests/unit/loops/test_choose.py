@@ -182,6 +182,7 @@ def test_the_commands(
     out = memplan("analyze", saved).stdout
     assert "Stored by Scan layer0/forward/Scan" in out
     assert "1.50 KiB a step × 12 = 18.0 KiB" in out
+    assert "stored for the backward" not in out  # the table says it, once
     common = ("rewrite", saved, "--budget", "100%", "--optimize", "none", "--dry-run")
     found = memplan(*common, "--scan-recompute", "*/Split")
     assert (found.returncode, found.stdout) == (2, "")

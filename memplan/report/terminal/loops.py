@@ -60,10 +60,9 @@ def _read_behind(analysis: Analysis, pair: RecurrentPair) -> str:
         more = [item for item in layer.stored if item.name not in known]
         nbytes = pair.step_bytes + sum(item.step_bytes(analysis.dims) or 0 for item in more)
         if (layer.forward, layer.backward) == names and more:
-            return (
-                f"with {', '.join(item.name for item in more)}, read behind the loop: "
-                f"{format_bytes(nbytes)} a step × {pair.steps} = {format_bytes(pair.steps * nbytes)}"
-            )
+            listed, total = ", ".join(item.name for item in more), format_bytes(pair.steps * nbytes)
+            each = f"{format_bytes(nbytes)} a step × {pair.steps}"
+            return f"with {listed}, read behind the loop: {each} = {total}"
     return ""
 
 

@@ -57,9 +57,9 @@ def append_stacked(
 
 def add_number(node: onnx.NodeProto, attribute: str, number: int, before: int) -> None:
     """Append to a list of axes or directions, whose ``before`` entries are 0 where it is absent."""
-    given = next((a for a in node.attribute if a.name == attribute and a.ints), None)
+    given = next((a for a in node.attribute if a.name == attribute), None)
     if given is not None:
-        given.ints.append(number)
+        given.ints.extend([*[0] * (before - len(given.ints)), number])
     elif number:
         node.attribute.append(helper.make_attribute(attribute, [*[0] * before, number]))
 

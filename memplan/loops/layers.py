@@ -87,28 +87,42 @@ def scan_layers(
 
 
 def _layers(graph: onnx.GraphProto, opset: int, known: Types) -> Iterator[ScanLayer]:
-    stated = (*graph.value_info, *graph.input, *graph.output)
-    types = {value.name: read_type(value.type) for value in stated} | dict(known)
-    reader = LoopReader(opset, types, small_constants(graph))
-    pairs = [
-        pair
-        for pair in pairs_in(graph, reader, _backward_by_note(graph))
-        if pair.forward.is_scan and pair.backward.is_scan
-    ]
-    makers = {name: node for node in graph.node for name in node.output if name}
-    of: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        if FORWARD_KEY in (notes := node_metadata(node)):
-            of.setdefault(notes[FORWARD_KEY], []).append(node)
+    """The layers of a graph and of the bodies in it."""
+    several = sum(node.op_type == "Scan" for node in graph.node) > 1
+    own = _layers_of(graph, opset, known) if several else {}
     index = -1
     for node in graph.node:
         index += not is_constant(node)
-        own = [p for p in pairs if p.forward.index == index and (p.noted or not of)]
-        if own:
-            backward = of.get(node.name) or [pair.backward.node for pair in own]
-            yield _layer(own[-1], {n for each in backward for n in each.input}, makers, types)
+        if index in own and not is_constant(node):
+            yield own[index]
         for body in subgraphs(node):
             yield from _layers(body, opset, {})
+
+
+def _layers_of(graph: onnx.GraphProto, opset: int, known: Types) -> dict[int, ScanLayer]:
+    """The layers of a graph itself, by the place of the forward Scan.
+
+    Where some node says whose backward it is, only such pairs are layers; of several backward Scans
+    of one forward Scan the last is named.
+    """
+    stated = (*graph.value_info, *graph.input, *graph.output)
+    types = {value.name: read_type(value.type) for value in stated} | dict(known)
+    makers = {name: node for node in graph.node for name in node.output if name}
+    noted: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        if FORWARD_KEY in (notes := node_metadata(node)):
+            noted.setdefault(notes[FORWARD_KEY], []).append(node)
+    pairs: dict[int, list[LoopPair]] = {}
+    reader = LoopReader(opset, types, small_constants(graph))
+    for pair in pairs_in(graph, reader, _backward_by_note(graph)):
+        if pair.forward.is_scan and pair.backward.is_scan and (pair.noted or not noted):
+            pairs.setdefault(pair.forward.index, []).append(pair)
+    found = {}
+    for index, own in pairs.items():
+        nodes = noted.get(own[-1].forward.node.name) or [pair.backward.node for pair in own]
+        read = {name for node in nodes for name in node.input}
+        found[index] = _layer(own[-1], read, makers, types)
+    return found
 
 
 def _backward_by_note(graph: onnx.GraphProto) -> Callable[[LoopCall], bool] | None:

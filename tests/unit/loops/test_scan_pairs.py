@@ -100,6 +100,15 @@ def test_a_pair_of_another_tool() -> None:
         recompute_in_scans(model, "a")
 
 
+def test_a_pair_that_reads_copies() -> None:
+    """One finder serves every report: it sees through copies without a note, too."""
+    text = FOREIGN.replace("[back]", "[e2] e2 = Identity(es) [t2] t2 = Identity(ts) [back]")
+    model = model_of_text(text.replace("(d, es, ts, hs)", "(d, e2, t2, hs)"))
+    (pair,) = scan_layers(model)
+    assert [item.tensor for item in pair.stored] == ["eo", "t", "ho"]
+    assert pair.total_bytes({}) == 4 * 3 * 3 * 4
+
+
 def test_rewrite_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

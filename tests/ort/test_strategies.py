@@ -25,7 +25,7 @@ from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.timeline import simulate
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.builtin import list_strategies, parse_strategy
 
 pytestmark = pytest.mark.ort

@@ -17,7 +17,8 @@ from memplan.simulate.order import execution_order
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate, excess_of
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.local import depth_first, reorder
+from memplan.solver.order.depth_first import depth_first
+from memplan.solver.order.local import reorder
 from memplan.solver.problem import Ints, Problem
 from memplan.solver.search.starts import ordered_start, shaken_start
 

@@ -18,7 +18,7 @@ from memplan.simulate.opened import open_model
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 from memplan.solver.maxflow import Network
 from memplan.solver.problem import NONE, Decision, Ints, Problem
-from memplan.solver.search import anytime as search
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.builtin import parse_strategy
 from memplan.strategies.dtr import Dtr
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Classes, _Frame
@@ -46,7 +46,7 @@ PEERS = (
 @pytest.fixture(scope="module", autouse=True)
 def machine_code() -> None:
     """Compile before any time limit runs."""
-    search.warm_up()
+    warm_up()
 
 
 def chain(length: int) -> Case:

@@ -14,10 +14,9 @@ from test_search import irregular
 from memplan.solver.evaluate import evaluate
 from memplan.solver.frontier import budgets_between, trace_frontier
 from memplan.solver.problem import Problem
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies import portfolio
-from memplan.strategies.peers import peer_decisions
-from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
+from memplan.strategies.portfolio import PortfolioOptions, baseline_decisions, solve_portfolio
 
 FREE = PortfolioOptions()
 IN_ORDER = PortfolioOptions(order=False)
@@ -38,7 +37,7 @@ def hard_problem(seed: int, share: float = 0.8) -> Problem:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_peer_is_cheaper(seed: int) -> None:
     _, problem = random_step(seed)
-    peers = [d for d in peer_decisions(problem, lambda: 60.0) if d.feasible]
+    peers = [d for _, d in baseline_decisions(problem, lambda: 60.0) if d.feasible]
     found, _ = solve_portfolio(problem, 1.0, FREE)
     if peers:
         assert found.feasible
@@ -46,7 +45,9 @@ def test_no_peer_is_cheaper(seed: int) -> None:
 
 
 def test_some_peer_finds_a_plan_on_those() -> None:
-    found = [d for seed in range(6) for d in peer_decisions(random_step(seed)[1], lambda: 60.0)]
+    found = [
+        d for seed in range(6) for _, d in baseline_decisions(random_step(seed)[1], lambda: 60.0)
+    ]
     assert sum(d.feasible and d.extra_cost > 0 for d in found) > 5
 
 

@@ -96,7 +96,7 @@ class _Planning:
         if not isinstance(self.strategy, Search) and free.without_order(steps) is not steps:
             # A published strategy may get on better in the order that it was made for.
             ways.append(free.without_order(steps))
-        figures = _by_peak if getattr(self.strategy, "ignores_budget", False) else _by_cost
+        figures = _by_peak if self.strategy.ignores_budget else _by_cost
         plan_way = partial(self._behind, analysis, model, share, changed)
         return best_plan([partial(plan_way, way) for way in ways], figures)
 

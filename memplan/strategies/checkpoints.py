@@ -2,9 +2,9 @@
 
 ``gradients(ys, xs, checkpoints=...)`` in memory_saving_gradients.py (Bulatov and Salimans,
 github.com/cybertronai/gradient-checkpointing, formerly of openai): the checkpoints stay, and
-everything else that lies between the parameters and the loss is recomputed, segment by segment, when
-the backward part comes to it. Budgets are not known there: one plan, that fits or not. Its fourth
-kind, ``memory``, is in :mod:`memplan.strategies.bottlenecks`.
+everything else that lies between the parameters and the loss is recomputed, segment by segment,
+when the backward part comes to it. Budgets are not known there: one plan, that fits or not. Its
+fourth kind, ``memory``, is in :mod:`memplan.strategies.bottlenecks`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 ``choose_saved_values_set`` in torch/_functorch/partitioners.py and ``dp_knapsack`` in
 torch/_functorch/_activation_checkpointing/knapsack.py (PyTorch 2.x): of the nodes that the minimum
 cut bans from recomputation, a 0/1 knapsack keeps those that save most time within a share of the
-memory that the cut takes; the others may be recomputed, and the cut is made anew. It sees the boundary
-between forward and backward only, never the peak.
+memory that the cut takes; the others may be recomputed, and the cut is made anew. It sees the
+boundary between forward and backward only, never the peak.
 """
 
 from __future__ import annotations

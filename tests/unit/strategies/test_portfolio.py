@@ -15,7 +15,12 @@ from memplan.solver.frontier import budgets_between, trace_frontier
 from memplan.solver.problem import Problem
 from memplan.solver.search.warm_up import warm_up
 from memplan.strategies import portfolio
-from memplan.strategies.portfolio import PortfolioOptions, baseline_decisions, solve_portfolio
+from memplan.strategies.portfolio import (
+    PortfolioOptions,
+    PortfolioParams,
+    baseline_decisions,
+    solve_portfolio,
+)
 
 FREE = PortfolioOptions()
 IN_ORDER = PortfolioOptions(order=False)
@@ -137,3 +142,23 @@ def test_the_frontier_falls_with_the_budget() -> None:
     costs = [point.extra_cost_fraction for point in fits]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] == 0 < costs[0]
+
+
+def test_the_portfolio_says_who_made_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+    problem = hard_problem(3, 0.9)
+    with caplog.at_level("INFO", "memplan.strategies"):
+        found, _ = solve_portfolio(problem, 0.5, FREE)
+    best = [r.getMessage() for r in caplog.records if r.getMessage().startswith("best so far: ")]
+    assert best[-1].startswith(
+        f"best so far: +{100 * found.extra_cost / problem.base_cost:.3f}% by "
+    )
+    maker = best[-1].rpartition(" by ")[2]
+    assert caplog.records[-1].getMessage().startswith(f"plan by {maker} after ")
+
+
+def test_the_plans_of_others_can_be_left_out() -> None:
+    params = PortfolioParams(baselines=0.0, baselines_patient=0.0, followed=0, first_stage=0.0)
+    problem = hard_problem(3, 0.9)
+    for order in (False, True):
+        found, _ = solve_portfolio(problem, 0.5, PortfolioOptions(order=order, params=params))
+        assert found.feasible

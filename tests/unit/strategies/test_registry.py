@@ -149,6 +149,8 @@ def test_the_example_of_the_guide(install: Install, inside: Memplan, tmp_path: P
         "fits.onnx",
         "--optimize",
         "none",
+        "--passes",  # a search for a lower order would end by the clock
+        "none",
         "--format",
         "json",
     )
@@ -171,6 +173,20 @@ def test_options_of_a_package(install: Install) -> None:
     ]
 
 
+def test_what_a_package_leaves_out_has_the_defaults_of_a_strategy(install: Install) -> None:
+    install(
+        "acme",
+        {"good": "acme_good:Good", "tagged": "acme_tagged:Good"},
+        acme_good=GOOD,
+        acme_tagged=GOOD.replace('"good"', '"tagged"').replace(
+            "    count", "    clone_tags: ClassVar = {'acme': 'yes'}\n    count"
+        ),
+    )
+    plain, tagged = parse_strategy("good"), parse_strategy("tagged")
+    assert (plain.words, plain.ignores_budget, plain.clone_tags) == ({}, False, {})
+    assert (tagged.ignores_budget, tagged.clone_tags) == (False, {"acme": "yes"})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -182,6 +198,7 @@ def test_options_of_a_package(install: Install) -> None:
         ("a b", "acme_good:Good", "its name is not made of letters, digits, - and _"),
         ("good", "acme_less:Good", "Good has no text 'source'"),
         ("good", "acme_lazy:Good", "Good has no method 'solve'"),
+        ("good", "acme_wordy:Good", "Good.words is not a mapping"),
         ("good", "acme_open:Good", "option 'count' has no whole number or text as its default"),
     ],
 )
@@ -195,6 +212,7 @@ def test_a_broken_package_stops_only_who_asks_for_it(
         acme_raises="raise ValueError('first line\\nsecond line')",
         acme_less=GOOD.replace("    source", "    sauce"),
         acme_lazy=GOOD.replace("def solve", "def sleep"),
+        acme_wordy=GOOD.replace("    count", "    words: ClassVar = ['count']\n    count"),
         acme_open=GOOD.replace("int = 3", "float = 3.0"),
     )
     assert parse_strategy("greedy") == BUILT_IN["greedy"]()

@@ -15,15 +15,17 @@ from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 
 SECONDS = 60.0
-# Seeds on which one part of the certificate matters: without it, a bound is above a plan.
-TELLING = (0,)
+# Seeds at which one part of the certificate matters; without it, a bound is above a plan: that
+# contraction looks at sizes; an output in place beside a view of what it overwrites; outputs that
+# take over storages.
+TELLING = (59, 184, 50, 1927, 1655, 1852)
 
 
 def random_case(seed: int) -> Case:
     """A few nodes with views, outputs in place, further outputs, workspace and rebuild rules."""
     draw = Random(seed)
     length = draw.randint(5, 9)
-    ops = [Op("n0", "x", draw.randint(1, 6), draw.randint(1, 9))]
+    ops = [Op("n0", "x", draw.randint(1, 6), float(draw.randint(1, 9)))]
     for k in range(1, length):
         far = [f"n{draw.randint(0, k - 1)}" for _ in range(draw.randint(0, 2))]
         like = draw.choice(["", "", "", "view", "inplace"])
@@ -32,7 +34,7 @@ def random_case(seed: int) -> Case:
                 f"n{k}",
                 " ".join([f"n{k - 1}", *far]),
                 0 if like == "view" else draw.randint(1, 6),
-                0.0 if like == "view" else draw.randint(1, 9),
+                0.0 if like == "view" else float(draw.randint(1, 9)),
                 like,
                 workspace=draw.choice([0, 0, 0, 3]),
                 inside=draw.choice([0, 0, 0, 0, 2]),
@@ -47,10 +49,10 @@ def random_case(seed: int) -> Case:
         for name, _ in op.more:
             if draw.random() < 0.6:
                 reads = f"{name} n{draw.randint(0, length - 1)}"
-                ops.append(Op(f"r{name}", reads, draw.randint(1, 3), draw.randint(1, 5)))
+                ops.append(Op(f"r{name}", reads, draw.randint(1, 3), float(draw.randint(1, 5))))
     refused = [k for k, op in enumerate(ops) if not (op.again or op.like or op.more)]
     if refused and draw.random() < 0.4:
-        place, cost = refused[0], draw.randint(1, 4)
+        place, cost = refused[0], float(draw.randint(1, 4))
         source = draw.choice(["x", *(op.name for op in ops[:place])])
         rule = Op(f"{ops[place].name}rule", source, ops[place].nbytes, cost)
         ops.append(replace(rule, rebuilds=ops[place].name))
@@ -101,12 +103,12 @@ def examine(seed: int) -> list[bool]:
     return met
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 240, 60))
 def test_no_plan_is_cheaper_than_the_bound(first: int) -> None:
-    met = [flag for seed in range(first, first + 20) for flag in examine(seed)]
-    assert len(met) > 10
+    met = [flag for seed in range(first, first + 60) for flag in examine(seed)]
+    assert len(met) > 20
     # A bound of 0 would be sound, too.
-    assert np.mean(met) > 0.6
+    assert np.mean(met) > 0.5
 
 
 @pytest.mark.parametrize("seed", TELLING)

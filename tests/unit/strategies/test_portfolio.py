@@ -120,7 +120,7 @@ def test_a_certificate_in_trouble_costs_no_plan(monkeypatch: pytest.MonkeyPatch)
         raise ValueError("no such row")
 
     monkeypatch.setattr(certificate, "lower_bound", failing)
-    found, bound = solve_portfolio(hard_problem(3, 0.9), 0.5, IN_ORDER)
+    found, bound = solve_portfolio(hard_problem(3, 0.9), 2.0, IN_ORDER)
     assert found.feasible
     assert bound.seconds == 0
     assert "no such row" in bound.kind

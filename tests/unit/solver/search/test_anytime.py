@@ -497,7 +497,7 @@ def test_every_part_can_be_switched_off_alone(params: SearchParams) -> None:
 )
 def test_as_many_starts_as_are_counted(params: SearchParams, starts: int) -> None:
     case = irregular(3)
-    problem = case.problem(int(0.6 * case.peak(case.order)))
+    problem = case.problem(int(0.8 * case.peak(case.order)))
     options = SearchOptions(seed=7, iterations=5, params=params)
     state = AnytimeSearch(problem, 1e6, options)
     state.run()
@@ -506,7 +506,7 @@ def test_as_many_starts_as_are_counted(params: SearchParams, starts: int) -> Non
 
 def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptureFixture) -> None:
     case = irregular(3)
-    problem = case.problem(int(0.6 * case.peak(case.order)))
+    problem = case.problem(int(0.8 * case.peak(case.order)))
     with caplog.at_level("DEBUG", "memplan.solver"):
         found = solve(problem, 1e6, SearchOptions(seed=7, iterations=5))
     assert {record.name for record in caplog.records} == {"memplan.solver.search.anytime"}
@@ -607,7 +607,7 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
     [
         (
             "best",
-            "there is not a strategy 'best'",
+            "there is no strategy 'best'",
             "strategies: auto, collection, dtr, greedy, knapsack, list, memory, min-cut, mirror",
         ),
         ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),

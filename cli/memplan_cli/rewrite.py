@@ -127,7 +127,7 @@ def command(
     from memplan.units import SizeSpec, parse_size
 
     if budget is None:
-        if not getattr(parse_strategy(strategy), "ignores_budget", False):
+        if not parse_strategy(strategy).ignores_budget:
             raise click.MissingParameter(param_type="option", param_hint="'--budget'")
         # Such a plan is not to be worse than the graph as it is.
         budget = "100%"

@@ -11,7 +11,8 @@ import click
 from memplan_cli.options import configuration_option, emit, output_options
 
 if TYPE_CHECKING:
-    from memplan.strategies.builtin import Listed, Option
+    from memplan.strategies.builtin import Listed
+    from memplan.strategies.spec import Option
 
 SCHEMA = "memplan.strategies/1"
 

@@ -120,7 +120,7 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
             failure = error
     if failure is not None and not plans:
         raise failure
-    if getattr(goal.strategy, "ignores_budget", False):
+    if goal.strategy.ignores_budget:
         return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
     return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
 

@@ -24,7 +24,7 @@ from memplan.ir.phases import differentiated, find_phases
 from memplan.planning.labels import labels_of
 from memplan.proto.marks import KEY, carry_marks, marked_names
 from memplan.solver.problem import Labels, Problem
-from memplan.solver.search import anytime as search
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.bottlenecks import Flow, spaced
 from memplan.strategies.builtin import list_strategies, parse_strategy
 from memplan.strategies.checkpoints import Named
@@ -39,7 +39,7 @@ NAMES = ("speed", "memory", "list{names=addmm*}", "collection")
 @pytest.fixture(scope="module", autouse=True)
 def machine_code() -> None:
     """Compile before anything is timed."""
-    search.warm_up()
+    warm_up()
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from pathlib import Path
 from memplan.check.compare import CheckEntry, Status, compare, diff
 from memplan.check.current import Current, UnboundDimsError, measure
 from memplan.check.hints import accept_command, key_of, seen_from_here
-from memplan.check.lock import Binding, Lock, LockEntry, printable, read_lock
+from memplan.check.lock import Binding, Lock, LockEntry, read_lock
 from memplan.check.write import lock_text, write_lock
 from memplan.errors import LockError, MemplanError, ModelError, UsageError
 from memplan.proto.write import check_output
+from memplan.units import printable
 
 Progress = Callable[[int, int, str], None]
 
@@ -39,8 +40,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """A model that could not be analyzed."""
+class Unreadable:
+    """A model that could not be analyzed, by its path in the lock, and why."""
 
     path: str
     error: MemplanError
@@ -52,7 +53,7 @@ class CheckResult:
 
     lock: Path
     entries: tuple[CheckEntry, ...]
-    problems: tuple[Problem, ...]
+    failures: tuple[Unreadable, ...]
 
     @property
     def failed(self) -> bool:
@@ -73,14 +74,14 @@ class Change(StrEnum):
 class UpdateResult:
     """What ``check --update`` did.
 
-    ``accepted`` is False when the lock was left as it was, because of ``problems`` or because a
+    ``accepted`` is False when the lock was left as it was, because of ``failures`` or because a
     model is above the cap; ``changes`` are then those that would have been made.
     """
 
     lock: Path
     entries: tuple[CheckEntry, ...]
     changes: tuple[Change, ...]
-    problems: tuple[Problem, ...]
+    failures: tuple[Unreadable, ...]
     accepted: bool
 
     @property
@@ -110,7 +111,7 @@ def run_check(request: Request, progress: Progress | None = None) -> CheckResult
         _refuse_other_binding(request, target)
     run = _Run(request, progress)
     entries = run.over(targets)
-    return CheckResult(request.lock, tuple(entries), tuple(run.problems))
+    return CheckResult(request.lock, tuple(entries), tuple(run.failures))
 
 
 def run_update(request: Request, progress: Progress | None = None) -> UpdateResult:
@@ -132,11 +133,11 @@ def run_update(request: Request, progress: Progress | None = None) -> UpdateResu
     run = _Run(request, progress, rebind=True)
     entries = run.over(targets)
     changes = tuple(_change(entry) for entry in entries)
-    accepted = not run.problems and not any(entry.over_max_peak for entry in entries)
+    accepted = not run.failures and not any(entry.over_max_peak for entry in entries)
     if accepted:
         _write(lock, entries)
         entries = [_accepted(entry) for entry in entries]
-    return UpdateResult(request.lock, tuple(entries), changes, tuple(run.problems), accepted)
+    return UpdateResult(request.lock, tuple(entries), changes, tuple(run.failures), accepted)
 
 
 def _lock_to_update(request: Request) -> Lock:
@@ -202,7 +203,7 @@ class _Run:
         self.request = request
         self.progress = progress
         self.rebind = rebind
-        self.problems: list[Problem] = []
+        self.failures: list[Unreadable] = []
         self.known_dims: set[str] = set()
 
     def over(self, targets: Iterable[_Target]) -> list[CheckEntry]:
@@ -222,14 +223,14 @@ class _Run:
                 given = self._new_binding() if target.locked is None else None
                 command = accept_command(self.request.lock, target.file, given, error.names)
                 error.hint = f"give it one: {command}"
-                self.problems.append(Problem(target.path, error))
+                self.failures.append(Unreadable(target.path, error))
             except (ModelError, UsageError) as error:
-                error.message = printable(error.message)
-                self.problems.append(Problem(target.path, error))
+                error.message = _naming(target, printable(error.message))
+                self.failures.append(Unreadable(target.path, error))
             except Exception as error:  # a bug met in one model must not hide another's regression
-                self.problems.append(Problem(target.path, _bug(target, error)))
+                self.failures.append(Unreadable(target.path, _bug(target, error)))
         unknown = sorted(set(self.request.dims) - self.known_dims)
-        if unknown and not self.problems:
+        if unknown and not self.failures:
             known = ", ".join(sorted(self.known_dims)) or "none"
             raise UsageError(
                 f"--dim {unknown[0]}: no model has a dimension of that name",
@@ -293,6 +294,12 @@ class _Run:
             raise
         self.known_dims |= symbolic
         return now
+
+
+def _naming(target: _Target, message: str) -> str:
+    """``message`` with the model in it: several are looked at."""
+    file = printable(str(target.file))
+    return message if file in message else f"{file}: {message}"
 
 
 def _bug(target: _Target, cause: Exception) -> MemplanError:

@@ -181,8 +181,8 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("deep nesting", lambda t: t + "x = " + "[" * 20_000, 0, "nested too deeply"),
     ("absolute path", in_b('"b.onnx"', '"/b.onnx"'), B_START, "is absolute"),
     ("roundabout path", in_b('"b.onnx"', '"./b.onnx"'), B_START, "shortest form 'b.onnx'"),
-    ("no path", in_b('"b.onnx"', '""'), B_START, "is no path"),
-    ("NUL in path", in_b('"b.onnx"', '"b\\u0000"'), B_START, "is no path"),
+    ("no path", in_b('"b.onnx"', '""'), B_START, "is not a path"),
+    ("NUL in path", in_b('"b.onnx"', '"b\\u0000"'), B_START, "is not a path"),
     *((f"no {f}", without(f), B_START, f"'{f}' of model 'b.onnx' is missing") for f in REQUIRED),
     ("misspelt", in_b("tolerance", "tolerence"), line_in_b("tolerance"), "not a field"),
     (
@@ -216,9 +216,9 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("dims no table", in_b("{ N = 32 }", "[32]"), line_in_b("dims"), "not a table"),
     ("class no number", in_b("stash = 8", "stash = 0.8"), line_in_b("classes"), "has 'stash'"),
     ("no top", lambda t: t[: t.rindex("top = [")], B_START, "'top' of model 'b.onnx' is missing"),
-    ("top no array", lambda t: t[: t.rindex("top = [")] + "top = 3", line_in_b("top"), "no array"),
+    ("top no array", lambda t: t[: t.rindex("top = [")] + "top = 3", line_in_b("top"), "not an array"),
     ("top without count", in_b("count = 8, ", ""), line_in_b("top"), "element other than"),
-    ("top with text count", in_b("count = 8", 'count = "8"'), line_in_b("top"), "no whole number"),
+    ("top with text count", in_b("count = 8", 'count = "8"'), line_in_b("top"), "not a whole number"),
     ("top with number name", in_b('"act*"', "7"), line_in_b("top"), "not a string"),
     *(
         (f"tolerance {value}", in_b('"1%"', value), line_in_b("tolerance"), "not a size or a perc")
@@ -369,7 +369,7 @@ def test_a_bug_met_in_one_model_hides_nothing(
     assert [(entry.path, entry.status) for entry in result.entries] == [
         ("b.onnx", Status.REGRESSED)
     ]
-    (problem,) = result.problems
+    (failure,) = result.failures
     assert problem.error.exit_code == 70
     assert "ZeroDivisionError: in a" in problem.error.message
     before = Path("memplan.lock").read_bytes()

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memplan.loops.scan_pairs import ScanPair
+from memplan.report.terminal.tables import listed
 from memplan.units import format_bytes
-
-_SHOWN = 5
 
 
 def scan_line(pair: ScanPair, dims: Mapping[str, int], details: bool) -> str:
     """One layer; ``details`` lists every tensor."""
     each, total = pair.step_bytes(dims), pair.total_bytes(dims)
     names = [item.tensor for item in pair.stored]
-    shown = names if details else names[:_SHOWN]
-    listed = ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
     if each is None:
         size = "; bytes depend on symbolic dimensions (see --dim)"
     else:
@@ -23,4 +20,4 @@ def scan_line(pair: ScanPair, dims: Mapping[str, int], details: bool) -> str:
         if total is not None:
             steps = total // each if each else 0
             size += f" × {steps} = {total:,} B ({format_bytes(total)})"
-    return f"{pair.forward}: stored for the backward: {listed or 'nothing'}{size}"
+    return f"{pair.forward}: stored for backward: {listed(names, details) or 'nothing'}{size}"

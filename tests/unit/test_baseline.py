@@ -216,9 +216,19 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("dims no table", in_b("{ N = 32 }", "[32]"), line_in_b("dims"), "not a table"),
     ("class no number", in_b("stash = 8", "stash = 0.8"), line_in_b("classes"), "has 'stash'"),
     ("no top", lambda t: t[: t.rindex("top = [")], B_START, "'top' of model 'b.onnx' is missing"),
-    ("top no array", lambda t: t[: t.rindex("top = [")] + "top = 3", line_in_b("top"), "not an array"),
+    (
+        "top no array",
+        lambda t: t[: t.rindex("top = [")] + "top = 3",
+        line_in_b("top"),
+        "not an array",
+    ),
     ("top without count", in_b("count = 8, ", ""), line_in_b("top"), "element other than"),
-    ("top with text count", in_b("count = 8", 'count = "8"'), line_in_b("top"), "not a whole number"),
+    (
+        "top with text count",
+        in_b("count = 8", 'count = "8"'),
+        line_in_b("top"),
+        "not a whole number",
+    ),
     ("top with number name", in_b('"act*"', "7"), line_in_b("top"), "not a string"),
     *(
         (f"tolerance {value}", in_b('"1%"', value), line_in_b("tolerance"), "not a size or a perc")
@@ -370,8 +380,8 @@ def test_a_bug_met_in_one_model_hides_nothing(
         ("b.onnx", Status.REGRESSED)
     ]
     (failure,) = result.failures
-    assert problem.error.exit_code == 70
-    assert "ZeroDivisionError: in a" in problem.error.message
+    assert failure.error.exit_code == 70
+    assert "ZeroDivisionError: in a" in failure.error.message
     before = Path("memplan.lock").read_bytes()
     assert not gate.run_update(gate.Request(Path("memplan.lock"))).accepted
     assert Path("memplan.lock").read_bytes() == before

@@ -231,26 +231,30 @@ def _cell(text: str, *, code: bool = False) -> str:
 
 
 def _frontier_section(points: Sequence[FrontierPoint]) -> str:
-    """What budgets cost, as a table that cannot be sorted: it is in order."""
-    heads = ("budget", "bytes", "extra time", "recomputed nodes")
-    rows = []
-    for point in points:
-        cost = (
-            (f"{100 * point.extra_cost_fraction:.2f}%", f"{point.clones:,}")
-            if point.feasible
-            else ("no plan", f"lowest peak {format_bytes(point.peak_bytes)}")
-        )
-        cells = (format_bytes(point.budget_bytes), f"{point.budget_bytes:,}", *cost)
-        rows.append("".join(f'<td class="number">{cell}</td>' for cell in cells))
+    """What budgets cost, in a table like that of the tensors."""
+    heads = "".join(
+        f'<th class="number" data-kind="number"><button type="button">{head}</button></th>'
+        for head in ("budget", "bytes", "extra time", "recomputed nodes")
+    )
+    rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated, for the file as it is, "
         "without fusions</small></h2><div class=scroll>"
-        '<table class="live"><thead><tr>'
-        + "".join(f'<th class="number">{head}</th>' for head in heads)
-        + "</tr></thead><tbody>"
-        + "".join(f"<tr>{row}</tr>" for row in rows)
-        + "</tbody></table></div></section>"
+        f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        "</div></section>"
     )
+
+
+def _frontier_cells(point: FrontierPoint) -> str:
+    budget = point.budget_bytes
+    cells: list[tuple[float, str]] = [(budget, format_bytes(budget)), (budget, f"{budget:,}")]
+    if point.feasible:
+        percent = 100 * point.extra_cost_fraction
+        cells += [(percent, f"{percent:.2f}%"), (point.clones, f"{point.clones:,}")]
+    else:
+        # Behind all plans, however the table is sorted by time.
+        cells += [(1e9, "no plan"), (1e9, f"lowest peak {format_bytes(point.peak_bytes)}")]
+    return "".join(f'<td class="number" data-value="{n}">{text}</td>' for n, text in cells)
 
 
 def _module_section(analysis: Analysis) -> str:

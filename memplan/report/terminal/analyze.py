@@ -138,7 +138,7 @@ def _live_table(live: Sequence[Live], top: int) -> Table:
         ("class", "text"),
         ("steps", "number"),
         ("made by", "name"),
-        ("held by", "name"),
+        ("held by", "phrase"),
     )
     for item in shown:
         table.row(

@@ -32,7 +32,7 @@ def narrowing_table(analysis: Analysis) -> Table | None:
         ("frozen module", "name"),
         ("frees", "number"),
         ("with all before it", "number"),
-        ("its stashes", "text"),
+        ("its stashes", "phrase"),
     )
     for item in found[:_MODULES_SHOWN]:
         table.row(

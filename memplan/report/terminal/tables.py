@@ -18,7 +18,7 @@ from rich.text import Text
 
 from memplan.units import printable
 
-_NARROWEST_NAME = 9
+_NARROWEST = 9
 _NOTES_SHOWN = 4
 _NAMES_SHOWN = 5
 
@@ -41,15 +41,15 @@ def section(part: RenderableType | None) -> list[RenderableType]:
 class Table:
     """A table under a title that does not wrap to the table's width.
 
-    ``columns`` are pairs of heading and kind: ``name`` is shortened in the middle where there is
-    not enough room, ``text`` wraps between words, ``number`` is aligned to the right and stays
-    whole.
+    ``columns`` are pairs of heading and kind. Where there is not enough room, a ``name`` is
+    shortened in the middle and a ``phrase`` at its end, ``text`` wraps between words, and a
+    ``number``, which is aligned to the right, stays whole.
     """
 
     def __init__(self, title: str, *columns: tuple[str, str]) -> None:
         self._title = title
-        self._names = [kind == "name" for _, kind in columns]
-        self._table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        self._kinds = [kind for _, kind in columns]
+        self._table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for heading, kind in columns:
             number = kind == "number"
             self._table.add_column(heading, justify="right" if number else "left", no_wrap=number)
@@ -58,8 +58,10 @@ class Table:
         """One more row; cells may hold names from files."""
         self._table.add_row(
             *(
-                Name(printable(cell)) if is_name else line(cell)
-                for cell, is_name in zip(cells, self._names, strict=False)
+                OneLine(printable(cell), cut_end=kind == "phrase")
+                if kind in ("name", "phrase")
+                else line(cell)
+                for cell, kind in zip(cells, self._kinds, strict=False)
             )
         )
 
@@ -73,17 +75,19 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class OneLine:
     """A cell that never wraps: ``blocks.0.attn.dropout`` becomes ``blocks.0…dropout``."""
 
     text: str
+    cut_end: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(shortened(self.text, options.max_width), no_wrap=True, overflow="crop")
+        shown = self.text if self.cut_end else shortened(self.text, options.max_width)
+        yield Text(shown, no_wrap=True, overflow="ellipsis")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         width = cell_len(self.text)
-        return Measurement(min(width, _NARROWEST_NAME), width)
+        return Measurement(min(width, _NARROWEST), width)
 
 
 def shortened(text: str, width: int) -> str:

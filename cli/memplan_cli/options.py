@@ -68,9 +68,13 @@ def measuring_options(runs_help: str) -> Callable[[Function], Function]:
                     show_default=True,
                     help=runs_help,
                 ),
-                click.option("--inputs", type=PATH, help="Inputs as .npz.  [default: made up]"),
+                click.option("--inputs", type=PATH, help="Inputs as .npz.  [default: generated]"),
                 click.option(
-                    "--seed", type=int, default=0, show_default=True, help="Seed of those made up."
+                    "--seed",
+                    type=int,
+                    default=0,
+                    show_default=True,
+                    help="Seed of generated inputs.",
                 ),
                 click.option(
                     "--threads",

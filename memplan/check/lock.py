@@ -145,9 +145,8 @@ def read_lock(path: Path) -> Lock:
         raise source.error("version", "the lock has no version number", _RESTORE)
     if version != LOCK_VERSION:
         hint = "upgrade memplan" if version > LOCK_VERSION else _RESTORE
-        # A number of hundreds of digits is not shown.
-        shown = f"version {version}" if abs(version) <= _MOST else "version"
-        problem = f"lock {shown}, where this memplan reads version {LOCK_VERSION}"
+        shown = f"{version}" if abs(version) <= _MOST else f"{str(version)[:9]}…"
+        problem = f"lock version {shown}, where this memplan reads version {LOCK_VERSION}"
         raise source.error("version", problem, hint)
     for name in sorted(set(data) - {"version", "models"}):
         raise source.error(name, f"unknown field '{printable(name)}'", _RESTORE)

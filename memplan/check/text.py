@@ -151,7 +151,7 @@ def _regressed_lines(
 
 def _missing_lines(entry: CheckEntry, lock: Path) -> list[str]:
     return [
-        f"FAIL  {printable(entry.path)}  missing: the file is gone, the lock still has it "
+        f"FAIL  {printable(entry.path)}  missing: the file is gone, but the lock still lists it "
         f"({_where(entry, lock)})",
         f"{_INDENT}accept:  {accept_command(lock, entry.file)}   (takes it out of the lock)",
     ]

@@ -54,7 +54,7 @@ def _named(step: Step, patterns: Sequence[str]) -> Kept:
     fixed = sorted(name for name in chosen if name in step.fixed)
     if fixed:
         raise UsageError(
-            f"{OPTION}: what makes {fixed[0]} cannot run again: it holds a graph, has effects or "
+            f"{OPTION}: what makes {fixed[0]} cannot be recomputed: it holds a graph, has effects or "
             "draws random numbers",
             "leave it out",
         )

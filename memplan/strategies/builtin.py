@@ -122,7 +122,7 @@ def parse_strategy(text: str) -> Strategy:
     """
     match = _SPEC.match(text.strip())
     if match is None:
-        raise UsageError(f"'{text}' is no strategy", "write NAME or NAME{option=value,...}")
+        raise UsageError(f"'{text}' is not a strategy", "write NAME or NAME{option=value,...}")
     offers, name = _offers(), match.group("name")
     if name not in offers:
         raise UsageError(f"there is no strategy '{name}'", "strategies: " + ", ".join(offers))
@@ -213,12 +213,12 @@ def _chosen(strategy: type[Any], text: str) -> dict[str, Any]:
         option, where = known[key], f"{strategy.name}{{{key}={value}}}"
         if option.allowed and value not in option.allowed:
             raise UsageError(
-                f"{where}: there is no such word", f"words: {', '.join(option.allowed)}"
+                f"{where}: not one of its words", f"words: {', '.join(option.allowed)}"
             )
         if isinstance(option.default, str):
             result[key] = value
         elif value.isascii() and value.isdigit():
             result[key] = int(value)
         else:
-            raise UsageError(f"{where}: a whole number is wanted")
+            raise UsageError(f"{where}: not a whole number")
     return result

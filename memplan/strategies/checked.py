@@ -33,7 +33,7 @@ def checked(
             raise
         raise _fault(strategy, f"fails: {type(error).__name__}: {error}") from error
     if not isinstance(outcome, Outcome):
-        raise _fault(strategy, f"answers with {outcome!r}, which is no Outcome")
+        raise _fault(strategy, f"answers with {outcome!r}, which is not an Outcome")
     sequence = np.asarray(outcome.decision.sequence)
     reason = why_no_sequence(problem, sequence)
     if reason:
@@ -50,7 +50,7 @@ def why_no_sequence(problem: Problem, sequence: Ints) -> str:
 
     count = len(problem.arrays.cost)
     if sequence.ndim != 1 or sequence.dtype.kind != "i":
-        return "is no list of node ids"
+        return "is not a list of node ids"
     # The evaluator is compiled and checks no index.
     if len(sequence) and not 0 <= sequence.min() <= sequence.max() < count:
         return f"names nodes beyond 0 to {count - 1}"
@@ -60,7 +60,7 @@ def why_no_sequence(problem: Problem, sequence: Ints) -> str:
     asked = np.bincount(problem.start, minlength=count)
     again = np.isin(np.arange(count), problem.arrays.maker)
     if (runs > asked)[~again].any():
-        return "runs nodes again that must not be"
+        return "recomputes nodes that must not be"
     if (runs < asked)[problem.protected].any():
         return "leaves out recomputations that were asked for"
     ordered = np.ascontiguousarray(sequence, dtype=np.int64)

@@ -72,9 +72,7 @@ class Named:
         step, labels = step_of(problem), _labels(problem)
         wanted = list(filter(None, (name.strip() for name in self.names.split("+"))))
         if not wanted:
-            raise UsageError(
-                "strategy 'list' is told no names", "write --strategy 'list{names=a+b}'"
-            )
+            raise UsageError("strategy 'list' needs names", "write --strategy 'list{names=a+b}'")
         made = {labels.names[t]: t for t in _made(step)}
         chosen = [t for name in wanted for t in _find(name, made, labels)]
         return plan_with(step, chosen, progress)

@@ -94,7 +94,7 @@ def why_no_strategy(found: object, name: str) -> str:
     if not re.fullmatch(NAME, name):
         return "its name is not made of letters, digits, - and _"
     if not isinstance(found, type) or not is_dataclass(found):
-        return f"{found!r} is no dataclass"
+        return f"{found!r} is not a dataclass"
     for attribute in ("name", "summary", "source"):
         if not isinstance(getattr(found, attribute, None), str):
             return f"{found.__name__} has no text '{attribute}'"

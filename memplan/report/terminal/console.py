@@ -9,6 +9,7 @@ import sys
 from rich.console import Console, RenderableType
 
 PLAIN_WIDTH = 120
+_TRAILING = re.compile(r"[ ]+$", re.MULTILINE)
 # Names are escaped when they become lines and cells; but wrapping may begin a new line with '::',
 # which GitHub takes for a command. Colours may stand before it.
 _LINE_COMMAND = re.compile(r"^((?:[^\S\n]|\x1b\[[0-9;]*m)*):(?=:)", re.MULTILINE)
@@ -35,4 +36,4 @@ def show(content: RenderableType, *, color: str = "auto", stdout: bool = True) -
         console = Console(file=io.StringIO(), width=PLAIN_WIDTH, no_color=True, highlight=False)
     with console.capture() as capture:
         console.print(content)
-    return _LINE_COMMAND.sub(r"\1\\x3a", capture.get())
+    return _LINE_COMMAND.sub(r"\1\\x3a", _TRAILING.sub("", capture.get()))

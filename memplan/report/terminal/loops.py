@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.report.terminal.tables import Table, listed
-from memplan.units import counted, format_bytes
+from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
@@ -21,7 +21,7 @@ def stored_tables(analysis: Analysis) -> list[Table]:
         table = Table(
             f"Stored by {pair.forward.node.op_type} {pair.forward.node.name} for "
             f"{pair.backward.node.name}: {format_bytes(pair.step_bytes)} a step × "
-            f"{counted(pair.steps, 'step')} = {format_bytes(pair.steps * pair.step_bytes)}",
+            f"{pair.steps} = {format_bytes(pair.steps * pair.step_bytes)}",
             ("stacked", "name"),
             ("in the body", "name"),
             ("shape", "number"),

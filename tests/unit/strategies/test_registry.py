@@ -177,7 +177,7 @@ def test_options_of_a_package(install: Install) -> None:
         ("good", "acme_absent:Good", "ModuleNotFoundError: No module named 'acme_absent'"),
         ("good", "acme_good:Bad", "AttributeError: module 'acme_good' has no attribute 'Bad'"),
         ("good", "acme_raises:Good", "ValueError: first line second line"),
-        ("good", "acme_good:ClassVar", "is no dataclass"),
+        ("good", "acme_good:ClassVar", "is not a dataclass"),
         ("better", "acme_good:Good", "its class is named 'good'"),
         ("a b", "acme_good:Good", "its name is not made of letters, digits, - and _"),
         ("good", "acme_less:Good", "Good has no text 'source'"),
@@ -264,13 +264,13 @@ def test_a_false_claim_is_put_right() -> None:
 @pytest.mark.parametrize(
     ("sequence", "reason"),
     [
-        ([0.0, 1.0, 2.0], "is no list of node ids"),
-        ([[0, 1, 2]], "is no list of node ids"),
-        (None, "is no list of node ids"),
+        ([0.0, 1.0, 2.0], "is not a list of node ids"),
+        ([[0, 1, 2]], "is not a list of node ids"),
+        (None, "is not a list of node ids"),
         ([0, 1, 3], "names nodes beyond 0 to 2"),
         ([-1, 0, 1, 2], "names nodes beyond 0 to 2"),
         ([0, 1], "leaves out nodes of the step"),
-        ([0, 1, 1, 2], "runs nodes again that must not be"),
+        ([0, 1, 1, 2], "recomputes nodes that must not be"),
         ([2, 0, 1], "reads tensors before they are made"),
     ],
 )

@@ -186,7 +186,8 @@ def parse_optimizer(text: str) -> Optimizer | None:
             value = float("nan")
         if key not in known or not 0 <= value < float("inf"):
             raise UsageError(
-                f"--optimizer {text}: '{part.strip()}' is not an option with a number of at least 0",
+                f"--optimizer {text}: '{part.strip()}' is not an option with a number "
+                "of at least 0",
                 f"options of {name}: {', '.join(known)}",
             )
         options[key] = value

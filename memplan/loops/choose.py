@@ -54,8 +54,8 @@ def _named(step: Step, patterns: Sequence[str]) -> Kept:
     fixed = sorted(name for name in chosen if name in step.fixed)
     if fixed:
         raise UsageError(
-            f"{OPTION}: what makes {fixed[0]} cannot be recomputed: it holds a graph, has effects or "
-            "draws random numbers",
+            f"{OPTION}: what makes {fixed[0]} cannot be recomputed: it holds a graph, has "
+            "effects or draws random numbers",
             "leave it out",
         )
     if not chosen:

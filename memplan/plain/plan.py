@@ -200,6 +200,7 @@ def _load_notes(held: Loaded | None, budget: int) -> list[str]:
     verdict = "within the budget" if peak <= budget else "OVER THE BUDGET"
     names = ", ".join((*held.gone, *held.new)[:3])
     return [
-        f"ONNX Runtime changes the graph when it loads it ({counted(len(held.gone), 'node')} removed, "
-        f"{len(held.new)} new: {names}); first run then {format_bytes(peak)}, {verdict}"
+        "ONNX Runtime changes the graph when it loads it "
+        f"({counted(len(held.gone), 'node')} removed, {len(held.new)} new: {names}); "
+        f"first run then {format_bytes(peak)}, {verdict}"
     ]

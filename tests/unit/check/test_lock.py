@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -215,6 +216,37 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("dim of 0", in_b("N = 32", "N = 0"), line_in_b("dims"), "has 'N'"),
     ("dims no table", in_b("{ N = 32 }", "[32]"), line_in_b("dims"), "not a table"),
     ("class no number", in_b("stash = 8", "stash = 0.8"), line_in_b("classes"), "has 'stash'"),
+    (
+        "bytes of 400 digits",
+        in_b(f"peak_bytes = {100 * MIB}", f"peak_bytes = {'9' * 400}"),
+        line_in_b("peak_bytes"),
+        "not a whole number",
+    ),
+    (
+        "dim beyond 64 bits",
+        in_b("N = 32", f"N = {2**63}"),
+        line_in_b("dims"),
+        "has 'N', which is not a whole number from 1 to 2^63 - 1",
+    ),
+    ("digits without end", in_b("N = 32", f"N = {'9' * 5000}"), 0, "not valid TOML"),
+    (
+        "version of 400 digits",
+        lambda t: t.replace("version = 1", f"version = {'9' * 400}"),
+        3,
+        "lock version 999999999…, where",
+    ),
+    (
+        "a key of 30,000 parts",
+        lambda t: t + f"[{'.'.join('a' * 30_000)}]\n",
+        0,
+        "nested too deeply",
+    ),
+    (
+        "a long quoted key",
+        lambda t: t + " . ".join(['"a"'] * 30_000) + " = 1\n",
+        0,
+        "nested too deeply",
+    ),
     ("no top", lambda t: t[: t.rindex("top = [")], B_START, "'top' of model 'b.onnx' is missing"),
     (
         "top no array",
@@ -392,6 +424,12 @@ def family(name: str, count: int, size: int, tensor_class: str = "stash") -> Fam
 
 
 class TestFamilies:
+    def test_a_name_of_many_numbers_takes_no_time(self) -> None:
+        started = time.monotonic()
+        assert family_of("1_" * 20_000 + "x").endswith("_*_x")
+        assert family_of("x" + "_1" * 20_000) == "x"
+        assert time.monotonic() - started < 2
+
     @pytest.mark.parametrize(
         ("name", "expected"),
         [

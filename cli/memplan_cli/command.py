@@ -11,6 +11,9 @@ from memplan_cli.configuration import configured
 from memplan_cli.logs import logging_to_stderr
 
 
+HELP_NAMES = ["-h", "--help"]
+
+
 class Command(click.Command):
     """A command with ``examples`` below its help, and defaults from pyproject.toml."""
 
@@ -49,4 +52,6 @@ def _configure(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 def memplan_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Declares a command of the program; ``examples`` are command lines for its help."""
-    return click.command(name, cls=Command, examples=examples)
+    return click.command(
+        name, cls=Command, examples=examples, context_settings={"help_option_names": HELP_NAMES}
+    )

@@ -113,7 +113,7 @@ def _text(analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, repor
     height = _screen_lines(report)
     if height is not None and text.count("\n") >= height:
         # The first line has left the screen; the answer is to be the last thing to be seen.
-        text += report.text_of(answer)
+        text += "\n" + report.text_of(answer)
     return text
 
 

@@ -78,11 +78,11 @@ def command(
     Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
     nothing is run, and nothing is written without --update.
     """
-    from memplan.check.run import Request, run_check, run_update
+    from memplan.check.run import CheckRequest, run_check, run_update
 
     report.guard()
     cap = _cap(max_peak)
-    request = Request(
+    request = CheckRequest(
         lock=lock,
         models=models,
         dims=bound(dims),

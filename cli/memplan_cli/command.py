@@ -10,7 +10,6 @@ import click
 from memplan_cli.configuration import configured
 from memplan_cli.logs import logging_to_stderr
 
-
 HELP_NAMES = ["-h", "--help"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ import click
 
 from memplan.units import printable
 
-_TRACEBACKS = 2
+_DEBUG_FROM = 2
 
 
 class _Stderr(logging.Handler):
@@ -24,7 +23,7 @@ class _Stderr(logging.Handler):
 
 @contextmanager
 def logging_to_stderr(verbose: int) -> Iterator[None]:
-    """Show the records of the ``memplan`` loggers, and from ``-vv`` on the traceback of a failure.
+    """Show the records of the ``memplan`` loggers while a command runs.
 
     Without ``-v`` nothing is shown: not even warnings, which reports say in their own words.
     """
@@ -34,14 +33,9 @@ def logging_to_stderr(verbose: int) -> Iterator[None]:
     logger.addHandler(handler)
     logger.propagate = False
     if verbose:
-        logger.setLevel(logging.DEBUG if verbose >= _TRACEBACKS else logging.INFO)
+        logger.setLevel(logging.DEBUG if verbose >= _DEBUG_FROM else logging.INFO)
     try:
         yield
-    except Exception:
-        if verbose >= _TRACEBACKS:
-            for line in traceback.format_exc().splitlines():
-                click.echo(printable(line), err=True)
-        raise
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

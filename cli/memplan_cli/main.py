@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
-from memplan_cli.failures import tell
+from memplan_cli.failures import show_traceback, tell
 
 # What shells expect of a program that a signal ends: 128 + SIGINT, 128 + SIGPIPE.
 EXIT_INTERRUPTED = 130
@@ -98,33 +98,34 @@ def main(arguments: list[str] | None = None) -> int:
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MemplanError as error:
-        return _told(error.message, error.hint, error.exit_code)
+        return _told(error.message, error.hint, error.exit_code, arguments)
     except click.UsageError as error:
-        return _told(_usage_message(error), _usage_hint(error), error.exit_code)
+        return _told(_usage_message(error), _usage_hint(error), error.exit_code, arguments)
     except click.ClickException as error:
-        return _told(error.format_message(), "", error.exit_code)
+        return _told(error.format_message(), "", error.exit_code, arguments)
     except ReaderGone:
         # What is still buffered must not fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
-            return _told_bug(error.__cause__)
-        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED)
+            return _told_bug(error.__cause__, arguments)
+        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
     except KeyboardInterrupt:
-        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED)
+        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
     except Exception as error:  # the last resort: our bug, told in two lines
-        return _told_bug(error)
+        return _told_bug(error, arguments)
 
 
-def _told(message: str, hint: str, code: int) -> int:
+def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
     tell(message, hint)
+    show_traceback(arguments)
     return code
 
 
-def _told_bug(error: Exception) -> int:
+def _told_bug(error: Exception, arguments: list[str]) -> int:
     message = f"{type(error).__name__}: {error}"
-    return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG)
+    return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
 
 
 def _usage_message(error: click.UsageError) -> str:

@@ -21,7 +21,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CheckRequest:
     """What the user asked for.
 
     ``models`` are files; empty: all of the lock. ``session`` and ``provider`` are None where the
@@ -98,7 +98,7 @@ class _Target:
     line: int
 
 
-def run_check(request: Request, progress: Progress | None = None) -> CheckResult:
+def run_check(request: CheckRequest, progress: Progress | None = None) -> CheckResult:
     """Compare the models of ``request`` with its lock. Nothing is run and nothing is written.
 
     Raises:
@@ -114,7 +114,7 @@ def run_check(request: Request, progress: Progress | None = None) -> CheckResult
     return CheckResult(request.lock, tuple(entries), tuple(run.failures))
 
 
-def run_update(request: Request, progress: Progress | None = None) -> UpdateResult:
+def run_update(request: CheckRequest, progress: Progress | None = None) -> UpdateResult:
     """Record the models of ``request`` in its lock, all of them or none.
 
     Raises:
@@ -140,13 +140,13 @@ def run_update(request: Request, progress: Progress | None = None) -> UpdateResu
     return UpdateResult(request.lock, tuple(entries), changes, tuple(run.failures), accepted)
 
 
-def _lock_to_update(request: Request) -> Lock:
+def _lock_to_update(request: CheckRequest) -> Lock:
     if request.models and not os.path.lexists(request.lock):
         return Lock(request.lock, {}, {})
     return read_lock(request.lock)
 
 
-def _targets(request: Request, lock: Lock) -> list[_Target]:
+def _targets(request: CheckRequest, lock: Lock) -> list[_Target]:
     """The models to look at, by path."""
     files = {key_of(file, lock.path): seen_from_here(file) for file in request.models}
     if not request.models:
@@ -162,7 +162,7 @@ def _targets(request: Request, lock: Lock) -> list[_Target]:
     ]
 
 
-def _refuse_other_binding(request: Request, target: _Target) -> None:
+def _refuse_other_binding(request: CheckRequest, target: _Target) -> None:
     """A locked peak says nothing about another session, provider or batch size."""
     locked = target.locked
     if locked is None:
@@ -184,7 +184,7 @@ def describe(binding: Binding) -> str:
     return f"{printable(dims)}{binding.session} session, {binding.provider}"
 
 
-def _rebound(locked: LockEntry, request: Request) -> Binding:
+def _rebound(locked: LockEntry, request: CheckRequest) -> Binding:
     """The entry's binding with what the command line names."""
     return Binding(
         # A size for a dimension that this model does not have is meant for another model.
@@ -198,7 +198,7 @@ class _Run:
     """One pass over the models; what cannot be read is kept for the end."""
 
     def __init__(
-        self, request: Request, progress: Progress | None, *, rebind: bool = False
+        self, request: CheckRequest, progress: Progress | None, *, rebind: bool = False
     ) -> None:
         self.request = request
         self.progress = progress

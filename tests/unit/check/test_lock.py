@@ -406,7 +406,8 @@ def test_a_bug_met_in_one_model_hides_nothing(
 
     monkeypatch.setattr(gate, "measure", measure)
     seen: list[tuple[int, int, str]] = []
-    result = gate.run_check(gate.Request(Path("memplan.lock")), lambda *step: seen.append(step))
+    request = gate.CheckRequest(Path("memplan.lock"))
+    result = gate.run_check(request, lambda *step: seen.append(step))
     assert seen == [(0, 2, "a.onnx"), (1, 2, "b.onnx")]
     assert [(entry.path, entry.status) for entry in result.entries] == [
         ("b.onnx", Status.REGRESSED)
@@ -415,7 +416,7 @@ def test_a_bug_met_in_one_model_hides_nothing(
     assert failure.error.exit_code == 70
     assert "ZeroDivisionError: in a" in failure.error.message
     before = Path("memplan.lock").read_bytes()
-    assert not gate.run_update(gate.Request(Path("memplan.lock"))).accepted
+    assert not gate.run_update(request).accepted
     assert Path("memplan.lock").read_bytes() == before
 
 

@@ -132,7 +132,7 @@ def test_a_traceback_is_shown_on_demand(flag: str, expected: bool, run: Memplan)
     done = run("analyze", "absent\x1b[2J.onnx", flag)
     assert done.returncode == 3
     assert ("Traceback" in done.stderr) == expected
-    assert done.stderr.splitlines()[-2] == r"error: absent\x1b[2J.onnx does not exist"
+    assert done.stderr.splitlines()[0] == r"error: absent\x1b[2J.onnx does not exist"
     assert "\x1b" not in done.stderr
 
 

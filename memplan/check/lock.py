@@ -16,11 +16,11 @@ from typing import Any
 
 from memplan.check.toml import Lines, parse_toml
 from memplan.errors import LockError, UsageError
-from memplan.ops.memory import PROVIDERS
+from memplan.runtime.providers import PROVIDERS
+from memplan.simulate.session import SESSIONS
 from memplan.units import parse_size, printable
 
 LOCK_VERSION = 1
-SESSIONS = ("tuned", "default")
 # The largest size that ONNX, and memplan's arrays, can hold.
 _MOST = 2**63 - 1
 _RESTORE = "restore it from version control, or delete it and run memplan check --update MODEL..."

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Group
 
 from memplan.report.terminal.tables import group, line
-from memplan.runtime.device import Device, Start
+from memplan.runtime.device import Machine, Start
 from memplan.runtime.gpu import Gpu
 from memplan.units import counted, format_bytes
 
 
-def render(device: Device) -> Group:
+def render(device: Machine) -> Group:
     """One fact per line; what was not measured is not there."""
     lines = [f"ONNX Runtime {device.runtime} ({device.package})"]
     lines += [_start(start) for start in device.starts]

@@ -23,6 +23,7 @@ from memplan.proto.nodes import is_constant
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
+from memplan.units import counted
 
 _SHOWN = 5
 
@@ -152,6 +153,6 @@ def _drop_inputs(model: onnx.ModelProto, before: onnx.ModelProto) -> tuple[str, 
 
 def _note(nodes: int, results: int) -> str:
     """What went, in a few words."""
-    parts = [f"{nodes} nodes"] if nodes else []
-    parts += [f"{results} results that nobody reads"] if results else []
+    parts = [counted(nodes, "node")] if nodes else []
+    parts += [f"{counted(results, 'result')} that nothing reads"] if results else []
     return ", ".join(parts)

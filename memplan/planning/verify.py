@@ -106,7 +106,7 @@ def _check_clones_read(graph: Graph) -> None:
         if metadata.get("memplan.role") != "recompute":
             continue
         if not any(graph.tensors[t].readers for t in node.writes):
-            raise _bug(f"nobody reads the recomputed node {node.name}")
+            raise _bug(f"nothing reads the recomputed node {node.name}")
 
 
 def _bug(message: str) -> MemplanError:

@@ -60,7 +60,7 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
     asked = np.bincount(problem.start, minlength=count)
     again = np.isin(np.arange(count), problem.arrays.maker)
     if (runs > asked)[~again].any():
-        return "runs nodes again that must not be"
+        return "recomputes nodes that must not be"
     if (runs < asked)[problem.protected].any():
         return "leaves out recomputations that were asked for"
     ordered = np.ascontiguousarray(sequence, dtype=np.int64)

@@ -68,9 +68,7 @@ class Named(KeepSet):
         labels = _labels(step.problem)
         wanted = list(filter(None, (name.strip() for name in self.names.split("+"))))
         if not wanted:
-            raise UsageError(
-                "strategy 'list' is told no names", "write --strategy 'list{names=a+b}'"
-            )
+            raise UsageError("strategy 'list' needs names", "write --strategy 'list{names=a+b}'")
         made = {labels.names[t]: t for t in _made(step)}
         yield roots_with(step, [t for name in wanted for t in _find(name, made, labels)])
 

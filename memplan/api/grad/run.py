@@ -260,7 +260,7 @@ def _check_loss(loss: str, graph: onnx.GraphProto, found: TensorType) -> None:
         )
     if found.elements != 1 or not found.is_float:
         raise ModelError(
-            f"the loss '{loss}' is no float scalar",
+            f"the loss '{loss}' is not a float scalar",
             "reduce it first, for example by ReduceMean; or let --loss cross-entropy or mse build "
             "one behind --logits; memplan.gradients takes tensors of any shape",
         )

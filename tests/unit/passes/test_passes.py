@@ -341,7 +341,7 @@ def test_dead_code_and_idle_results_go() -> None:
     assert list(model.prepared.proto.graph.node[0].output) == ["y"]
     assert [t.name for t in model.prepared.proto.graph.initializer] == ["ratio", "on"]
     found = Prune().apply(open_text(text), timeline_of(text))
-    assert found.note == "2 nodes, 1 results that nobody reads"
+    assert found.note == "2 nodes, 1 result that nothing reads"
     again = Prune().apply(model, simulate(model.graph, TUNED))
     assert again.model is model
 
@@ -459,7 +459,7 @@ def test_names_that_are_gone_in_a_file(tmp_path: Path) -> None:
     gone = removed_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
     assert gone == {"input": (), "output": ("a", "b")}
     assert removed_notes(gone) == [
-        "2 outputs are gone from the rewritten model (--wrt), so they are not compared: a, b"
+        "2 outputs were removed from the rewritten model (--wrt), so they are not compared: a, b"
     ]
     assert some_names([str(k) for k in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     feeds = {"x": np.zeros(2), "m": np.ones(3)}
@@ -600,7 +600,7 @@ def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
         "2",
         "--dry-run",
     )
-    assert "gone with --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
+    assert "removed by --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
     assert " and 34 more" in found.stdout
     assert "fits by what is free alone" in found.stdout
     assert "A narrower --wrt would free" in inside("analyze", MODEL).stdout

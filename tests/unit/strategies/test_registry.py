@@ -288,7 +288,7 @@ def test_a_false_claim_is_put_right() -> None:
         ([0, 1, 3], "names nodes beyond 0 to 2"),
         ([-1, 0, 1, 2], "names nodes beyond 0 to 2"),
         ([0, 1], "leaves out nodes of the step"),
-        ([0, 1, 1, 2], "runs nodes again that must not be"),
+        ([0, 1, 1, 2], "recomputes nodes that must not be"),
         ([2, 0, 1], "reads tensors before they are made"),
     ],
 )

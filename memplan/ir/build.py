@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import onnx
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node, Tensor, TensorKind
-from memplan.proto.marks import marked_names
+from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
+from memplan.proto.metadata import marked_names
 from memplan.proto.nodes import captured_names, domain_of, is_constant
 from memplan.proto.opset import default_opset
-
-# Bytes per element by onnx.TensorProto.DataType; 4-bit types are packed two to a byte.
-ELEMENT_BITS: dict[int, int] = {
-    onnx.TensorProto.FLOAT: 32,
-    onnx.TensorProto.DOUBLE: 64,
-    onnx.TensorProto.FLOAT16: 16,
-    onnx.TensorProto.BFLOAT16: 16,
-    onnx.TensorProto.INT8: 8,
-    onnx.TensorProto.UINT8: 8,
-    onnx.TensorProto.INT16: 16,
-    onnx.TensorProto.UINT16: 16,
-    onnx.TensorProto.INT32: 32,
-    onnx.TensorProto.UINT32: 32,
-    onnx.TensorProto.INT64: 64,
-    onnx.TensorProto.UINT64: 64,
-    onnx.TensorProto.BOOL: 8,
-    onnx.TensorProto.COMPLEX64: 64,
-    onnx.TensorProto.COMPLEX128: 128,
-    onnx.TensorProto.FLOAT8E4M3FN: 8,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: 8,
-    onnx.TensorProto.FLOAT8E5M2: 8,
-    onnx.TensorProto.FLOAT8E5M2FNUZ: 8,
-    onnx.TensorProto.UINT4: 4,
-    onnx.TensorProto.INT4: 4,
-}
-# Types that newer releases of ONNX add; an older one does not know the names.
-for _name, _bits in (("FLOAT4E2M1", 4), ("FLOAT8E8M0", 8), ("UINT2", 2), ("INT2", 2)):
-    if hasattr(onnx.TensorProto, _name):
-        ELEMENT_BITS[getattr(onnx.TensorProto, _name)] = _bits
 
 
 class TypeInfo(Protocol):
@@ -53,12 +24,6 @@ class TypeInfo(Protocol):
     def shape(self) -> tuple[int, ...] | None: ...
     @property
     def static(self) -> bool: ...
-
-
-def tensor_bytes(dtype: int, shape: Iterable[int]) -> int:
-    """Bytes of a dense tensor; 0 for types without a fixed element size (strings)."""
-    bits = ELEMENT_BITS.get(dtype, 0)
-    return (math.prod(shape) * bits + 7) // 8
 
 
 class BodyInfo(Protocol):

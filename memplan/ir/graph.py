@@ -91,7 +91,7 @@ class Graph:
     ONNX Runtime turns ``Constant`` nodes into initializers when it loads a model; so they are
     tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
     with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
-    ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.marks`).
+    ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.metadata`).
     """
 
     name: str

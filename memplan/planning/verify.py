@@ -10,7 +10,7 @@ from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.plan import Plan
-from memplan.proto.faults import find_fault
+from memplan.proto.checks import find_fault
 from memplan.shapes.bodies import body_models
 from memplan.shapes.infer import ValueType
 from memplan.simulate.session import SessionKind

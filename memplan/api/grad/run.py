@@ -19,8 +19,8 @@ from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.proto.checks import find_fault
 from memplan.proto.external import repoint_external_data
-from memplan.proto.faults import find_fault
 from memplan.proto.metadata import node_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.write import check_output, write_model

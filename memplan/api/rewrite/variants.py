@@ -17,7 +17,7 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.proto.external import external_tensors
-from memplan.proto.marks import carry_marks
+from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model

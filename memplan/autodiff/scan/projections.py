@@ -13,9 +13,9 @@ from onnx import helper
 
 from memplan.autodiff.emit.emitter import FORWARD_KEY, Emitter
 from memplan.autodiff.scan.call import Sequence
-from memplan.ir.build import tensor_bytes
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.elements import tensor_bytes
 from memplan.shapes.tensor_type import TensorType
 
 

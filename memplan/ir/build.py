@@ -2,80 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
 
 import onnx
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node, Tensor, TensorKind
 from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
 from memplan.proto.metadata import marked_names
-from memplan.proto.nodes import captured_names, domain_of, is_constant
+from memplan.proto.nodes import captured_names, domain_of, is_constant, subgraphs
 from memplan.proto.opset import default_opset
+from memplan.shapes.bodies import BodyModel, body_models
+from memplan.shapes.tensor_type import TensorType
 
 
-class TypeInfo(Protocol):
-    """Element type and shape, as the model room finds them."""
-
-    @property
-    def dtype(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, ...] | None: ...
-    @property
-    def static(self) -> bool: ...
-
-
-class BodyInfo(Protocol):
-    """A control-flow body as a model of its own, as the model room finds it."""
-
-    @property
-    def attribute(self) -> str: ...
-    @property
-    def model(self) -> onnx.ModelProto: ...
-    @property
-    def types(self) -> Mapping[str, TypeInfo]: ...
-    @property
-    def trips(self) -> int | None: ...
-    @property
-    def complete(self) -> bool: ...
-
-
-Expand = Callable[[onnx.ModelProto, onnx.NodeProto, Mapping[str, Any]], Sequence[BodyInfo]]
-
-
-def build_graph(
-    model: onnx.ModelProto, types: Mapping[str, TypeInfo], expand: Expand | None = None
-) -> Graph:
-    """The :class:`Graph` of a checked model.
+def build_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> Graph:
+    """The :class:`Graph` of a checked model, with the graphs of its control-flow bodies.
 
     Args:
-        model: as the model room hands it on (sorted, single assignment, nodes named).
-        types: type and shape of every tensor of the main graph.
-        expand: finds the bodies of a control-flow node (``memplan.shapes.bodies.body_models``);
-            without it, bodies are left out.
+        model: sorted, in single-assignment form, its nodes named and its dimensions bound.
+        types: type and shape of every tensor of the main graph; sizes in elements.
     """
     bodies: dict[int, tuple[Body, ...]] = {}
-    if expand is not None:
-        nodes = [proto for proto in model.graph.node if not is_constant(proto)]
-        for index, proto in enumerate(nodes):
-            if any(item.type == onnx.AttributeProto.GRAPH for item in proto.attribute):
-                found = expand(model, proto, types)
-                bodies[index] = tuple(_body(info, expand, proto.op_type) for info in found)
+    nodes = (node for node in model.graph.node if not is_constant(node))
+    for index, node in enumerate(nodes):
+        if any(True for _ in subgraphs(node)):
+            found = body_models(model, node, types)
+            bodies[index] = tuple(_body(body, node.op_type) for body in found)
     return _Builder(model.graph, types).build(default_opset(model), bodies)
 
 
-def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
+def _body(body: BodyModel, parent: str) -> Body:
     graph = None
-    if info.complete:
-        graph = replace(build_graph(info.model, info.types, expand), parent_op=parent)
-    return Body(info.attribute, graph, info.trips, info.complete)
+    if body.complete:
+        graph = replace(build_graph(body.model, body.types), parent_op=parent)
+    return Body(body.attribute, graph, body.trips)
 
 
 class _Builder:
     """Numbers the tensors and nodes of one ``GraphProto``."""
 
-    def __init__(self, graph: onnx.GraphProto, types: Mapping[str, TypeInfo]) -> None:
+    def __init__(self, graph: onnx.GraphProto, types: Mapping[str, TensorType]) -> None:
         self.graph = graph
         self.types = types
         self.names: list[str] = []
@@ -152,7 +119,7 @@ class _Builder:
         for index, name in enumerate(self.names):
             info = self.types.get(name)
             dtype = info.dtype if info is not None else 0
-            shape = (info.shape if info is not None else None) or ()
+            shape = (info.sizes if info is not None else None) or ()
             result.append(
                 Tensor(
                     id=index,

@@ -16,7 +16,7 @@ from memplan.ir.phases import Phases
 from memplan.loops.call import LoopCall, Values, read_call
 from memplan.loops.sequences import Makers, shifted_state, sources
 from memplan.shapes.fold import folded_constants
-from memplan.shapes.infer import ValueType
+from memplan.shapes.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RecurrentPair:
 
 
 def find_pairs(
-    model: onnx.ModelProto, types: Mapping[str, ValueType], graph: Graph, phases: Phases
+    model: onnx.ModelProto, types: Mapping[str, TensorType], graph: Graph, phases: Phases
 ) -> tuple[RecurrentPair, ...]:
     """The pairs of a graph, in the order of the backward loops.
 

@@ -11,7 +11,7 @@ from onnx import helper
 
 from memplan.errors import ModelError
 from memplan.proto.nodes import subgraphs
-from memplan.shapes.infer import ValueType
+from memplan.shapes.tensor_type import TensorType
 
 FORWARD_KEY = "memplan.forward"
 # A backward Scan may read states shifted by one step: behind these.
@@ -85,7 +85,7 @@ class ScanPair:
 
 
 def find_scan_pairs(
-    model: onnx.ModelProto, known: Mapping[str, ValueType] | None = None
+    model: onnx.ModelProto, known: Mapping[str, TensorType] | None = None
 ) -> tuple[ScanPair, ...]:
     """The pairs in the main graph and in bodies, in the order of forward Scans.
 

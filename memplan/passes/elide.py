@@ -26,8 +26,8 @@ from memplan.passes.surgery import (
     with_nodes,
 )
 from memplan.proto.nodes import is_constant
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import symbolic_dims
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 

@@ -11,8 +11,7 @@ from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.proto.nodes import captured_names, is_constant
-from memplan.shapes.bodies import body_models
-from memplan.shapes.infer import bind_dims, symbolic_dims
+from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint
 from memplan.simulate.opened import OpenModel
 
@@ -81,7 +80,7 @@ def reopened(model: OpenModel, proto: onnx.ModelProto, frozen: Collection[str] =
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
     bound = bind_dims(proto, dims)
-    graph = build_graph(bound, prepared.types, body_models)
+    graph = build_graph(bound, prepared.types)
     place = {node.name: node.id for node in model.graph.nodes}
     return OpenModel(
         replace(

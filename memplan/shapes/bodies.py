@@ -6,14 +6,15 @@ exporters guarantee; where inference inside says otherwise the body counts as un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
+from memplan.shapes.checks import check_calls
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import ValueType, check_calls, infer, stated_types
+from memplan.shapes.infer import infer, stated_types
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _MOST_TRIPS = 2**31
 
@@ -27,14 +28,12 @@ class BodyModel:
 
     attribute: str
     model: onnx.ModelProto
-    types: Mapping[str, ValueType]
+    types: Types
     trips: int | None
     complete: bool
 
 
-def body_models(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> list[BodyModel]:
+def body_models(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> list[BodyModel]:
     """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it."""
     found = []
     for attribute in node.attribute:
@@ -49,21 +48,19 @@ def body_models(
         }
         check_calls(body.graph, inferred)
         names = [name for inner in body.graph.node for name in inner.output if name]
-        complete = all(inferred.get(name, ValueType(0, None)).shape is not None for name in names)
+        complete = all(inferred.get(name, UNKNOWN).shape is not None for name in names)
         found.append(
             BodyModel(attribute.name, body, inferred, _trips(model, node, types), complete)
         )
     return found
 
 
-def _is_static(name: str, declared: Mapping[str, ValueType]) -> bool:
+def _is_static(name: str, declared: Types) -> bool:
     """Whether the runtime knows the shape: it infers from the body's own declarations alone."""
-    return declared.get(name, ValueType(0, None)).shape is not None
+    return declared.get(name, UNKNOWN).shape is not None
 
 
-def _as_model(
-    model: onnx.ModelProto, graph: onnx.GraphProto, types: Mapping[str, ValueType]
-) -> onnx.ModelProto:
+def _as_model(model: onnx.ModelProto, graph: onnx.GraphProto, types: Types) -> onnx.ModelProto:
     body = onnx.ModelProto(ir_version=model.ir_version)
     body.opset_import.extend(model.opset_import)
     body.graph.CopyFrom(graph)
@@ -82,13 +79,11 @@ def _as_model(
     return body
 
 
-def _value_info(name: str, value: ValueType) -> onnx.ValueInfoProto:
+def _value_info(name: str, value: TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, value.dtype, value.shape)
 
 
-def _bind_inputs(
-    body: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> None:
+def _bind_inputs(body: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> None:
     """Give the body's inputs the shapes with which the node is called."""
     for slot, value in enumerate(body.graph.input):
         source = _source_type(node, slot, types)
@@ -96,12 +91,10 @@ def _bind_inputs(
             value.CopyFrom(_value_info(value.name, source))
 
 
-def _source_type(
-    node: onnx.NodeProto, slot: int, types: Mapping[str, ValueType]
-) -> ValueType | None:
+def _source_type(node: onnx.NodeProto, slot: int, types: Types) -> TensorType | None:
     if node.op_type == "Loop":
         if slot < 2:  # iteration number and condition
-            return ValueType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
+            return TensorType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
         return types.get(node.input[slot]) if slot < len(node.input) else None
     if node.op_type == "Scan" and slot < len(node.input):
         outer = types.get(node.input[slot])
@@ -111,7 +104,7 @@ def _source_type(
         shape = list(outer.shape)
         if shape:
             del shape[_scan_axis(node, slot - first, len(shape))]
-        return ValueType(outer.dtype, tuple(shape))
+        return TensorType(outer.dtype, tuple(shape))
     return None
 
 
@@ -127,9 +120,7 @@ def _scan_axis(node: onnx.NodeProto, index: int, rank: int) -> int:
     return axis if -rank <= axis < rank else 0
 
 
-def _trips(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> int | None:
+def _trips(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> int | None:
     if node.op_type == "If":
         return 1
     if node.op_type == "Loop":
@@ -141,14 +132,14 @@ def _trips(
         return trips if trips <= _MOST_TRIPS else None
     if node.op_type == "Scan" and _scanned(node):
         last = types.get(node.input[-1])
-        if last is not None and last.shape:
-            return last.shape[_scan_axis(node, _scanned(node) - 1, len(last.shape))]
+        if last is not None and last.sizes:
+            return last.sizes[_scan_axis(node, _scanned(node) - 1, len(last.sizes))]
     return None
 
 
 def output_types(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> dict[str, ValueType]:
+    model: onnx.ModelProto, node: onnx.NodeProto, types: Types
+) -> dict[str, TensorType]:
     """Types of a Loop's or Scan's outputs, from its body: states as they are, sequences stacked."""
     if node.op_type not in ("Loop", "Scan"):
         return {}
@@ -168,5 +159,5 @@ def output_types(
         if slot < states:
             found[name] = value
         elif body.trips is not None:
-            found[name] = ValueType(value.dtype, (body.trips, *value.shape))
+            found[name] = TensorType(value.dtype, (body.trips, *value.shape))
     return found

@@ -31,6 +31,7 @@ from memplan.plain.fences import (
     read_instead,
 )
 from memplan.plain.veils import Veil, all_veils, fewest_veils, visible_with
+from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
 from memplan.shapes.hidden import KEY, hidden_shapes
@@ -107,8 +108,8 @@ class Draft:
         """
         self.original, self.dims, self.kind = model, dims, kind
         self.curtain = curtain_for(model.graph)
-        self.constants = [_copy(node) for node in model.graph.node if is_constant(node)]
-        nodes = [_copy(node) for node in model.graph.node if not is_constant(node)]
+        self.constants = [copied(node) for node in model.graph.node if is_constant(node)]
+        nodes = [copied(node) for node in model.graph.node if not is_constant(node)]
         nodes = hide_dimensions(nodes, _outside(model.graph), self.curtain)
         self.nodes, self.fences = fence_clones(nodes, self.curtain)
         self.veils = all_veils(model.graph, types, self.curtain)
@@ -133,8 +134,7 @@ class Draft:
 
         They stand at the end, the first one last: the runtime visits the last node first.
         """
-        result = onnx.ModelProto()
-        result.CopyFrom(self.original)
+        result = copied(self.original)
         del result.graph.node[:]
         del result.graph.value_info[:]
         nodes = read_instead(
@@ -260,12 +260,6 @@ def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, Tens
             result[node.output[0]] = TensorType(onnx.TensorProto.INT64, shape)
     result[NO_AXES] = TensorType(onnx.TensorProto.INT64, (0,))
     return result
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _outside(graph: onnx.GraphProto) -> set[str]:

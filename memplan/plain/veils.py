@@ -17,12 +17,12 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.plain.fences import DIMENSION_READERS, Curtain, data_inputs
-from memplan.shapes.infer import without_weights
+from memplan.proto.edit import copied
+from memplan.shapes.infer import has_small_content, without_weights
 from memplan.shapes.tensor_type import TensorType
 from memplan.shapes.visible import visible_names
 
 _NOT_VEILED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
-_COMPARED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,7 @@ def _contents(graph: onnx.GraphProto) -> dict[str, object]:
     return {
         name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
         for name, t in tensors
-        if t.data_location != onnx.TensorProto.EXTERNAL
-        and t.data_type not in _NOT_VEILED
-        and math.prod(t.dims) <= _COMPARED
+        if has_small_content(t) and t.data_type not in _NOT_VEILED
     }
 
 
@@ -163,8 +161,7 @@ def visible_with(
         gone = {veil.twin: veil.sources[0] for veil in veils}
         for veil in kept:
             del gone[veil.twin]
-        variant = onnx.ModelProto()
-        variant.CopyFrom(bare)
+        variant = copied(bare)
         del variant.graph.node[:]
         for twin, source in gone.items():
             if source in contents:

@@ -10,11 +10,10 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.cost import is_contraction
-from memplan.ops.memory import MemorySemantics, refusal, semantics
+from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, refusal, semantics
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
-from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.order import execution_order
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import bodies_of, node_workspace

@@ -33,6 +33,15 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     graph.node.extend(kept)
 
 
+def leave_out(node: onnx.NodeProto, outputs: Container[str]) -> None:
+    """Let a node not make some of its optional outputs: their names become empty, and an absent
+    last output is not listed."""
+    names = ["" if name in outputs else name for name in node.output]
+    while len(names) > 1 and not names[-1]:
+        names.pop()
+    node.output[:] = names
+
+
 def live_nodes(
     nodes: Sequence[onnx.NodeProto], wanted: Iterable[str], stays: Nodes = lambda _: False
 ) -> list[onnx.NodeProto]:

@@ -10,20 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.memory import MemorySemantics, semantics
+from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.timeline import Timeline
 from memplan.units import format_bytes
-
-# Outputs that a kernel does not make when the graph leaves their name empty.
-OPTIONAL_OUTPUTS = {
-    ":LayerNormalization": (1, 2),
-    "com.microsoft:LayerNormalization": (1, 2),
-    ":SimplifiedLayerNormalization": (1,),
-    ":Dropout": (1,),
-    ":MaxPool": (1,),
-    "com.microsoft:SkipLayerNormalization": (1, 2, 3),
-}
 
 
 @dataclass(frozen=True, slots=True)

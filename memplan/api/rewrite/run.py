@@ -91,7 +91,7 @@ class _Planning:
         """The best plan within ``share`` seconds for one choice of loops, free passes first."""
         ready = changed[-1].model if changed else model
         timeline = changed[-1].timeline if changed else analysis.timeline
-        steps = (*changed, *free.run_passes(ready, timeline, self.passes))
+        steps = (*changed, *free.PassManager(self.passes).run(ready, timeline))
         ways = [steps]
         if not isinstance(self.strategy, Search) and free.without_order(steps) is not steps:
             # A published strategy may get on better in the order that it was made for.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -104,14 +105,15 @@ def _is_scalar_float(tensor: Tensor) -> bool:
 
 def _pair_by_shape(graph: Graph) -> dict[int, int]:
     """For exporters without names: outputs in order take the first float input of equal shape."""
-    free = [t for t in (graph.tensors[i] for i in graph.inputs) if t.dtype in _FLOATS and t.shape]
+    free: defaultdict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
+    for tensor in (graph.tensors[t] for t in graph.inputs):
+        if tensor.dtype in _FLOATS and tensor.shape:
+            free[tensor.dtype, tensor.shape].append(tensor.id)
     pairs: dict[int, int] = {}
-    for output in graph.outputs:
-        tensor = graph.tensors[output]
-        match = next((t for t in free if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
-        if match is not None:
-            pairs[output] = match.id
-            free.remove(match)
+    for tensor in (graph.tensors[t] for t in graph.outputs):
+        alike = free[tensor.dtype, tensor.shape]
+        if alike:
+            pairs[tensor.id] = alike.popleft()
     return pairs
 
 

@@ -34,7 +34,7 @@ from memplan.plain.veils import Veil, all_veils, fewest_veils, visible_with
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
-from memplan.shapes.hidden import KEY, hidden_shapes
+from memplan.shapes.hidden import HIDDEN_KEY, hidden_shapes
 from memplan.shapes.tensor_type import TensorType, Types
 from memplan.shapes.visible import with_visibility
 from memplan.simulate.later import LaterRuns, later_runs
@@ -244,7 +244,7 @@ def _note_types(model: onnx.ModelProto, draft: Draft) -> None:
             value = draft.types.get(name)
             if value is not None and value.dtype and value.shape is not None:
                 hidden[name] = [value.dtype, list(value.shape)]
-    set_metadata(model, {**get_metadata(model), KEY: hidden})
+    set_metadata(model, {**get_metadata(model), HIDDEN_KEY: hidden})
 
 
 def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, TensorType]:

@@ -11,7 +11,7 @@ import onnx
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata
 
-KEY = "hidden_shapes"
+HIDDEN_KEY = "hidden_shapes"
 
 
 def hidden_shapes(model: onnx.ModelProto) -> dict[str, object]:
@@ -34,7 +34,7 @@ def _dims(shape: onnx.TensorShapeProto) -> list[int | str | None]:
 
 def with_hidden_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its hidden shapes stated as ``value_info``; the same object without any."""
-    hidden = get_metadata(model).get(KEY)
+    hidden = get_metadata(model).get(HIDDEN_KEY)
     if not isinstance(hidden, dict) or not hidden:
         return model
     result = copied(model)

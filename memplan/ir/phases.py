@@ -250,7 +250,7 @@ class _Finder:
         return backward, rest - backward - forward
 
     def _state(self, parameters: set[int], update: set[int]) -> set[int]:
-        """Renewed inputs that are no parameters: optimizer state, running statistics, counters."""
+        """Renewed inputs that are not parameters: optimizer state, running statistics, counters."""
         return {source for source in self.pairs.values() if source not in parameters}
 
     def _optimizer(self, state: set[int], backward: set[int]) -> set[int]:

@@ -43,7 +43,7 @@ def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
 
 
 def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
-    """Names of the graph's interface that are gone, by ``removed_outputs`` and ``..._inputs``."""
+    """Names of the graph's interface that were removed, by ``removed_outputs`` and ``..._inputs``."""
     return {
         "removed_outputs": [name for step in steps for name in step.removed_outputs],
         "removed_inputs": [name for step in steps for name in step.removed_inputs],
@@ -51,16 +51,16 @@ def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
 
 
 def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
-    """What a rewritten file says of its passes: their names, and what is gone."""
-    gone = {key: names for key, names in removed(steps).items() if names}
-    return {"passes": [step.name for step in steps], **gone}
+    """What a rewritten file says of its passes: their names, and what they removed."""
+    interface = {key: names for key, names in removed(steps).items() if names}
+    return {"passes": [step.name for step in steps], **interface}
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
     """``all``, ``none`` or names with commas between them → names in the order of :data:`NAMES`.
 
     Raises:
-        UsageError: a name is no pass.
+        UsageError: a name is not that of a pass.
     """
     if text in (ALL, NONE):
         return NAMES if text == ALL else ()
@@ -101,10 +101,10 @@ def passes_for(
     """The passes that ``text`` names, as far as they fit the kind of session.
 
     A plain session optimizes what it loads, in an order of its own: nodes that are moved go
-    elsewhere there, and copies that are gone may bring fusions that cost memory.
+    elsewhere there, and copies that were removed may bring fusions that cost memory.
 
     Raises:
-        UsageError: a name is no pass, or ``wrt`` is given and no pass would heed it.
+        UsageError: a name is not that of a pass, or ``wrt`` is given and no pass would heed it.
     """
     names = parse_passes(text)
     if not session.priority_order:

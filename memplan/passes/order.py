@@ -105,7 +105,7 @@ def early_order(graph: Graph, updates: set[int]) -> list[int]:
     them.
     """
     sources = [{graph.tensors[t].producer for t in n.reads} - {-1} for n in graph.nodes]
-    waiting_for: list[int] = []  # per node: how many nodes that are no updates it needs, in all
+    waiting_for: list[int] = []  # per node: how many nodes other than updates it needs, in all
     behind: list[set[int]] = []
     for node in graph.nodes:
         mine = set().union(*(behind[s] if s in updates else {s} for s in sources[node.id]))

@@ -15,7 +15,7 @@ def check_output(path: Path, force: bool) -> None:
     """Fail early when ``path`` could not be written at the end of a long job.
 
     Raises:
-        UsageError: it exists (and ``force`` is not given), is no regular file (a folder, a device),
+        UsageError: it exists (and ``force`` is not given), is not a regular file (a folder, a device),
             or its folder is missing or read-only.
     """
     try:

@@ -11,7 +11,7 @@ import onnx
 from memplan.proto.edit import copied
 from memplan.shapes.bodies import output_types
 from memplan.shapes.checks import check_stated
-from memplan.shapes.fold import complete_types
+from memplan.shapes.fold import types_by_folding
 from memplan.shapes.infer import ROUNDS, infer, is_complete, stated_types
 from memplan.shapes.tensor_type import TensorType, Types, known_shapes
 from memplan.shapes.training_ops import fill_training_types
@@ -20,8 +20,12 @@ from memplan.shapes.training_ops import fill_training_types
 def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str]]:
     """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
 
-    A shape that no source gives is None; :func:`require_shapes` turns that into an error. The
-    second result names tensors whose shape is only an upper bound.
+    A shape that no source gives is None; :func:`memplan.shapes.checks.require_shapes` turns that
+    into an error. The second result names tensors whose shape is only an upper bound.
+
+    Raises:
+        ModelError: what the file states does not fit; see
+            :func:`memplan.shapes.checks.check_stated`.
     """
     stated = stated_types(bound.graph)
     check_stated(bound, stated)
@@ -35,7 +39,7 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str
     working = copied(bound)
     for _ in range(ROUNDS):
         known = known_shapes(result)
-        _merge(result, complete_types(working, result))
+        _merge(result, types_by_folding(working, result))
         for node in working.graph.node:
             _merge(result, output_types(working, node, result))
         _state(working.graph, result)

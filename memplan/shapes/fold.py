@@ -40,7 +40,7 @@ _FOLDED = frozenset(
 )
 
 
-def complete_types(bound: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
+def types_by_folding(bound: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
     """Shapes that become known once constant integer subgraphs are folded.
 
     Alternates between folding and shape inference until nothing new is learnt.

@@ -20,7 +20,7 @@ from memplan.shapes.bodies import body_models
 from memplan.shapes.checks import check_calls
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, evaluate_dim, symbolic_dims
-from memplan.shapes.fold import complete_types
+from memplan.shapes.fold import types_by_folding
 from memplan.shapes.infer import infer, stated_types
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import open_model
@@ -312,7 +312,7 @@ def test_no_large_tensor_is_made_only_to_learn_its_shape(op: str) -> None:
     tracemalloc.start()
     try:
         types, _ = value_types(proto)
-        complete_types(proto, {"y": TensorType(INT64, None)})
+        types_by_folding(proto, {"y": TensorType(INT64, None)})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -43,7 +43,7 @@ def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
 
 
 def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
-    """Names of the graph's interface that were removed, by ``removed_outputs`` and ``..._inputs``."""
+    """Names of the interface that were removed, by ``removed_outputs`` and ``removed_inputs``."""
     return {
         "removed_outputs": [name for step in steps for name in step.removed_outputs],
         "removed_inputs": [name for step in steps for name in step.removed_inputs],

@@ -15,8 +15,8 @@ def check_output(path: Path, force: bool) -> None:
     """Fail early when ``path`` could not be written at the end of a long job.
 
     Raises:
-        UsageError: it exists (and ``force`` is not given), is not a regular file (a folder, a device),
-            or its folder is missing or read-only.
+        UsageError: it exists (and ``force`` is not given), is not a regular file (a folder, a
+            device), or its folder is missing or read-only.
     """
     try:
         exists, regular, folder = path.exists(), path.is_file(), path.parent.is_dir()

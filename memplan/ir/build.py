@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import onnx
 
@@ -76,7 +77,8 @@ class BodyInfo(Protocol):
     def complete(self) -> bool: ...
 
 
-Expand = Callable[[onnx.ModelProto, onnx.NodeProto, Mapping[str, Any]], Sequence[BodyInfo]]
+Expand = Callable[..., Sequence[BodyInfo]]
+"""Bodies of a node: (model, node, types, ``in_body``: whether the model is a body itself)."""
 
 
 def build_graph(
@@ -103,7 +105,9 @@ def build_graph(
 def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
     graph = None
     if info.complete:
-        graph = replace(build_graph(info.model, info.types, expand), parent_op=parent)
+        graph = replace(
+            build_graph(info.model, info.types, partial(expand, in_body=True)), parent_op=parent
+        )
     return Body(info.attribute, graph, info.trips, info.complete)
 
 

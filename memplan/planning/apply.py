@@ -11,7 +11,9 @@ from onnx import helper, numpy_helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.planning.plan import Plan
+from memplan.proto.edit import rename_reads
 from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
@@ -57,7 +59,9 @@ class _Writer:
         self.graph: Graph = plan.extended.graph
         self.plan = plan
         self.current = [tensor.name for tensor in self.graph.tensors]
-        self.taken = set(self.current) | {node.name for node in self.graph.nodes}
+        self.names = NameAuthority(self.current)
+        self.names.taken.update(node.name for node in self.graph.nodes)
+        self.names.taken.update(defined_names(model.graph))
         self.runs: defaultdict[int, int] = defaultdict(int)
         self.used_constants: set[str] = set()
         self.value_info: list[onnx.ValueInfoProto] = []
@@ -80,10 +84,9 @@ class _Writer:
         proto = _copy_or_make(node, original, self.graph)
         self.runs[node.id] += 1
         is_clone = original is None or self.runs[node.id] > 1
-        for slot, tensor in enumerate(node.inputs):
-            if tensor != ABSENT:
-                proto.input[slot] = self.current[tensor]
-                self.used_constants.add(self.current[tensor])
+        renamed = {self.graph.tensors[t].name: self.current[t] for t in node.reads}
+        rename_reads(proto, renamed)
+        self.used_constants.update(renamed.values())
         if is_clone:
             proto.name = self._fresh(node.name)
             self._mark(proto, node)
@@ -113,12 +116,7 @@ class _Writer:
         return self.read_counts[position][slot] == 0
 
     def _fresh(self, name: str) -> str:
-        candidate, count = f"{name}/recompute", 2
-        while candidate in self.taken:
-            candidate = f"{name}/recompute_{count}"
-            count += 1
-        self.taken.add(candidate)
-        return candidate
+        return self.names.fresh(f"{name}/recompute", first=2)
 
     def _mark(self, proto: onnx.NodeProto, node: Node) -> None:
         saved = sum(self.graph.tensors[t].nbytes for t in node.writes)

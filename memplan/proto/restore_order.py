@@ -10,7 +10,7 @@ import heapq
 
 import onnx
 
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import reads_of
 
 
 def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
@@ -32,15 +32,6 @@ def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.Mod
     return result
 
 
-def _reads(node: onnx.NodeProto) -> list[str]:
-    names = [name for name in node.input if name]
-    for body in subgraphs(node):
-        for inner in body.node:
-            names.extend(_reads(inner))
-        names.extend(value.name for value in body.output)
-    return names
-
-
 def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[float]:
     """The place of every node; new ones just before their first reader."""
     needed: dict[str, float] = {}
@@ -49,7 +40,7 @@ def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[
         known = [place[name] for name in nodes[k].output if name in place]
         wanted = [needed[name] for name in nodes[k].output if name in needed]
         keys[k] = float(max(known)) if known else min(wanted, default=float(end)) - 0.5
-        for name in _reads(nodes[k]):
+        for name in reads_of(nodes[k]):
             needed[name] = min(needed.get(name, keys[k]), keys[k])
     return keys
 
@@ -60,7 +51,7 @@ def _sorted(nodes: list[onnx.NodeProto], keys: list[float]) -> list[int]:
     waiting = [0] * len(nodes)
     readers: list[list[int]] = [[] for _ in nodes]
     for k, node in enumerate(nodes):
-        for source in {producer[name] for name in _reads(node) if name in producer}:
+        for source in {producer[name] for name in reads_of(node) if name in producer}:
             waiting[k] += 1
             readers[source].append(k)
     queue = [(keys[k], k) for k, count in enumerate(waiting) if count == 0]

@@ -181,6 +181,21 @@ def test_what_is_to_be_kept_is_not_rebuilt() -> None:
     assert encoded(found, keep).arrays.maker[tensor(found.graph, "d").id] == -1
 
 
+def test_names_of_an_earlier_rewrite_are_left_alone() -> None:
+    """A file that was rewritten has the constants and nodes of the rule already."""
+    once = dropped()
+    scale = once.graph.tensors[once.graph.nodes[7].inputs[1]].name
+    again = extend(
+        replace(once.graph, nodes=once.graph.nodes[:5]),
+        {"ratio": np.float32(0.25), "training": np.bool_(True)},  # type: ignore[dict-item]
+        "cpu",
+    )
+    assert scale == "drop/rebuild_scale"
+    assert set(again.constants) == {"drop/rebuild2_scale"}
+    made = [n.name for n in again.graph.nodes[5:]]
+    assert made == ["drop/rebuild2_cast", "drop/rebuild2_mul", "drop/rebuild2_scale"]
+
+
 def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
     model = open_text("""
     g (float[256] x) => (float[256] y) <float r = {0.25}, float s = {0.5}, bool training = {1}>

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -11,20 +10,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from random_graphs import models
-from test_rewriting import estimate, plan_and_apply
 
+from helpers.plans import TUNED, estimate, plan_and_apply, run
+from helpers.random_graphs import models
 from memplan.errors import InfeasibleError
 from memplan.planning.apply import apply_plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import ensure
 from memplan.proto.nodes import captured_names
-from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.options import session_options
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
-from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.strategies.builtin import parse_strategy
 
@@ -80,15 +76,6 @@ def models_with_branches(draw: st.DrawFn) -> onnx.ModelProto:
     result = helper.make_model(graph, opset_imports=model.opset_import, ir_version=9)
     assume(any(node.op_type == "If" for node in nodes))
     return result
-
-
-def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Outputs and measured memory."""
-    kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    options = session_options("tuned")
-    result = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
-    return kept, result
 
 
 def check(model: OpenModel, rewritten: onnx.ModelProto, timeline: Timeline) -> None:
@@ -150,13 +137,12 @@ def test_a_clone_is_read_inside_bodies_and_no_body_hides_it() -> None:
         if node.op_type == "If":
             _rename(node, "t_recompute", "t/recompute")
     model = opened(prepare_model(proto, Path("captured.onnx"), {}))
-    tuned = session_kind("tuned")
-    peak = simulate(model.graph, tuned).peak_with_workspace_bytes
+    peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
     forced = next(t.id for t in model.graph.tensors if t.name == "t")
-    request = PlanRequest(model.graph, tuned, peak, estimate, force=frozenset({forced}))
+    request = PlanRequest(model.graph, TUNED, peak, estimate, force=frozenset({forced}))
     plan = make_plan(prepare(request), parse_strategy("greedy"), 10.0)
     rewritten = apply_plan(proto, plan, {})
-    timeline = ensure(proto, rewritten, plan, model.prepared.types, tuned)
+    timeline = ensure(proto, rewritten, plan, model.prepared.types, TUNED)
     (read,) = (captured_names(node) for node in rewritten.graph.node if node.op_type == "If")
     assert "t" not in read
     assert any(name.startswith("t/recompute_") for name in read)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from graphs import open_text
 
+from helpers.graphs import open_text
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.options import session_options

@@ -13,21 +13,22 @@ from memplan.proto.metadata import marked_names
 from memplan.proto.nodes import captured_names, domain_of, is_constant, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.shapes.bodies import BodyModel, body_models
-from memplan.shapes.tensor_type import TensorType
+from memplan.shapes.tensor_type import Types
 
 
-def build_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> Graph:
+def build_graph(model: onnx.ModelProto, types: Types, *, in_body: bool = False) -> Graph:
     """The :class:`Graph` of a checked model, with the graphs of its control-flow bodies.
 
     Args:
         model: sorted, in single-assignment form, its nodes named and its dimensions bound.
         types: type and shape of every tensor of the main graph; sizes in elements.
+        in_body: the model is a control-flow body.
     """
     bodies: dict[int, tuple[Body, ...]] = {}
     nodes = (node for node in model.graph.node if not is_constant(node))
     for index, node in enumerate(nodes):
         if any(True for _ in subgraphs(node)):
-            found = body_models(model, node, types)
+            found = body_models(model, node, types, in_body=in_body)
             bodies[index] = tuple(_body(body, node.op_type) for body in found)
     return _Builder(model.graph, types).build(default_opset(model), bodies)
 
@@ -35,14 +36,14 @@ def build_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> Grap
 def _body(body: BodyModel, parent: str) -> Body:
     graph = None
     if body.complete:
-        graph = replace(build_graph(body.model, body.types), parent_op=parent)
+        graph = replace(build_graph(body.model, body.types, in_body=True), parent_op=parent)
     return Body(body.attribute, graph, body.trips)
 
 
 class _Builder:
     """Numbers the tensors and nodes of one ``GraphProto``."""
 
-    def __init__(self, graph: onnx.GraphProto, types: Mapping[str, TensorType]) -> None:
+    def __init__(self, graph: onnx.GraphProto, types: Types) -> None:
         self.graph = graph
         self.types = types
         self.names: list[str] = []

@@ -12,9 +12,9 @@ from onnx import helper, numpy_helper
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import OPTIONAL_OUTPUTS
 from memplan.planning.plan import Plan
-from memplan.proto.edit import copied, leave_out, replace_nodes
+from memplan.proto.edit import copied, leave_out, rename_reads, replace_nodes
 from memplan.proto.metadata import node_metadata, set_metadata
-from memplan.proto.names import NameAuthority
+from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
 
 
@@ -56,7 +56,8 @@ class _Writer:
         self.graph: Graph = plan.extended.graph
         self.plan = plan
         self.current = [tensor.name for tensor in self.graph.tensors]
-        self.names = NameAuthority((*self.current, *(node.name for node in self.graph.nodes)))
+        self.names = NameAuthority((*self.current, *defined_names(model.graph)))
+        self.names.taken.update(node.name for node in self.graph.nodes)
         self.runs: defaultdict[int, int] = defaultdict(int)
         self.used_constants: set[str] = set()
         self.value_info: list[onnx.ValueInfoProto] = []
@@ -79,10 +80,9 @@ class _Writer:
         proto = _copy_or_make(node, original, self.graph)
         self.runs[node.id] += 1
         is_clone = original is None or self.runs[node.id] > 1
-        for slot, tensor in enumerate(node.inputs):
-            if tensor != ABSENT:
-                proto.input[slot] = self.current[tensor]
-                self.used_constants.add(self.current[tensor])
+        renamed = {self.graph.tensors[t].name: self.current[t] for t in node.reads}
+        rename_reads(proto, renamed)
+        self.used_constants.update(renamed.values())
         if is_clone:
             proto.name = self._name_of_clone(node.name)
             self._mark(proto, node)

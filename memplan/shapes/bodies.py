@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from memplan.proto.edit import copied
+from memplan.proto.nodes import free_names
 from memplan.shapes.checks import check_calls
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import infer, stated_types
@@ -33,17 +35,26 @@ class BodyModel:
     complete: bool
 
 
-def body_models(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> list[BodyModel]:
-    """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it."""
+def body_models(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    types: Types,
+    *,
+    in_body: bool = False,
+) -> list[BodyModel]:
+    """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it.
+
+    ``in_body``: that graph is a body itself.
+    """
     found = []
     for attribute in node.attribute:
         if attribute.type != onnx.AttributeProto.GRAPH:
             continue
         body = _as_model(model, attribute.g, types)
-        declared = stated_types(infer(body).graph)
+        known = _known_to_the_runtime(body, attribute.g, types, in_body)
         _bind_inputs(body, node, types)
         inferred = {
-            name: replace(value, static=_is_static(name, declared))
+            name: replace(value, static=name in known)
             for name, value in stated_types(infer(body).graph).items()
         }
         check_calls(body.graph, inferred)
@@ -55,9 +66,26 @@ def body_models(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> l
     return found
 
 
-def _is_static(name: str, declared: Types) -> bool:
-    """Whether the runtime knows the shape: it infers from the body's own declarations alone."""
-    return declared.get(name, UNKNOWN).shape is not None
+def _known_to_the_runtime(
+    body: onnx.ModelProto,
+    graph: onnx.GraphProto,
+    types: Types,
+    in_body: bool,
+) -> set[str]:
+    """Tensors whose shapes the runtime knows before it runs the body ``graph``.
+
+    It infers from what the body declares of its inputs and outputs, and from captured tensors. Of
+    the main graph it finds out more by itself than memplan can tell
+    (:func:`memplan.shapes.visible.visible_names`), so what is captured there counts as known: If
+    then has its outputs from the start, which is the safe side.
+    """
+    seen = copied(body)
+    for value in seen.graph.input[len(graph.input) :] if in_body else ():
+        if not types[value.name].static:
+            value.type.tensor_type.ClearField("shape")
+    known = {name for name, v in stated_types(infer(seen).graph).items() if v.shape is not None}
+    declared = stated_types(onnx.GraphProto(output=graph.output))
+    return known | {name for name, value in declared.items() if value.shape is not None}
 
 
 def _as_model(model: onnx.ModelProto, graph: onnx.GraphProto, types: Types) -> onnx.ModelProto:
@@ -72,9 +100,8 @@ def _as_model(model: onnx.ModelProto, graph: onnx.GraphProto, types: Types) -> o
     own = {value.name for value in body.graph.input}
     own |= {tensor.name for tensor in body.graph.initializer}
     own |= {name for inner in body.graph.node for name in inner.output}
-    reads = [name for inner in body.graph.node for name in inner.input]
-    for name in dict.fromkeys((*reads, *(value.name for value in body.graph.output))):
-        if name and name not in own and name in types:
+    for name in free_names(body.graph):
+        if name not in own and name in types:
             body.graph.input.append(_value_info(name, types[name]))
     return body
 

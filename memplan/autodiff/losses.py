@@ -12,6 +12,7 @@ from memplan.autodiff.emit.operations import INT64
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.errors import ModelError, UsageError
+from memplan.proto.edit import copied
 from memplan.shapes.tensor_type import TensorType
 
 KINDS = ("cross-entropy", "mse")
@@ -56,7 +57,7 @@ def add_loss(
             loss, wanted = _cross_entropy(emitter, value, axis)
     kept = [v for v in model.graph.output if v.name != logits]
     gone = [v for v in model.graph.output if v.name == logits]
-    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in (*kept, *gone)]
+    copies = [copied(value) for value in (*kept, *gone)]
     del model.graph.output[:]
     model.graph.output.extend(copies[: len(kept)])
     model.graph.value_info.extend(copies[len(kept) :])

@@ -12,9 +12,9 @@ from memplan.errors import UsageError
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
 from memplan.proto.elements import tensor_bytes
-from memplan.proto.nodes import captured_names
+from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
-from memplan.solver.maxflow import Network
+from memplan.solver.maxflow import Run, cut
 
 _LISTED = 12
 
@@ -124,7 +124,7 @@ def trace(cell: Cell, chosen: Collection[str]) -> Kept:
         elif name in maker and maker[name] not in again:
             node = cell.nodes[maker[name]]
             again.add(maker[name])
-            waiting += [*node.input, *captured_names(node)]
+            waiting += reads_of(node)
     made = {name for k in again for name in cell.nodes[k].output}
     order = [name for node in cell.nodes for name in node.output]
     return Kept(
@@ -140,7 +140,7 @@ def constant_tensors(cell: Cell) -> set[str]:
     varying = set(cell.inputs)
     found: set[str] = set()
     for node in cell.nodes:
-        reads = (*node.input, *captured_names(node))
+        reads = reads_of(node)
         if _unsafe(node) or any(name in varying for name in reads):
             varying.update(node.output)
         else:
@@ -148,13 +148,9 @@ def constant_tensors(cell: Cell) -> set[str]:
     return found
 
 
-def _key(node: onnx.NodeProto) -> str:
-    return f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-
-
 def _unsafe(node: onnx.NodeProto) -> bool:
     """Whether a second run would give other values."""
-    return _key(node) in RANDOM_OPS | EFFECT_OPS
+    return operator_key(node) in RANDOM_OPS | EFFECT_OPS
 
 
 def _named(cell: Cell, wish: ScanRecompute) -> set[str]:
@@ -190,42 +186,27 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     partitioner has it (``torch/_functorch/partitioners.py``), over one step.
     """
     names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
-    number = {name: 2 + 2 * k for k, name in enumerate(names) if name not in constant}
     # What is kept in any case costs nothing more. Of cuts of equal bytes the latest is taken, which
-    # leaves the least to make again.
+    # leaves the least to recompute.
     scale = len(names) ** 2 + 1
-    weight = {
+    weights = {
         name: (0 if free else scale * _bytes(cell.types[name])) + len(names) - place
         for place, name in enumerate(names)
-        if name in number
+        if name not in constant
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
     }
-    network = Network(2 + 2 * len(names))
-    endless = sum(weight.values()) + 1
-    for name, vertex in number.items():
-        network.connect(vertex, vertex + 1, weight[name])
-        if name in cell.needed:
-            network.connect(vertex + 1, 1, endless)
-    for name in cell.inputs:
-        network.connect(0, number[name], endless)
-    for node in cell.nodes:
-        outputs = [number[name] for name in node.output if name in number]
-        if _unsafe(node) or is_contraction(node.op_type):
-            for vertex in outputs:
-                network.connect(0, vertex, endless)
-        for name in (*node.input, *captured_names(node)):
-            for vertex in outputs if name in number else ():
-                network.connect(number[name] + 1, vertex, endless)
-    network.saturate()
-    side = network.source_side()
-    kept = {name for name, v in number.items() if v in side and v + 1 not in side}
-    return {
-        name
+    runs = (
+        node_run(node, None if _unsafe(node) or is_contraction(node.op_type) else 0)
         for node in cell.nodes
-        if not (_unsafe(node) or is_contraction(node.op_type))
-        for name in node.output
-        if name and name not in kept
-    }
+    )
+    found = cut(weights, cell.inputs, cell.needed, runs)
+    assert found is not None
+    return set(found.below)
+
+
+def node_run(node: onnx.NodeProto, cost: int | None) -> Run[str]:
+    """A node as the flow network has it; see :func:`memplan.solver.maxflow.cut`."""
+    return Run(reads_of(node), tuple(n for n in node.output if n), cost)
 
 
 def _bytes(found: TensorType) -> int:

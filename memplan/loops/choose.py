@@ -1,21 +1,39 @@
-"""What runs again by name: ``--scan-recompute all``, ``auto`` or names of tensors of the cell.
+"""What every pair of loops stores and recomputes: by name, or by price.
 
-Caffe2's rule for ``recompute_blobs_on_backward`` (``recurrent.py``): an operator runs again for all
-of its outputs or not at all.
+*By name*: ``--scan-recompute all``, ``auto`` or names of tensors of the cell. Caffe2's rule for
+``recompute_blobs_on_backward`` (``recurrent.py``): an operator is recomputed for all of its outputs
+or not at all.
+
+*By price*: bytes stored per step against seconds per step. For a price λ (bytes for a second), the
+choice of least stored bytes + λ · seconds of recomputation is a minimum cut between what a step is
+given and what its backward reads (:func:`memplan.solver.maxflow.cut`). All prices together give the
+lower convex hull of the Pareto front; breakpoints are found as by Eisner and Severance
+("Mathematical techniques for efficient record segmentation in large shared databases", JACM 23(4),
+1976). Pairs have the price in common, so the sums over pairs are on the hull of all pairs together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import onnx
+
 from memplan.errors import UsageError
-from memplan.loops.cell import Kept, ScanRecompute, decide, trace
+from memplan.loops.cell import Kept, ScanRecompute, decide, node_run, trace
 from memplan.loops.step import Step
+from memplan.solver.maxflow import cut
 
 ALL, AUTO, FIT, NONE = "all", "auto", "fit", "none"
 OPTION = "--scan-recompute"
 _LISTED = 12
+
+_SCALE = 1 << 16
+_MOST_POINTS = 8
+
+
+# -- by name ---------------------------------------------------------------------------------------
 
 
 def named(steps: Sequence[Step], text: str) -> list[Kept]:
@@ -105,3 +123,84 @@ def _offered(steps: Sequence[Step]) -> str:
     ]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
+
+
+# -- by price --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is kept of every pair's step; bytes held over all steps, seconds of running again."""
+
+    kept: tuple[Kept, ...]
+    nbytes: int
+    seconds: float
+
+
+def front(steps: Sequence[Step]) -> tuple[Choice, ...]:
+    """The hull, from the least seconds to the fewest bytes; at most some points of it."""
+    first, last = _choose(steps, None), _choose(steps, 0.0)
+    found = [first]
+    _between(steps, first, last, found, _MOST_POINTS)
+    if last.nbytes < found[-1].nbytes:
+        found.append(last)
+    return tuple(found)
+
+
+def _between(
+    steps: Sequence[Step], left: Choice, right: Choice, found: list[Choice], room: int
+) -> None:
+    """Append the corners of the hull between two of its points."""
+    if right.nbytes >= left.nbytes or right.seconds <= left.seconds or room <= 0:
+        return
+    price = (left.nbytes - right.nbytes) / (right.seconds - left.seconds)
+    middle = _choose(steps, price)
+    value = left.nbytes + price * left.seconds
+    if not left.nbytes > middle.nbytes > right.nbytes:
+        return
+    if middle.nbytes + price * middle.seconds >= value * (1 - 1e-9):
+        return
+    _between(steps, left, middle, found, room // 2)
+    found.append(middle)
+    _between(steps, middle, right, found, room // 2)
+
+
+def _choose(steps: Sequence[Step], price: float | None) -> Choice:
+    """The best choice at a price; None: nothing runs again but what is the same at every step."""
+    return choice_of(steps, [trace(s.cell, _cut(s, price) | s.constants) for s in steps])
+
+
+def choice_of(steps: Sequence[Step], kept: Sequence[Kept]) -> Choice:
+    """The bytes and seconds of what is kept."""
+    nbytes, seconds = 0, 0.0
+    for step, each in zip(steps, kept, strict=True):
+        held = {*each.stored, *each.used}
+        nbytes += step.pair.steps * sum(step.weights[name] for name in held)
+        again = (next(name for name in node.output if name) for node in each.again)
+        seconds += step.pair.steps * sum(step.seconds[name] for name in again)
+    return Choice(tuple(kept), nbytes, seconds)
+
+
+def _cut(step: Step, price: float | None) -> set[str]:
+    """Names of what runs again."""
+    if price is None:
+        return set()
+    cell, constant = step.cell, step.constants
+    names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
+    runs = (
+        node_run(
+            node,
+            None
+            if _first(node) in step.fixed
+            else int((price * step.seconds[_first(node)]) * _SCALE) + 1,
+        )
+        for node in cell.nodes
+    )
+    weights = {name: step.weights[name] * _SCALE for name in names if name not in constant}
+    found = cut(weights, cell.inputs, cell.needed, runs)
+    assert found is not None
+    return set(found.below)
+
+
+def _first(node: onnx.NodeProto) -> str:
+    return next(str(name) for name in node.output if name)

@@ -13,11 +13,13 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import Graph, TensorKind
-from memplan.loops.call import LoopCall, Slices
+from memplan.loops.call import LoopCall
 from memplan.loops.cell import Cell, constant_tensors
-from memplan.loops.pairs import RecurrentPair
+from memplan.loops.pairs import RecurrentPair, sized_bytes
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
-from memplan.proto.nodes import subgraphs
+from memplan.proto.edit import copied
+from memplan.proto.loop_node import Slices
+from memplan.proto.nodes import operator_key, subgraphs
 from memplan.shapes.tensor_type import TensorType
 
 Seconds = Callable[[Graph], list[float]]
@@ -86,17 +88,19 @@ def read_step(
             draft.nodes.append(node)
             draft.formals[node.input[0]] = Slices(source, 0, found.reversed_)
             draft.inputs.append(node.input[0])
-            draft.weights[node.input[0]] = held.weight(source, call.steps)
+            draft.weights[node.input[0]] = held.weight(source)
             whole = graph.tensor_named(source)
             assert whole is not None
             draft.types[node.input[0]] = TensorType(whole.dtype, whole.shape[1:])
-            draft.seconds[name] = seconds(call.steps, estimate(graph))
-        draft.weights[name] = held.weight(found.name, call.steps)
+            draft.seconds[name] = seconds(pair.steps, estimate(graph))
+        draft.weights[name] = held.weight(found.name)
     draft.inputs += [state.before for state in call.states]
     if call.counter:
         draft.inputs.append(call.counter)
         draft.weights[call.counter] = 0
-    _add_body(call, draft, estimate(call.graph))
+    body = graph.bodies[call.index][0].graph
+    assert body is not None
+    _add_body(call, body, draft, estimate(body))
     _weigh(call, draft, held)
     reads = set(pair.reads.values())
     cell = Cell(
@@ -109,39 +113,32 @@ def read_step(
     return Step(pair, cell, draft.weights, draft.seconds, draft.formals, frozenset(draft.fixed))
 
 
-def _add_body(call: LoopCall, draft: _Draft, seconds: Sequence[float]) -> None:
+def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[float]) -> None:
     """The nodes of the forward body, reading roots."""
-    cost = {
-        call.graph.tensors[t].name: seconds[node.id]
-        for node in call.graph.nodes
-        for t in node.writes
-    }
+    cost = {body.tensors[t].name: seconds[node.id] for node in body.nodes for t in node.writes}
     for node in call.body.node:
         outputs = [name for name in node.output if name]
         if not outputs or outputs[0] in call.copies or outputs[0] in call.slices:
             continue
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
+        clone = copied(node)
         for slot, name in enumerate(clone.input):
             clone.input[slot] = call.root(name)
         draft.nodes.append(clone)
         draft.seconds[outputs[0]] = cost.get(outputs[0], 0.0)
-        key = f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-        if key in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
+        if operator_key(node) in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
             draft.fixed.update(outputs)
 
 
 def _weigh(call: LoopCall, draft: _Draft, held: _Held) -> None:
     """Bytes of what the body computes, and of the states before the step."""
-    for name, tensor in call.tensors.items():
-        draft.types[name] = TensorType(tensor.dtype, tensor.shape)
-        draft.weights.setdefault(name, tensor.nbytes)
-    for inner, found in call.stacked:
-        if held.anyway(found.name):
+    for name, found in call.types.items():
+        draft.types[name] = found
+        draft.weights.setdefault(name, sized_bytes(found, {}) or 0)
+    for inner, item in call.stacked:
+        if held.anyway(item.name):
             draft.weights[inner] = 0
     for state in call.states:
-        homes = [
-            found.name for inner, found in call.stacked if inner in (state.before, state.after)
-        ]
+        homes = [n.name for inner, n in call.stacked if inner in (state.before, state.after)]
         if any(held.anyway(name) for name in homes):
             draft.weights[state.before] = 0
 
@@ -161,11 +158,11 @@ class _Held:
         resident = tensor.kind is not TensorKind.COMPUTED
         return resident or tensor.is_output or last > self.pair.backward.index
 
-    def weight(self, name: str, steps: int) -> int:
+    def weight(self, name: str) -> int:
         """Bytes of one slice; 0 if it is held anyway."""
         tensor = self.graph.tensor_named(name)
         assert tensor is not None
-        return 0 if self.anyway(name) else tensor.nbytes // steps
+        return 0 if self.anyway(name) else tensor.nbytes // self.pair.steps
 
     def _end(self, node: int) -> int:
         """The last node that reads a tensor through views of it."""

@@ -1,6 +1,6 @@
 """Pairs of loops in a plan: what their steps make again, and the graph around as before.
 
-The problem of one step is solved for every price of a byte (:mod:`memplan.loops.front`), which
+The problem of one step is solved for every price of a byte (:mod:`memplan.loops.choose`), which
 leaves a handful of graphs, from the one that is there to the one that stores the least. They are
 simulated by rising cost up to the first that keeps the budget without anything else; of that, what
 the budget does not ask for is left out again. Those that cost less are given to the planner, which
@@ -16,9 +16,8 @@ from typing import TypeVar
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
 from memplan.loops.cell import Kept, trace
-from memplan.loops.choose import FIT, NONE, named
-from memplan.loops.front import Choice, choice_of, front
-from memplan.loops.pairs import find_pairs
+from memplan.loops.choose import FIT, NONE, Choice, choice_of, front, named
+from memplan.loops.pairs import find_pairs, sized_bytes
 from memplan.loops.rewrite import store_less
 from memplan.loops.step import Step, read_step
 from memplan.passes.manager import PassStep
@@ -201,7 +200,8 @@ def _stored_bytes(step: Step, kept: Kept) -> int:
     """Bytes per step that the backward loop then reads of what the forward loop stacks."""
     call = step.pair.forward
     given = {*call.slices, *step.formals, call.counter}
-    return sum(call.tensors[name].nbytes for name in {*kept.stored, *kept.used} - given)
+    names = {*kept.stored, *kept.used} - given
+    return sum(sized_bytes(call.types[name], {}) or 0 for name in names)
 
 
 def loops_wish(wish: str, strategy: Strategy, session: SessionKind) -> str:

@@ -17,6 +17,9 @@ from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import ScanRecompute
+from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.names import NameAuthority
+from memplan.proto.nodes import domain_of
 from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
 
 _SMALL = 64
@@ -30,7 +33,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-FORWARD_KEY = "memplan.forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Emitter(Operations):
 
     ``nodes`` are those of the backward part, in order; ``behind[name]`` are to stand right behind
     the forward node of that name (``""``: at the very front). ``types`` and ``constants`` (by
-    tensor name) grow with every new tensor, ``inputs`` are new graph inputs. ``taken`` are names in
-    use; ``places`` gives the node
+    tensor name) grow with every new tensor, ``inputs`` are new graph inputs. ``names`` knows those
+    in use; ``places`` gives the node
     behind which a computed tensor is there (None: a tensor of the backward part);
     ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the
     node that makes a tensor, forward or new. ``mark`` tells the dimensions that a body names from
@@ -59,14 +61,14 @@ class Emitter(Operations):
         opset: int,
         types: MutableMapping[str, TensorType],
         constants: MutableMapping[str, Array],
-        taken: set[str],
+        names: NameAuthority,
         ir_version: int = 10,
         mark: str = "",
     ) -> None:
         self.opset = opset
         self.types = types
         self.constants = constants
-        self.taken = taken
+        self.names = names
         self.nodes: list[onnx.NodeProto] = []
         self.behind: dict[str, list[onnx.NodeProto]] = {}
         self.initializers: dict[str, onnx.TensorProto] = {}
@@ -116,12 +118,7 @@ class Emitter(Operations):
 
     def fresh(self, stem: str) -> str:
         """A name that is not in use: ``stem``, or ``stem_1``, ``stem_2``, ..."""
-        name, count = stem, 0
-        while name in self.taken:
-            count += 1
-            name = f"{stem}_{count}"
-        self.taken.add(name)
-        return name
+        return self.names.fresh(stem)
 
     # -- values --------------------------------------------------------------------------------
 
@@ -321,7 +318,7 @@ def infer_types(
         onnx.shape_inference.InferenceError: the inputs do not fit the operator.
     """
     unknown = (UNKNOWN,) * len(node.output)
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = domain_of(node)
     schema = schema_of(domain, node.op_type, opset) if domain == "" else None
     if schema is None:
         return unknown

@@ -17,10 +17,7 @@ from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.bodies import (
     BodyWriter,
     body_model,
-    captured_by,
     graph_attribute,
-    live_nodes,
-    names_read,
     rename_reads,
     restored,
     separate_outputs,
@@ -34,6 +31,8 @@ from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.edit import copied, live_nodes
+from memplan.proto.nodes import free_names, names_read
 from memplan.shapes.tensor_type import TensorType, write_type
 
 _BRANCHES = ("then_branch", "else_branch")
@@ -69,14 +68,14 @@ class _Branch:
         self.body = graph_attribute(ctx.node, attribute)
         outer = ctx.emitter
         separate_outputs(self.body, outer)
-        xs = {name for name in captured_by(self.body) if name in ctx.needed}
+        xs = {name for name in free_names(self.body) if name in ctx.needed}
         ends = [value.name for value in self.body.output]
         grads = {
             inner: grad for inner, grad in zip(ends, ctx.grads, strict=False) if grad is not None
         }
         model = body_model(outer, self.body, [])
         mark = f"{ctx.node.name}/{attribute}:"
-        expanded = expand_all(model, set(grads), xs, outer.taken, mark)
+        expanded = expand_all(model, set(grads), xs, outer.names, mark)
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
@@ -134,7 +133,7 @@ class _Branch:
         constants = {tensor.name: tensor for tensor in self.body.initializer}
         for node in self.emitter.nodes:
             rename_reads(node, {k: v for k, v in self.known.items() if v})
-        clones = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.again]
+        clones = [copied(node) for node in self.again]
         for clone in clones:
             clone.name = f"{clone.name}/recompute"
         return self.writer.graph(f"{self.body.name}_grad", constants, clones)

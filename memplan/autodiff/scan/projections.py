@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from memplan.autodiff.emit.emitter import FORWARD_KEY, Emitter
-from memplan.autodiff.scan.call import Sequence
+from memplan.autodiff.emit.emitter import Emitter
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.proto.elements import tensor_bytes
+from memplan.proto.loop_node import Slices
+from memplan.proto.metadata import FORWARD_KEY
 from memplan.shapes.tensor_type import TensorType
 
 
@@ -24,12 +25,12 @@ class Projection:
     """``node`` makes one slice of a sequence from one slice of ``source``, which it reads under
     the name ``formal``."""
 
-    source: Sequence
+    source: Slices
     formal: str
     node: onnx.NodeProto
 
 
-def find_projection(outer: Emitter, item: Sequence, inner: str) -> Projection | None:
+def find_projection(outer: Emitter, item: Slices, inner: str) -> Projection | None:
     """How to make slice ``inner`` of a sequence within a step; None where it is not a product, or
     where that would keep more in memory."""
     made = outer.makers.get(item.name)
@@ -52,7 +53,7 @@ def find_projection(outer: Emitter, item: Sequence, inner: str) -> Projection | 
     )
     node.attribute.extend(attributes)
     helper.set_metadata_props(node, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: made.name})
-    return Projection(Sequence(source, 0, item.direction), formal, node)
+    return Projection(Slices(source, 0, item.reversed_), formal, node)
 
 
 _Found = tuple[str, str, list[str], list[onnx.AttributeProto]]

@@ -36,13 +36,13 @@ def pair_tables(analysis: Analysis) -> list[Group]:
                 ("in total", "right"),
             ]
         )
-        for item in sorted(pair.stored, key=lambda row: -row.nbytes):
+        for item in sorted(pair.stored, key=lambda row: -(row.step_bytes() or 0)):
             table.add_row(
                 escape(item.name),
                 escape(item.tensor),
                 "×".join(map(str, item.shape)),
-                format_bytes(item.nbytes),
-                format_bytes(pair.steps * item.nbytes),
+                format_bytes(item.step_bytes() or 0),
+                format_bytes(pair.steps * (item.step_bytes() or 0)),
             )
         found.append(titled(title, table))
     return found

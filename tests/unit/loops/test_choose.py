@@ -17,8 +17,7 @@ from memplan.api.analyze import analyze
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
 from memplan.loops.cell import trace
-from memplan.loops.choose import named
-from memplan.loops.front import choice_of, front
+from memplan.loops.choose import choice_of, front, named
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.units import parse_size
 
@@ -30,7 +29,7 @@ def test_what_a_pair_stores() -> None:
     """The gate outputs, both states before the step, and tanh(c), which is the state h as well:
     so h before the step is read from the same tensor, shifted."""
     (pair,) = pairs_of(cell())
-    found = {item.tensor: (item.name, item.nbytes) for item in pair.stored}
+    found = {item.tensor: (item.name, item.step_bytes()) for item in pair.stored}
     assert pair.steps == 5
     assert {name: nbytes for name, (_, nbytes) in found.items()} == {
         "h": ONE,

@@ -19,7 +19,7 @@ from memplan.autodiff.emit.operations import INT64
 from memplan.autodiff.emit.value import Value
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import TensorType
 
 RATE, STEP = "lr", "step"

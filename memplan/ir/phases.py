@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
+from memplan.proto.metadata import PHASE_KEY
 
-KEY = "memplan.phase"
 _FLOATS = frozenset({1, 10, 11, 16})
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # An output that belongs to an input of nearly the same name: its gradient or its new value.
@@ -150,7 +150,7 @@ class _Finder:
         return Phases(of, loss, frozenset(parameters), frozenset(state))
 
     def _told(self, node: int) -> Phase | None:
-        text = self.graph.metadata[node].get(KEY)
+        text = self.graph.metadata[node].get(PHASE_KEY)
         return Phase(text) if text in set(Phase) else None
 
     def _loss(self) -> int | None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.call import LoopCall, LoopReader, Types
 from memplan.loops.pairs import LoopPair, StoredTensor, pairs_in, stored_bytes
 from memplan.loops.sequences import Makers
 from memplan.proto.loop_node import Slices, read_loop
-from memplan.proto.metadata import FORWARD_KEY, node_metadata
+from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, node_metadata
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants

@@ -13,10 +13,9 @@ from onnx import helper
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.loop_node import Slices
-from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.shapes.tensor_type import TensorType
 
 

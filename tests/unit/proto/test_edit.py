@@ -4,7 +4,14 @@ import time
 
 import onnx
 
-from memplan.proto.edit import copied, live_nodes, remove_unread, rename_reads, replace_nodes
+from memplan.proto.edit import (
+    copied,
+    leave_out,
+    live_nodes,
+    remove_unread,
+    rename_reads,
+    replace_nodes,
+)
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import free_names, names_read, operator_key
 
@@ -76,6 +83,16 @@ def test_what_bodies_read_is_read() -> None:
 
 def test_live_nodes_keep_their_order() -> None:
     assert names(live_nodes(graph(DEAD_TAIL).node, ["c"])) == "a b c"
+
+
+def test_an_absent_last_output_is_not_listed() -> None:
+    node = onnx.helper.make_node("LayerNormalization", ["x", "s"], ["y", "mean", "deviation"])
+    leave_out(node, {"mean"})
+    assert list(node.output) == ["y", "", "deviation"]
+    leave_out(node, {"deviation"})
+    assert list(node.output) == ["y"]
+    leave_out(node, {"y"})
+    assert list(node.output) == [""]
 
 
 def test_nodes_of_the_graph_itself_may_replace_its_nodes() -> None:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
 from memplan.proto.metadata import PHASE_KEY
+from memplan.shapes.tensor_type import FLOATS
 
-_FLOATS = frozenset({1, 10, 11, 16})
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # An output that belongs to an input of nearly the same name: its gradient or its new value.
 _PAIRED_SUFFIXES = (
@@ -100,14 +100,14 @@ def pair_outputs(graph: Graph) -> dict[int, int]:
 
 
 def _is_scalar_float(tensor: Tensor) -> bool:
-    return tensor.dtype in _FLOATS and math.prod(tensor.shape) == 1
+    return tensor.dtype in FLOATS and math.prod(tensor.shape) == 1
 
 
 def _pair_by_shape(graph: Graph) -> dict[int, int]:
     """For exporters without names: outputs in order take the first float input of equal shape."""
     free: defaultdict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
     for tensor in (graph.tensors[t] for t in graph.inputs):
-        if tensor.dtype in _FLOATS and tensor.shape:
+        if tensor.dtype in FLOATS and tensor.shape:
             free[tensor.dtype, tensor.shape].append(tensor.id)
     pairs: dict[int, int] = {}
     for tensor in (graph.tensors[t] for t in graph.outputs):
@@ -184,7 +184,7 @@ class _Finder:
         found = set()
         for source in self.pairs.values():
             tensor = self.graph.tensors[source]
-            if tensor.dtype in _FLOATS and any(reader in forward for reader in tensor.readers):
+            if tensor.dtype in FLOATS and any(reader in forward for reader in tensor.readers):
                 found.add(source)
         return found or self._weights_by_use()
 
@@ -197,7 +197,7 @@ class _Finder:
             for t in node.inputs[1:]
             if t >= 0
             and self.graph.tensors[t].kind is not TensorKind.COMPUTED
-            and self.graph.tensors[t].dtype in _FLOATS
+            and self.graph.tensors[t].dtype in FLOATS
         }
 
     def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:

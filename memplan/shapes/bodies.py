@@ -15,7 +15,7 @@ from memplan.proto.edit import copied
 from memplan.proto.loop_node import LOOP_FIXED, LoopLayout, layout_of
 from memplan.proto.nodes import free_names
 from memplan.shapes.checks import check_calls
-from memplan.shapes.fold import small_constants
+from memplan.shapes.fold import small_constant
 from memplan.shapes.infer import infer, stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
@@ -143,7 +143,7 @@ def _trips(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> int | 
     if node.op_type == "If":
         return 1
     if node.op_type == "Loop":
-        count = small_constants(model.graph, defaults=True).get(node.input[0])
+        count = small_constant(model.graph, node.input[0])
         if count is None or not np.asarray(count).size:
             return None
         trips = max(int(np.asarray(count).reshape(-1)[0]), 0)

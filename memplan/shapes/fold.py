@@ -80,6 +80,17 @@ def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[s
     return found
 
 
+def small_constant(graph: onnx.GraphProto, name: str) -> Array | None:
+    """The content of one of :func:`small_constants`, defaults of graph inputs among them."""
+    for tensor in graph.initializer:
+        if tensor.name == name:
+            return numpy_helper.to_array(tensor) if has_small_content(tensor) else None
+    for node in graph.node:
+        if is_constant(node) and node.output[0] == name:
+            return _constant_value(node.attribute[0])
+    return None
+
+
 def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
     """What a ``Constant`` holds; None if it is large, elsewhere, sparse or text."""
     if attribute.name == "value":

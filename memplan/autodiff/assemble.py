@@ -80,7 +80,7 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
 def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:
     """The tensor behind each new output → the output's name.
 
-    A backward tensor that is no output yet takes the name; anything else needs a copy.
+    A backward tensor that is not an output yet takes the name; anything else needs a copy.
     """
     found: dict[str, str] = {}
     for name, value in outputs.items():

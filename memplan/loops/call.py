@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from memplan.proto.loop_node import LOOP_FIXED, LoopNode, Slices, read_loop
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopNode, Slices, read_loop
 from memplan.proto.nodes import operator_key
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
 
@@ -22,8 +22,6 @@ Values = Mapping[str, npt.NDArray[np.generic]]
 """Contents of small constants by name."""
 Types = Mapping[str, TensorType]
 """Types of a graph's tensors by name."""
-_MOST_TRIPS = 2**31
-"""Exporters write the largest integer for a loop that only its condition ends."""
 SCAN_SINCE = 9
 """From this opset on a Scan has no batch axis of its own."""
 
@@ -174,7 +172,7 @@ class LoopReader:
             return self.trips[index]
         count = self.values.get(node.input[0]) if node.input else None
         trips = int(count.reshape(-1)[0]) if count is not None and count.size else 0
-        return trips if 0 < trips <= _MOST_TRIPS else 0
+        return trips if 0 < trips <= MOST_TRIPS else 0
 
 
 def _stacked(loop: LoopNode, copies: Mapping[str, str]) -> tuple[tuple[str, Slices], ...]:

@@ -98,7 +98,7 @@ class LoopEditor:
         return [self.body.node.pop(k) for k in sorted(places, reverse=True)][::-1]
 
     def drop_slice(self, inner: str, read: Collection[str]) -> None:
-        """Read a sequence no more. ``read``: outer names that somebody reads."""
+        """Stop reading a sequence. ``read``: outer names that somebody reads."""
         if self.call.is_scan:
             slot = [value.name for value in self.body.input].index(inner)
             del self.body.input[slot]
@@ -112,7 +112,7 @@ class LoopEditor:
         self._drop_state(self.call.root(gather.input[0]), read)
 
     def _drop_state(self, inner: str, read: Collection[str]) -> None:
-        """Loop: hand a sequence on no more that no step reads any longer."""
+        """Loop: stop handing on a sequence that no step reads any more."""
         names = [value.name for value in self.body.input]
         if inner not in names:
             return
@@ -217,7 +217,7 @@ class LoopNames(NameAuthority):
         return self.fresh(stem)
 
 
-# -- what nobody reads any longer ------------------------------------------------------------------
+# -- what nobody reads any more --------------------------------------------------------------------
 
 
 def sweep(graph: onnx.GraphProto, before: onnx.GraphProto) -> None:
@@ -237,7 +237,7 @@ def _read_in(graph: onnx.GraphProto) -> set[str]:
 
 
 def _drop_stacked(node: onnx.NodeProto, unread: Collection[str]) -> bool:
-    """Let a loop stack no more what nobody reads; whether there was such."""
+    """Let a loop stop stacking what nobody reads; whether there was such."""
     body, states = body_of(node), layout_of(node).states
     first = 0 if node.op_type == "Scan" else 1
     slots = [k for k in range(states, len(node.output)) if node.output[k] in unread]

@@ -1,4 +1,7 @@
-"""A graph in which a backward loop makes again what the forward loop then need not store."""
+"""A graph in which a backward loop recomputes what the forward loop then need not store.
+
+States are read as the steps find them: a tensor that holds them shifted by one step is found in the
+graph or added to it (:class:`Shifts`)."""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from onnx import helper, numpy_helper
 
 from memplan.ir.graph import Phase
 from memplan.loops.call import LoopCall, State
-from memplan.loops.cell import Kept
+from memplan.loops.cell import CellPlan
 from memplan.loops.edit import LoopEditor, LoopNames, sweep, sweep_body
 from memplan.loops.sequences import Shift, shifted_state
-from memplan.loops.step import Step
+from memplan.loops.step import PairStep
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices, body_of
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
@@ -29,11 +32,11 @@ _INVENTED = "unk__"
 
 
 def store_less(
-    model: onnx.ModelProto, steps: Collection[tuple[Step, Kept]], symbolic: bool
+    model: onnx.ModelProto, steps: Collection[tuple[PairStep, CellPlan]], symbolic: bool
 ) -> onnx.ModelProto:
-    """A copy of ``model`` that keeps of every pair's steps what is ``Kept``, and no more.
+    """A copy of ``model`` that keeps of every pair's steps what is ``CellPlan``, and no more.
 
-    Operators that run again stand first in the backward body, in forward order.
+    Recomputed operators stand first in the backward body, in forward order.
 
     Args:
         model: the model that the pairs were found in.
@@ -66,7 +69,12 @@ class _Rewriter:
     """Works on one pair."""
 
     def __init__(
-        self, model: onnx.ModelProto, step: Step, kept: Kept, names: LoopNames, symbolic: bool
+        self,
+        model: onnx.ModelProto,
+        step: PairStep,
+        kept: CellPlan,
+        names: LoopNames,
+        symbolic: bool,
     ) -> None:
         self.model, self.step, self.kept, self.names = model, step, kept, names
         self.symbolic = symbolic
@@ -77,33 +85,35 @@ class _Rewriter:
         self.backward = LoopEditor(nodes[pair.backward.node.name], pair.backward, pair.steps)
         self.shifts = Shifts(model, nodes[pair.backward.node.name], names)
         self.node_names = NameAuthority(node.name for node in self.backward.body.node)
-        self.given: dict[str, str] = {}
+        self.backward_names: dict[str, str] = {}
         """Names of the forward body → names in the backward body."""
 
     def run(self) -> None:
         """Change both bodies."""
         pair, kept = self.step.pair, self.kept
         wanted = {*kept.stored, *kept.used}
-        made = {name for node in kept.again for name in node.output if name}
-        head: list[onnx.NodeProto] = []
+        recomputed = {name for node in kept.recomputed for name in node.output if name}
+        leading: list[onnx.NodeProto] = []
         for inner, tensor in pair.reads.items():
-            if tensor in wanted and tensor not in self.given:
-                self.given[tensor] = inner
-                head += self.backward.lifted(inner)
-            elif tensor in made and tensor not in self.given:
+            if tensor in wanted and tensor not in self.backward_names:
+                self.backward_names[tensor] = inner
+                leading += self.backward.lifted(inner)
+            elif tensor in recomputed and tensor not in self.backward_names:
                 self.backward.drop_slice(inner, self._outputs_read())
-                self.given[tensor] = inner
-            elif tensor in made:  # a second slice of the same
+                self.backward_names[tensor] = inner
+            elif tensor in recomputed:  # a second slice of the same
                 self.backward.drop_slice(inner, self._outputs_read())
-                head.append(
-                    self._noted(helper.make_node("Identity", [self.given[tensor]], [inner]))
+                leading.append(
+                    self._noted(
+                        helper.make_node("Identity", [self.backward_names[tensor]], [inner])
+                    )
                 )
-        aliases = [node for node in head if node.op_type == "Identity"]
-        head = [node for node in head if node.op_type != "Identity"]
-        for tensor in sorted(wanted - self.given.keys()):
-            head += self._new_slice(tensor)
-        head += [self._clone(node) for node in kept.again]
-        self.backward.put_first([*head, *aliases])
+        aliases = [node for node in leading if node.op_type == "Identity"]
+        leading = [node for node in leading if node.op_type != "Identity"]
+        for tensor in sorted(wanted - self.backward_names.keys()):
+            leading += self._new_slice(tensor)
+        leading += [self._clone(node) for node in kept.recomputed]
+        self.backward.put_first([*leading, *aliases])
         sweep_body(self.backward.body)
 
     def _outputs_read(self) -> set[str]:
@@ -114,7 +124,7 @@ class _Rewriter:
 
     def _new_slice(self, tensor: str) -> list[onnx.NodeProto]:
         """Let the backward loop read a tensor of the forward body at its step."""
-        self.given[tensor] = name = self.names.inner(tensor, body_of(self.backward.node))
+        self.backward_names[tensor] = name = self.names.inner(tensor, body_of(self.backward.node))
         if tensor == self.call.counter:
             return self.backward.mirrored_counter(self.names, name)
         found = self._home(tensor)
@@ -143,7 +153,7 @@ class _Rewriter:
         shape = [None if self.symbolic else dim for dim in found.shape or ()]
         return helper.make_tensor_type_proto(found.dtype, shape)
 
-    # -- nodes that run again --------------------------------------------------------------------
+    # -- recomputed nodes ------------------------------------------------------------------------
 
     def _clone(self, node: onnx.NodeProto) -> onnx.NodeProto:
         clone = copied(node)
@@ -153,21 +163,21 @@ class _Rewriter:
                 clone.input[slot] = self._visible(name)
         for slot, name in enumerate(clone.output):
             if name:
-                if name not in self.given:
-                    self.given[name] = self.names.inner(name, body_of(self.backward.node))
-                clone.output[slot] = self.given[name]
+                if name not in self.backward_names:
+                    self.backward_names[name] = self.names.inner(name, body_of(self.backward.node))
+                clone.output[slot] = self.backward_names[name]
         return self._noted(clone, node.name)
 
     def _visible(self, name: str) -> str:
         """What the backward body calls a tensor of the forward body."""
-        if name in self.given:
-            return self.given[name]
+        if name in self.backward_names:
+            return self.backward_names[name]
         if name in self.call.invariants:
             return self.call.invariants[name]
         for tensor in self.call.body.initializer:
             if tensor.name == name:
                 body = body_of(self.backward.node)
-                self.given[name] = fresh = self.names.inner(name, body)
+                self.backward_names[name] = fresh = self.names.inner(name, body)
                 body.initializer.append(tensor)
                 body.initializer[-1].name = fresh
                 return fresh

@@ -1,4 +1,5 @@
-"""What a tensor of the graph holds slice by slice: seen through copies, reversals and shifts.
+"""What a tensor of the graph holds slice by slice: seen through copies, reversals and shifts, or as
+a product of which a step can compute its slice.
 
 The *shift* of a state by a step, its values before every step, is ``Concat`` of its initial value
 and all but the last of its values behind the steps. :class:`Shift` says how it is written, for
@@ -7,12 +8,13 @@ those who recognise one and those who build one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from memplan.loops.call import LoopCall, State, Values
 from memplan.proto.loop_node import Slices
@@ -143,3 +145,57 @@ def _with_axis(name: str, initial: str, shift: Shift, makers: Makers, values: Va
         and len(maker.input) > 1
         and _integers(values, maker.input[1]) == shift.axes
     )
+
+
+# -- products before a loop ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A sequence that is the product of a sequence ``source`` and weights: a slice of the one and
+    ``weights`` (a matrix, for Gemm a bias too) give the slice of the other."""
+
+    product: onnx.NodeProto
+    source: str
+    weights: Sequence[str]
+
+    def step_node(self, formal: str, inner: str, name: str) -> onnx.NodeProto:
+        """The node ``name`` that makes the slice ``inner`` of a slice ``formal`` of the source."""
+        node = helper.make_node(self.product.op_type, [formal, *self.weights], [inner], name=name)
+        node.attribute.extend(self.product.attribute)
+        return node
+
+
+def projection_of(
+    maker: onnx.NodeProto,
+    makers: Callable[[str], onnx.NodeProto | None],
+    shape: Callable[[str], tuple[Dim, ...] | None],
+) -> Projection | None:
+    """How ``maker`` makes a sequence as a product along axis 0; None if it does not.
+
+    That is ``MatMul(X, W)``, or ``Reshape(Gemm(Reshape(X), W, b))`` as LSTM, GRU and RNN are
+    written out, of X and the result with three axes and the same first two.
+
+    Args:
+        maker: the node that makes the sequence.
+        makers: gives the node that makes a tensor.
+        shape: gives the shape of a tensor, None where it is not known.
+    """
+    product, source, weights = maker, maker.input[0], list(maker.input[1:])
+    if maker.op_type == "Reshape":
+        flat = makers(maker.input[0])
+        before = makers(flat.input[0]) if flat is not None and flat.op_type == "Gemm" else None
+        if flat is None or before is None or before.op_type != "Reshape":
+            return None
+        if any(item.name == "transA" and item.i for item in flat.attribute):
+            return None
+        product, source, weights = flat, before.input[0], list(flat.input[1:])
+    elif maker.op_type != "MatMul":
+        return None
+    whole, given = shape(maker.output[0]), shape(source)
+    if whole is None or given is None or {len(whole), len(given)} != {3} or whole[:2] != given[:2]:
+        return None
+    ranks = [None if (found := shape(name)) is None else len(found) for name in weights]
+    if ranks not in ([2], [2, 0], [2, 1]):
+        return None
+    return Projection(product, source, weights)

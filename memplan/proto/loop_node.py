@@ -16,7 +16,7 @@ body outputs states, slices                             condition, states, slice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -26,6 +26,9 @@ from memplan.errors import ModelError
 
 LOOP_FIXED = 2
 """A Loop's trip count and condition, before its states; in the body, the iteration number."""
+
+MOST_TRIPS = 2**31
+"""Exporters write the largest integer for a loop that only its condition ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +217,17 @@ def read_loop(node: onnx.NodeProto, rank: Callable[[str], int] = _unknown) -> Lo
             for k, name in enumerate(outputs[layout.states :])
         ),
     )
+
+
+def scan_attributes(
+    body: onnx.GraphProto, inputs: Sequence[Slices], outputs: Sequence[Slices]
+) -> dict[str, object]:
+    """The attributes of a Scan with this body; lists that are all 0 are left out."""
+    lists = {
+        "scan_input_axes": [item.axis for item in inputs],
+        "scan_input_directions": [int(item.reversed_) for item in inputs],
+        "scan_output_axes": [item.axis for item in outputs],
+        "scan_output_directions": [int(item.reversed_) for item in outputs],
+    }
+    kept = {name: numbers for name, numbers in lists.items() if any(numbers)}
+    return {"body": body, "num_scan_inputs": len(inputs), **kept}

@@ -12,14 +12,12 @@ import numpy as np
 import onnx
 
 from memplan.proto.edit import copied
-from memplan.proto.loop_node import LOOP_FIXED, LoopLayout, layout_of
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
 from memplan.proto.nodes import free_names
 from memplan.shapes.checks import check_calls
 from memplan.shapes.fold import small_constant
 from memplan.shapes.infer import infer, stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
-
-_MOST_TRIPS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +145,7 @@ def _trips(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> int | 
         if count is None or not np.asarray(count).size:
             return None
         trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
-        # Exporters write the largest integer for a loop that only its condition ends.
-        return trips if trips <= _MOST_TRIPS else None
+        return trips if trips <= MOST_TRIPS else None
     layout = layout_of(node)
     if node.op_type == "Scan" and layout.sequences:
         last = types.get(node.input[-1])

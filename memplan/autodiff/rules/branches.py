@@ -23,6 +23,7 @@ from memplan.autodiff.bodies import (
 )
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import expand_all
@@ -111,7 +112,9 @@ class _Branch:
             for target in targets:
                 grad = self.found.get(target.name)
                 self.writer.output(
-                    self.emitter.full_like(self.writer.captured(target)) if grad is None else grad
+                    Operations(self.emitter).full_like(self.writer.captured(target))
+                    if grad is None
+                    else grad
                 )
 
     def kept(self) -> list[str]:

@@ -14,9 +14,7 @@ from memplan.autodiff.emit.registry import expansion
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.proto.edit import copied
-from memplan.proto.loop_node import LOOP_FIXED, body_of
-
-_MOST_TRIPS = 2**31
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, body_of
 
 
 @expansion("Loop")
@@ -57,7 +55,7 @@ def _trips(ctx: Context, body: onnx.GraphProto) -> int:
     started = going is None or (start is not None and bool(start.reshape(-1)[0]))
     fixed = started and _stays_true(body)
     trips = int(known.reshape(-1)[0]) if known is not None else 0
-    if not fixed or not 0 < trips < _MOST_TRIPS:
+    if not fixed or not 0 < trips < MOST_TRIPS:
         raise ModelError(
             f"Loop '{ctx.node.name}' runs as often as data decides: its gradient would have to "
             "keep an unknown number of steps",

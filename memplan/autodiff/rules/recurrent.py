@@ -17,10 +17,10 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.registry import expansion
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.scan.call import scan_attributes, slice_type
-from memplan.autodiff.scan.cells import Cell, Gru, Lstm, Rnn, Weights, activations
+from memplan.autodiff.scan.call import slice_type
+from memplan.autodiff.scan.cells import Gru, Lstm, RecurrentCell, Rnn, Weights, activations
 from memplan.errors import ModelError
-from memplan.proto.loop_node import Slices
+from memplan.proto.loop_node import Slices, scan_attributes
 from memplan.shapes.tensor_type import TensorType
 
 
@@ -46,7 +46,12 @@ class _Expansion:
     """An operator of this family, written out."""
 
     def __init__(
-        self, ctx: Context, cell: type[Cell], gates: int, states: int, defaults: tuple[str, ...]
+        self,
+        ctx: Context,
+        cell: type[RecurrentCell],
+        gates: int,
+        states: int,
+        defaults: tuple[str, ...],
     ) -> None:
         self.ctx = ctx
         self.cell = cell

@@ -16,12 +16,12 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.scan.body import Hoisted, ScanBody
-from memplan.autodiff.scan.call import kept_as, rank_in, scan_attributes, slice_type, stacked_as
-from memplan.autodiff.scan.projections import Projection, find_projection
-from memplan.autodiff.scan.stash import ScanStash, run_again
-from memplan.loops.cell import Cell, Kept, decide
+from memplan.autodiff.scan.call import kept_as, rank_in, slice_type, stacked_as
+from memplan.autodiff.scan.projections import RecomputedSlice, recomputed_slice
+from memplan.autodiff.scan.stash import ScanStash, recomputed_nodes
+from memplan.loops.cell import Cell, CellPlan, decide
 from memplan.proto.edit import live_nodes
-from memplan.proto.loop_node import Slices, read_loop
+from memplan.proto.loop_node import Slices, read_loop, scan_attributes
 from memplan.proto.nodes import names_read
 
 
@@ -70,8 +70,11 @@ class _ScanGradient:
             self.writer.input(inner, self.body.types[inner], new=False)
             scanned.append(self.stash.sequence(inner))
         stacked = [call.sequences[k].backwards("") for k in step.sliced]
-        again = [*(item.node for item in projections.values()), *run_again(kept, self.outer)]
-        outs = self._emit(again, scanned, stacked)
+        recomputed = [
+            *(item.node for item in projections.values()),
+            *recomputed_nodes(kept, self.outer),
+        ]
+        outs = self._emit(recomputed, scanned, stacked)
         names = [call.initials[k] for k in step.states] + step.captured
         names += [call.sequences[k].name for k in step.sliced]
         result: dict[str, Value | None] = {}
@@ -95,20 +98,20 @@ class _ScanGradient:
             width, count = value.shape[2], value.type.elements
             assert isinstance(width, int)
             rows = count // width if count is not None and width else ""
-            sides.append(self.outer.reshape(value, (rows, width)))
-        return self.outer.gemm(sides[0], sides[1], 1)
+            sides.append(self.ctx.reshape(value, (rows, width)))
+        return self.ctx.gemm(sides[0], sides[1], 1)
 
-    def _projections(self, kept: Kept) -> dict[str, Projection]:
-        """Slices that only a step run again reads, and that are made again, too."""
+    def _projections(self, kept: CellPlan) -> dict[str, RecomputedSlice]:
+        """Slices that only recomputed nodes read, and that are recomputed, too."""
         if self.outer.scan_recompute.text != "all":
             return {}
         names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
         found = {
-            name: find_projection(self.outer, kept_as(self.call, name), name) for name in names
+            name: recomputed_slice(self.outer, kept_as(self.call, name), name) for name in names
         }
         return {name: item for name, item in found.items() if item is not None}
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> CellPlan:
         """What the backward step reads of the forward step, and how it comes by it."""
         nodes = live_nodes(self.body.nodes, [value.name for value in self.writer.outputs])
         made = {name for node in nodes for name in node.output}
@@ -128,7 +131,7 @@ class _ScanGradient:
         return decide(cell, self.outer.scan_recompute)
 
     def _emit(
-        self, again: list[onnx.NodeProto], scanned: list[Slices], stacked: list[Slices]
+        self, recomputed: list[onnx.NodeProto], scanned: list[Slices], stacked: list[Slices]
     ) -> tuple[Value, ...]:
         """The backward Scan; its outputs."""
         ctx, step, call = self.ctx, self.step, self.call
@@ -136,7 +139,7 @@ class _ScanGradient:
         for k in step.states:
             grad = ctx.grads[k] if k < len(ctx.grads) else None
             initial = self.outer.tensor(call.initials[k])
-            inputs.append(self.outer.full_like(initial) if grad is None else grad)
+            inputs.append(ctx.full_like(initial) if grad is None else grad)
         types = [value.type for value in inputs]
         for name in step.captured:
             inputs.append(ctx.base_of(name))
@@ -144,7 +147,7 @@ class _ScanGradient:
         types += [self.outer.tensor(call.sequences[k].name).type for k in step.sliced]
         inputs += [self.outer.tensor(item.name) for item in scanned]
         constants = {tensor.name: tensor for tensor in call.body.initializer}
-        body = self.writer.graph(f"{call.body.name}_grad", constants, again)
+        body = self.writer.graph(f"{call.body.name}_grad", constants, recomputed)
         return self.outer.ops(
             "Scan",
             *inputs,

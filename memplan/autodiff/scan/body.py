@@ -15,6 +15,7 @@ from memplan.autodiff.bodies import (
 )
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for, expand_all
 from memplan.autodiff.forward.patterns import see_patterns
@@ -174,8 +175,8 @@ class ScanBody:
             self.hoisted.append(Hoisted(name, left, right))
             self.captured.remove(name)
             self.sums.remove(total)
-            gone = next(v for v in self.writer.inputs if v.name == total.name)
-            self.writer.inputs.remove(gone)
+            unused = next(v for v in self.writer.inputs if v.name == total.name)
+            self.writer.inputs.remove(unused)
 
     def _aligned(self, sides: list[int | str | None]) -> bool:
         """Whether two sequences have their steps along axis 0, in the same order."""
@@ -205,7 +206,9 @@ class ScanBody:
 
     def _or_zero(self, found: dict[str, Value], name: str) -> Value:
         grad = found.get(name)
-        return self.emitter.full_like(self.emitter.tensor(name)) if grad is None else grad
+        return (
+            Operations(self.emitter).full_like(self.emitter.tensor(name)) if grad is None else grad
+        )
 
     def _added(self, total: Value, grad: Value) -> Value:
         """``total + grad``; a matrix product adds by itself."""

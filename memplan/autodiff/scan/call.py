@@ -1,13 +1,9 @@
-"""Where a forward ``Scan`` has a tensor of its body at all steps, and the attributes of a new one.
+"""Where a forward ``Scan`` has a tensor of its body at all steps.
 
 The node itself is read by :mod:`memplan.proto.loop_node`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-
-import onnx
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.loops.call import copies_in, root_of
@@ -61,17 +57,3 @@ def input_types(call: LoopNode, emitter: Emitter) -> list[TensorType]:
     return [emitter.tensor(name).type for name in call.initials] + [
         slice_type(emitter.tensor(item.name).type, item.axis) for item in call.sequences
     ]
-
-
-def scan_attributes(
-    body: onnx.GraphProto, inputs: Sequence[Slices], outputs: Sequence[Slices]
-) -> dict[str, object]:
-    """The attributes of a Scan; those that are all 0 are left out."""
-    lists = {
-        "scan_input_axes": [item.axis for item in inputs],
-        "scan_input_directions": [int(item.reversed_) for item in inputs],
-        "scan_output_axes": [item.axis for item in outputs],
-        "scan_output_directions": [int(item.reversed_) for item in outputs],
-    }
-    kept = {name: numbers for name, numbers in lists.items() if any(numbers)}
-    return {"body": body, "num_scan_inputs": len(inputs), **kept}

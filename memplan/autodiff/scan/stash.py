@@ -8,9 +8,10 @@ import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.scan.call import kept_as, stacked_as, stacked_type
 from memplan.ir.graph import Phase
-from memplan.loops.cell import Kept
+from memplan.loops.cell import CellPlan
 from memplan.loops.edit import append_stacked, is_own_output, own_output
 from memplan.loops.sequences import Shift
 from memplan.proto.edit import copied
@@ -68,17 +69,18 @@ class ScanStash:
     def _shifted(self, after: Slices, initial: str) -> Slices:
         """The states before all steps, from those behind them: nothing more needs to be kept."""
         whole, shift = self.outer.tensor(after.name), Shift(after)
-        first = self.outer.unsqueeze(self.outer.tensor(initial), shift.axes)
-        others = self.outer.slice(whole, *shift.bounds, shift.axes)
+        build = Operations(self.outer)
+        first = build.unsqueeze(self.outer.tensor(initial), shift.axes)
+        others = build.slice(whole, *shift.bounds, shift.axes)
         parts = shift.parts(first, others)
-        found = self.outer.op("Concat", *parts, axis=after.axis, result=whole.type)
+        found = build.op("Concat", *parts, axis=after.axis, result=whole.type)
         return Slices(found.name, after.axis, after.reversed_)
 
 
-def run_again(kept: Kept, outer: Emitter) -> list[onnx.NodeProto]:
-    """The nodes that run again, as nodes of the backward step."""
+def recomputed_nodes(kept: CellPlan, outer: Emitter) -> list[onnx.NodeProto]:
+    """What a plan recomputes, as nodes of the backward step."""
     clones = []
-    for node in kept.again:
+    for node in kept.recomputed:
         clone = copied(node)
         clone.name = outer.fresh(f"{node.name}/recompute")
         helper.set_metadata_props(clone, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: node.name})

@@ -128,7 +128,8 @@ def test_rewrite_command(
     assert "nodes recomputed and inside loops" in " ".join(found.stdout.split())
     assert "rnn/forward/c/kept, 4,096 B per step × 6" in " ".join(found.stdout.split())
     text = " ".join(run("analyze", "step.onnx", "--dim", "N=64").stdout.split())
-    assert "rnn/forward/candidate/Tanh, ..., 14,336 B per step × 6 = 86,016 B" in text
+    assert "rnn/forward/candidate/Tanh 64×8 2.00 KiB" in text
+    assert "read behind the loop: 14.0 KiB a step × 6 = 84.0 KiB" in text
     found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
     assert found.returncode == 2
     assert "not named: rnn/forward/gates/Split/1" in found.stderr

@@ -18,7 +18,7 @@ from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import TensorType
 from memplan.strategies.spec import build, did_you_mean, split_spec
 

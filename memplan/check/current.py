@@ -10,7 +10,7 @@ from memplan.api.analyze import ACCOUNTING_VERSION, Analysis, analyze_open
 from memplan.check.lock import Binding, LockEntry, TopTensors
 from memplan.errors import ModelError
 from memplan.proto.read import read_model
-from memplan.shapes.infer import symbolic_dims
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import on_devices, opened
 from memplan.simulate.session import session_kind

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ir.build import tensor_bytes
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.proto.elements import tensor_bytes
 from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.maxflow import Run, cut

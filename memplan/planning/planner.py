@@ -104,8 +104,9 @@ def prepare(request: PlanRequest) -> Prepared:
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
+    timeline = simulate(request.graph, request.session)
     encoded = encode(
-        extended, request.session, costs, request.keep, request.forward, request.differentiated
+        extended, timeline, costs, request.keep, request.forward, request.differentiated
     )
     reserved = 0
     if request.outputs_reserved:
@@ -114,7 +115,7 @@ def prepare(request: PlanRequest) -> Prepared:
         request,
         extended,
         encoded,
-        structural_floor(request.graph, simulate(request.graph, request.session)),
+        structural_floor(request.graph, timeline),
         resident_bytes(extended.graph),
         reserved,
     )

@@ -75,8 +75,8 @@ class Named(KeepSet):
 
 @dataclass(frozen=True, slots=True)
 class Collection(KeepSet):
-    """Tensors that the author marked in the file stay (:mod:`memplan.proto.marks`), and those that
-    ``--keep`` names."""
+    """Tensors that the author marked in the file stay (:mod:`memplan.proto.metadata`), and those
+    that ``--keep`` names."""
 
     name: ClassVar[str] = "collection"
     summary: ClassVar[str] = "keep the tensors marked in the file or named by --keep"

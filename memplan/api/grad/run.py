@@ -17,11 +17,10 @@ from memplan.autodiff.optimizers import parse_optimizer
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.layers import ScanLayer, scan_layers
+from memplan.proto.checks import find_fault
 from memplan.proto.external import check_reachable, repoint_external_data
-from memplan.proto.faults import find_fault
-from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.proto.metadata import PHASE_KEY, node_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import inline_functions, name_nodes

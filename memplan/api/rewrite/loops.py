@@ -21,7 +21,7 @@ from memplan.loops.step import PairStep, read_step
 from memplan.passes.manager import PassStep
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
-from memplan.shapes.infer import symbolic_dims
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind

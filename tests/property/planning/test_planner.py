@@ -41,7 +41,8 @@ def encoded_model(proto: onnx.ModelProto) -> tuple[OpenModel, Extended, Encoded]
     """A model with its graph, extended and encoded; every node costs a second."""
     model = open_text(proto)
     extended = extend(model.graph, {}, "cpu")
-    return model, extended, encode(extended, TUNED, [1.0] * len(extended.graph.nodes))
+    timeline = simulate(model.graph, TUNED)
+    return model, extended, encode(extended, timeline, [1.0] * len(extended.graph.nodes))
 
 
 def without_unread_statistics(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.plain.encode import plain_session, seen_as
@@ -31,6 +30,7 @@ from memplan.plain.fences import (
     read_instead,
 )
 from memplan.plain.veils import Veil, all_veils, fewest_veils, visible_with
+from memplan.planning.verify import Rejected
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
 from memplan.shapes.bodies import body_models
@@ -185,7 +185,7 @@ def finish(
         needed: names of nodes that keep their pins.
 
     Raises:
-        MemplanError: search and simulation disagree. That is our bug.
+        Rejected: search and simulation disagree. That is our bug.
     """
     budget = limits.without(draft.resident)
     start = time.monotonic()
@@ -231,10 +231,8 @@ def _check(timeline: Timeline, later: LaterRuns, expected: Peaks) -> None:
         later.peak_with_workspace_bytes - resident,
     )
     if found != tuple(expected):
-        raise MemplanError(
-            f"the plan was rejected: search and simulator disagree on the plain session: "
-            f"{tuple(expected)} and {found} B",
-            "nothing was written; please report this with the model",
+        raise Rejected(
+            f"search and simulator disagree on the plain session: {tuple(expected)} and {found} B"
         )
 
 

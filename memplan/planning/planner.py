@@ -18,7 +18,7 @@ from memplan.planning.rebuild_rules import Extended, extend
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
-from memplan.solver.problem import Decision, Problem
+from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.checked import checked
 from memplan.units import format_bytes
@@ -103,7 +103,7 @@ def make_plan(
     Raises:
         InfeasibleError: the budget is below the floor, or no sequence was found.
         UsageError: the strategy cannot work on this graph.
-        MemplanError: the strategy fails, or answers with what is no sequence of the problem.
+        MemplanError: the strategy fails, or answers with what is not a sequence of the problem.
     """
     # numba is slow to import: only when there is something to plan.
     from memplan.solver.search.anytime import warm_up
@@ -121,8 +121,45 @@ def make_plan(
         if getattr(strategy, "ignores_budget", False):
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision)
+    outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=getattr(strategy, "clone_tags", {}))
+
+
+def without_unread(problem: Problem, decision: Decision) -> Decision:
+    """The decision without recomputations that nobody reads, where the budget holds without them.
+
+    A search that is stopped early may leave some. Those that the user asked for stay.
+    """
+    from memplan.solver.evaluate import decide
+
+    sequence = decision.sequence
+    while len(unread := _unread(problem, sequence)):
+        sequence = np.delete(sequence, unread)
+    if len(sequence) == len(decision.sequence):
+        return decision
+    pruned = decide(problem, sequence)
+    return pruned if pruned.feasible else decision
+
+
+def _unread(problem: Problem, sequence: Ints) -> list[int]:
+    """Positions of recomputations none of whose outputs is read before it is made anew."""
+    arrays = problem.arrays
+    originals = {int(node) for node in problem.order}
+    made_at: dict[int, int] = {}
+    idle: set[int] = set()
+    for position, node in enumerate(sequence.tolist()):
+        for tensor in arrays.reads[arrays.read_start[node] : arrays.read_start[node + 1]].tolist():
+            idle.discard(made_at.get(tensor, NONE))
+        if node in originals:
+            originals.discard(node)
+        elif not problem.protected[node]:
+            idle.add(position)
+        for tensor in arrays.writes[
+            arrays.write_start[node] : arrays.write_start[node + 1]
+        ].tolist():
+            made_at[tensor] = position
+    return sorted(idle)
 
 
 def as_plan(

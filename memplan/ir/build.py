@@ -108,7 +108,7 @@ def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
         graph = replace(
             build_graph(info.model, info.types, partial(expand, in_body=True)), parent_op=parent
         )
-    return Body(info.attribute, graph, info.trips, info.complete)
+    return Body(info.attribute, graph, info.trips)
 
 
 class _Builder:

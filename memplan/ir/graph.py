@@ -115,10 +115,9 @@ class Body:
     """The graph inside a control-flow node.
 
     ``trips`` is how often it runs per execution of the node; None: decided by data at run time.
-    ``shapes_known`` is False when some tensor inside has no static shape.
+    ``graph`` is None when the shape of some tensor inside is not known.
     """
 
     attribute: str
     graph: Graph | None
     trips: int | None
-    shapes_known: bool

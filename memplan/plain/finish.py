@@ -37,7 +37,7 @@ from memplan.shapes.bodies import body_models
 from memplan.shapes.hidden import KEY, hidden_shapes
 from memplan.shapes.infer import ValueType
 from memplan.shapes.visible import with_visibility
-from memplan.simulate.later import LaterRuns, later_runs
+from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks, within

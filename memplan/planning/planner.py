@@ -35,7 +35,7 @@ class PlanRequest:
     those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
-    as beside the block of a memory pattern (:mod:`memplan.simulate.later`).
+    as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`).
     """
 
     graph: Graph
@@ -173,15 +173,12 @@ def as_plan(
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes
-    before = evaluate(problem.arrays, problem.order)
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
     return Plan(
         extended=prepared.extended,
         sequence=tuple(int(node) for node in decision.sequence),
         budget_bytes=resident + max(problem.budget, decision.peak),
-        baseline_peak_bytes=resident + int(before.dynamic.max(initial=0)),
-        baseline_peak_with_workspace_bytes=resident + int(before.total.max(initial=0)),
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
         predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
@@ -193,7 +190,6 @@ def as_plan(
         floor=prepared.floor,
         resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
-        assumptions=(),
     )
 
 

@@ -23,8 +23,8 @@ from memplan.ir.copies import COPY_OPS
 from memplan.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
-from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel, on_devices, open_model
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
 

@@ -17,8 +17,8 @@ from helpers.graphs import open_text
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.options import session_options
-from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 

@@ -25,8 +25,8 @@ from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
 from memplan.shapes.visible import visible_names
-from memplan.simulate.later import later_runs
 from memplan.simulate.opened import open_model
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size

@@ -105,8 +105,6 @@ def plan_of(extended: Extended, sequence: Ints, profile: Profile, floor: Floor) 
         extended=extended,
         sequence=tuple(int(node) for node in sequence),
         budget_bytes=loaded,
-        baseline_peak_bytes=peak,
-        baseline_peak_with_workspace_bytes=loaded,
         predicted_peak_bytes=peak,
         predicted_peak_with_workspace_bytes=loaded,
         extra_cost_fraction=0.0,
@@ -118,7 +116,6 @@ def plan_of(extended: Extended, sequence: Ints, profile: Profile, floor: Floor) 
         floor=floor,
         resident_bytes=0,
         planning_seconds=0.0,
-        assumptions=(),
     )
 
 

@@ -24,7 +24,7 @@ from memplan.solver.strategy import Progress, Strategy
 from memplan.units import format_bytes
 
 SEARCH_SECONDS = 5.0
-"""When the search for the fewest veils and pins ends."""
+"""When the search for the fewest input fences and pins ends."""
 
 _ATTEMPTS = 6
 _LOADS = 4
@@ -134,7 +134,7 @@ def _cost(plan: Plan) -> float:
 
 
 def _finished(draft: Draft, limits: Limits) -> PlainModel:
-    """The model with the fewest fences, veils and pins that the runtime leaves as it is.
+    """The model with the fewest fences and pins that the runtime leaves as it is.
 
     Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
     reader, which makes new patterns), pins on them prevent that.
@@ -175,7 +175,7 @@ def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
 
 
 def _without_shapes(graph: Graph) -> Graph:
-    """The graph behind veils: the runtime neither reuses buffers nor works in place."""
+    """The graph behind input fences: the runtime neither reuses buffers nor works in place."""
     return replace(graph, tensors=tuple(replace(t, static=False) for t in graph.tensors))
 
 

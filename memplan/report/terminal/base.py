@@ -336,7 +336,7 @@ def _refusal_line(result: Rewrite) -> str:
 
 
 def _added_line(plain: PlainModel) -> str:
-    counts = [(plain.fences, "fence"), (plain.veils, "veil"), (plain.pins, "pin")]
+    counts = [(plain.fences, "fence"), (plain.input_fences, "input fence"), (plain.pins, "pin")]
     named = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
     more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
     return (

@@ -85,7 +85,7 @@ def check(model: OpenModel, rewritten: onnx.ModelProto, timeline: Timeline) -> N
         feeds = synthesize(model.graph) | {"c": np.array(taken)}
         reference, _ = run(model.prepared.proto, feeds)
         outputs, result = run(rewritten, feeds)
-        peaks.append(result["measured_dynamic_bytes"])
+        peaks.append(result.dynamic_bytes)
         assert [a.tobytes() for a in reference] == [b.tobytes() for b in outputs]
     assert max(peaks) == timeline.dynamic_peak_bytes
 

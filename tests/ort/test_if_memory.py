@@ -6,7 +6,6 @@ those around them, and what is in use before the first is taken for what was the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,12 @@ import onnxruntime as ort
 import pytest
 
 from helpers.graphs import open_text
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
-from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -59,24 +59,24 @@ def options_of(kind: SessionKind) -> Any:
     return options
 
 
-def measured(model: OpenModel, kind: SessionKind, taken: bool) -> Mapping[str, Any]:
+def measured(model: OpenModel, kind: SessionKind, taken: bool) -> ProfiledRuns:
     """Two profiled runs with the condition ``c``."""
     feeds = synthesize(model.graph) | {"c": np.array(taken)}
-    request = {"provider": "cpu", "model": model.prepared.proto.SerializeToString(), "threads": 1}
-    return profiled_run(request, feeds, options_of(kind), lambda _: None)
+    content = model.prepared.proto.SerializeToString()
+    return profiled_runs(content, RunRequest(threads=1), feeds, options_of(kind))
 
 
-def steps(timeline: Timeline, found: Mapping[str, Any]) -> list[int]:
+def steps(timeline: Timeline, found: ProfiledRuns) -> list[int]:
     """Measured bytes by step; those in bodies count at the node of the main graph."""
     names = {timeline.graph.nodes[n].name: step for step, n in enumerate(timeline.order)}
     result, inside = [0] * len(names), 0
-    for row in found["nodes"]:
-        nbytes = row["bytes"] - found["base_bytes"]
-        if row["name"] not in names:
+    for row in found.nodes:
+        nbytes = row.nbytes - found.base_bytes
+        if row.name not in names:
             inside = max(inside, nbytes)
             continue
-        bodies = timeline.graph.nodes[timeline.order[names[row["name"]]]].op in ("If", "Loop")
-        result[names[row["name"]]] = max(nbytes, inside if bodies else 0)
+        bodies = timeline.graph.nodes[timeline.order[names[row.name]]].op in ("If", "Loop")
+        result[names[row.name]] = max(nbytes, inside if bodies else 0)
     return result
 
 
@@ -87,9 +87,9 @@ def check(text: str, kind: SessionKind) -> Timeline:
     runs = [measured(model, kind, taken) for taken in (True, False)]
     both = [max(pair) for pair in zip(*(steps(timeline, run) for run in runs), strict=True)]
     assert both == timeline.dynamic.tolist()
-    assert max(run["measured_dynamic_bytes"] for run in runs) == timeline.dynamic_peak_bytes
+    assert max(run.dynamic_bytes for run in runs) == timeline.dynamic_peak_bytes
     later = later_runs(timeline).dynamic_peak_bytes if kind.reuse else timeline.dynamic_peak_bytes
-    assert max(run["second_run_dynamic_bytes"] for run in runs) == later
+    assert max(run.second_run_dynamic_bytes for run in runs) == later
     return timeline
 
 
@@ -206,4 +206,4 @@ def test_an_if_in_a_scan(declared: str) -> None:
     model = open_text(text)
     timeline = simulate(model.graph, session_kind("tuned"))
     runs = [measured(model, session_kind("tuned"), taken) for taken in (True, False)]
-    assert max(r["measured_dynamic_bytes"] for r in runs) == timeline.dynamic_peak_bytes
+    assert max(r.dynamic_bytes for r in runs) == timeline.dynamic_peak_bytes

@@ -1,49 +1,17 @@
-"""Where models are, and how tests start the program."""
+"""Fixtures: the installed program, a CUDA runtime without a GPU, and a real GPU."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SAMPLES = ROOT / "sample_models"
-# Larger models that some checkouts have beside them; tests use them when they are there.
-SHARED = Path(os.environ.get("MEMPLAN_SHARED", ROOT.parent / "shared")) / "models"
-DIMS = {
-    "gpt_dynamic": {"N": 24},
-    "gpt_dyn": {"s78": 4},
-    "resnet50_dynbatch_224": {"s14": 32},
-}
-
-
-def sample_models() -> list[Path]:
-    """The models that ship with the project."""
-    return sorted(SAMPLES.glob("*.onnx"))
-
-
-def runnable_models() -> list[Path]:
-    """Sample models and, where present, the shared runnable ones."""
-    return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
-
-
-def load_benchmark(name: str) -> ModuleType:
-    """A module of ``benchmarks/``, which is not installed; memplan stays the installed one."""
-    sys.path.append(str(ROOT))
-    try:
-        return importlib.import_module(f"benchmarks.{name}")
-    finally:
-        sys.path.remove(str(ROOT))
-
-
-Memplan = Callable[..., subprocess.CompletedProcess[str]]
+from helpers import cuda_stub as stub
+from helpers.running import Memplan
 
 
 @pytest.fixture
@@ -72,10 +40,7 @@ def memplan(tmp_path: Path) -> Memplan:
 
 @pytest.fixture(scope="session")
 def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CUDA runtime without a GPU (``tests/gpu/stub.py``), compiled once."""
-    sys.path.append(str(ROOT / "tests" / "gpu"))
-    import stub
-
+    """A CUDA runtime without a GPU (``helpers/cuda_stub.py``), compiled once."""
     missing = stub.missing()
     if missing:
         pytest.skip(f"no CUDA stub without {missing}")

@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import odd_models as odd
 import onnx
 import pytest
-from conftest import SAMPLES, Memplan
-from odd_models import constant, info, saved
 from onnx import helper
-from running import runner
 
+from helpers import odd_models as odd
+from helpers.models import SAMPLES
+from helpers.odd_models import constant, info, saved
+from helpers.running import Memplan, runner
 from memplan.errors import EXIT_ENVIRONMENT, EXIT_INFEASIBLE, EXIT_MODEL, EXIT_USAGE
 
 pytestmark = pytest.mark.e2e

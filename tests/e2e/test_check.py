@@ -11,9 +11,10 @@ from typing import Any
 
 import onnx
 import pytest
-from conftest import SAMPLES, Memplan
 from onnx import helper
 
+from helpers.models import SAMPLES
+from helpers.running import Memplan
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.e2e

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import odd_models as odd
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import SAMPLES, Memplan
-from odd_models import WORKING, feeds_of, info, saved
-from running import runner
 
 import memplan as library
+from helpers import odd_models as odd
+from helpers.models import SAMPLES
+from helpers.odd_models import WORKING, feeds_of, info, saved
+from helpers.running import Memplan, runner
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.units import parse_size
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import SAMPLES, Memplan
 
+from helpers.models import SAMPLES
+from helpers.running import Memplan
 from memplan.runtime.gpu import find_gpu
 
 pytestmark = pytest.mark.e2e

@@ -11,10 +11,10 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
-from conftest import SAMPLES, Memplan
-from running import runner
 
 import memplan as library
+from helpers.models import SAMPLES
+from helpers.running import Memplan, runner
 from memplan.proto.metadata import node_metadata
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.opened import open_model

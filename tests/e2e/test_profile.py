@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import odd_models as odd
 import pytest
-from conftest import SAMPLES, Memplan
-from odd_models import WORKING, saved
-from running import runner
 
 import memplan as library
+from helpers import odd_models as odd
+from helpers.models import SAMPLES
+from helpers.odd_models import WORKING, saved
+from helpers.running import Memplan, runner
 from memplan.api.profile import ProfileOptions
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import EXIT_MODEL, EXIT_USAGE

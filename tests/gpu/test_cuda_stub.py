@@ -16,8 +16,8 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
-from conftest import DIMS, SAMPLES, SHARED
 
+from helpers.models import DIMS, ROOT, SAMPLES, SHARED
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.copies import COPY_OPS
 from memplan.plain.as_loaded import as_loaded
@@ -204,7 +204,7 @@ def test_device_tells_a_stub_by_its_results(cuda_stub: Path) -> None:
 
 
 def test_every_probed_operator_is_placed_as_the_runtime_does(cuda_stub: Path) -> None:
-    script = Path(__file__).with_name("placed_cases.py")
+    script = ROOT / "tests" / "helpers" / "placed_cases.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

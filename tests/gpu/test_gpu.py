@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import SAMPLES
 
+from helpers.models import SAMPLES
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.api.validate.run import ValidateOptions, validate
 from memplan.runtime.device import describe_device

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import SHARED
-from graphs import parse
 
 import memplan
+from helpers.graphs import parse
+from helpers.models import SHARED
 from memplan.api.analyze import analyze_open
 from memplan.ir.graph import Phase
 from memplan.runtime.child import profiled_run

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from gradients import runtime
 
 import memplan
+from helpers.gradients import runtime
 
 torch: Any = pytest.importorskip("torch")
 nn: Any = torch.nn

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 import pytest
-from gradients import reference, runtime
+
+from helpers.gradients import reference, runtime
 
 torch: Any = pytest.importorskip("torch")
 nets: Any = pytest.importorskip("torch_nets")

@@ -8,11 +8,11 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import DIMS, runnable_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_graphs import models
 
+from helpers.models import DIMS, runnable_models
+from helpers.random_graphs import models
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs

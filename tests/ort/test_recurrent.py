@@ -6,9 +6,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import load_benchmark
 
 import memplan
+from helpers.models import load_benchmark
 from memplan.api.validate.run import ValidateOptions, validate
 
 pytestmark = pytest.mark.ort

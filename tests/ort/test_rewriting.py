@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from conftest import DIMS, runnable_models
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_graphs import models
 
+from helpers.models import DIMS, runnable_models
+from helpers.plans import TUNED, estimate, run
+from helpers.random_graphs import models
 from memplan.errors import InfeasibleError
-from memplan.ir.graph import Graph
-from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.verify import ensure
-from memplan.runtime.child import profiled_run
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import RunRequest, measure, saved_inputs
-from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, open_model, opened
-from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.ort
 
-TUNED = session_kind("tuned")
 SHARES = (0.8, 0.6, 0.4)
-
-
-def estimate(graph: Graph) -> list[float]:
-    return node_costs(graph, DEVICES["cpu"], "cpu")
 
 
 def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
@@ -111,11 +100,3 @@ def test_random_graphs(model: onnx.ModelProto, share: float) -> None:
     assert timeline.resident_bytes + max(steps) <= plan.budget_bytes
     for a, b in zip(reference, outputs, strict=True):
         assert a.tobytes() == b.tobytes()
-
-
-def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
-    kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    options = session_options("tuned")
-    result = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
-    return kept, result

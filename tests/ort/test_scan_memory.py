@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from graphs import TUNED, open_text
 
+from helpers.graphs import TUNED, open_text
 from memplan.runtime.child import profiled_run
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.options import session_options

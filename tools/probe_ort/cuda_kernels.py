@@ -2,7 +2,7 @@
 
     python tools/probe_ort/cuda_kernels.py --out memplan/ops/tables/cuda_kernels.json
 
-Asks the real provider, on a machine without a GPU: the CUDA runtime is the stub of ``tests/gpu``.
+Asks the real provider, on a machine without a GPU: the CUDA runtime is the stub of tests/helpers.
 Types come from the provider's own registry. Host tensors are seen in what a session makes of a
 one-op model: a kernel that wants an input on the host gets a MemcpyToHost in front of it, and what
 reads an output that lies on the host is moved to the CPU.

@@ -1,4 +1,4 @@
-"""Alias, in-place outputs and scratch of CUDA kernels, measured over the stub of ``tests/gpu``.
+"""Alias, in-place outputs and scratch of CUDA kernels, measured over ``tests/helpers/cuda_stub.c``.
 
     python tools/probe_ort/cuda_memory.py --out memplan/ops/tables/cuda.json
 

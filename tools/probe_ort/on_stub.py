@@ -26,7 +26,7 @@ def run_on_stub(script: str, summary: str, probe: Callable[[Path], None]) -> int
         probe(options.out)
         return 0
     sys.path.insert(0, str(ROOT))
-    from tests.gpu import stub
+    from tests.helpers import cuda_stub as stub
 
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "LD_LIBRARY_PATH": str(stub.build(Path(folder)))}

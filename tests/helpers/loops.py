@@ -1,0 +1,154 @@
+"""Training graphs with pairs of loops, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import helper
+
+from helpers.graphs import TUNED
+from memplan.autodiff.build import Request, build_gradients
+from memplan.loops.choose import named
+from memplan.loops.pairs import RecurrentPair, find_pairs
+from memplan.loops.rewrite import store_less
+from memplan.loops.step import Step, read_step
+from memplan.ops.cost import device_for
+from memplan.planning.costs import NodeCosts
+from memplan.runtime.child import profiled_run
+from memplan.runtime.options import session_options
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.timeline import simulate
+
+COSTS = NodeCosts("estimate", device_for("cpu"), "cpu")
+
+# h is kept by an output; c by nobody. The gate reads both states, the Split has three outputs.
+CELL = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    cell (float[T,N,4] x, float[N,4] h0, float[N,4] c0, float[4,12] w, float[4,12] r)
+        => (float[N,4] h_last, float[N,4] c_last, float[T,N,4] all)
+    {
+        [loop] h_last, c_last, all = Scan<num_scan_inputs = 1, body = step
+            (float[N,4] h, float[N,4] c, float[N,4] xt)
+                => (float[N,4] next, float[N,4] after, float[N,4] out)
+            {
+                [in] a = MatMul(xt, w)
+                [rec] b = MatMul(h, r)
+                [sum] s = Add(a, b)
+                [split] i, f, g = Split<axis = -1, num_outputs = 3>(s)
+                [si] ii = Sigmoid(i)
+                [sf] ff = Sigmoid(f)
+                [tg] gg = Tanh(g)
+                [fc] fc = Mul(ff, c)
+                [ig] ig = Mul(ii, gg)
+                [after] after = Add(fc, ig)
+                [next] next = Tanh(after)
+                [out] out = Identity(next)
+            }>(h0, c0, x)
+    }"""
+
+
+def parsed(text: str, **sizes: int) -> onnx.ModelProto:
+    """The model in a text, with sizes put in for names."""
+    for name, size in sizes.items():
+        text = text.replace(f"[{name},", f"[{size},").replace(f",{name},", f",{size},")
+    return onnx.parser.parse_model(text)
+
+
+def trained(model: onnx.ModelProto) -> OpenModel:
+    """The training graph: gradients of all outputs, which are given, by all float inputs."""
+    names = [value.name for value in model.graph.output]
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    xs = [v.name for v in model.graph.input if v.type.tensor_type.elem_type in floats]
+    made = build_gradients(model, Request(tuple(names), tuple(xs), tuple(f"d_{n}" for n in names)))
+    return opened(prepare(made, Path("test.onnx"), {}))
+
+
+def cell(steps: int = 5, batch: int = 3) -> OpenModel:
+    """The training graph of ``CELL``."""
+    return trained(parsed(CELL, T=steps, N=batch))
+
+
+def layer(op: str, steps: int, batch: int, width: int, hidden: int, layers: int = 1) -> OpenModel:
+    """The training graph of recurrent layers: LSTM, GRU or RNN."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    nodes, inputs = [], [helper.make_tensor_value_info("x", 1, [steps, batch, width])]
+    source = "x"
+    for k in range(layers):
+        for name, shape in (
+            (f"w{k}", [1, gates * hidden, width if k == 0 else hidden]),
+            (f"r{k}", [1, gates * hidden, hidden]),
+            (f"b{k}", [1, 2 * gates * hidden]),
+        ):
+            inputs.append(helper.make_tensor_value_info(name, 1, shape))
+        nodes.append(
+            helper.make_node(
+                op,
+                [source, f"w{k}", f"r{k}", f"b{k}"],
+                [f"y{k}"],
+                name=f"layer{k}",
+                hidden_size=hidden,
+            )
+        )
+        nodes.append(helper.make_node("Squeeze", [f"y{k}", "one"], [f"z{k}"], name=f"squeeze{k}"))
+        source = f"z{k}"
+    axes = onnx.numpy_helper.from_array(np.asarray([1]), "one")
+    out = helper.make_tensor_value_info(source, 1, [steps, batch, hidden])
+    graph = helper.make_graph(nodes, "layers", inputs, [out], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return trained(model)
+
+
+def pairs_of(model: OpenModel) -> tuple[RecurrentPair, ...]:
+    """The pairs of an open model."""
+    prepared = model.prepared
+    return find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
+
+
+def steps_of(model: OpenModel) -> list[Step]:
+    """Their steps."""
+    protos = [n for n in model.prepared.proto.graph.node if n.op_type != "Constant"]
+    return [read_step(p, model.graph, protos, COSTS.estimate, True) for p in pairs_of(model)]
+
+
+def feeds_for(model: OpenModel) -> dict[str, Any]:
+    """Small random numbers for every input."""
+    rng, found = np.random.default_rng(0), {}
+    for t in model.graph.inputs:
+        tensor = model.graph.tensors[t]
+        kind = helper.tensor_dtype_to_np_dtype(tensor.dtype)
+        found[tensor.name] = (rng.standard_normal(tensor.shape) / 2).astype(kind)
+    return found
+
+
+def ran(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[list[Any], int]:
+    """The outputs in a tuned session, and the measured dynamic peak."""
+    outputs: list[Any] = []
+    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
+    found = profiled_run(request, feeds, session_options("tuned"), outputs.extend)
+    return outputs, found["measured_dynamic_bytes"]
+
+
+def reopened(model: onnx.ModelProto) -> OpenModel:
+    """A rewritten model, opened."""
+    return opened(prepare(model, Path("test.onnx"), {}))
+
+
+def recompute_in_scans(model: onnx.ModelProto, wish: str, **dims: int) -> onnx.ModelProto:
+    """A training graph in which named tensors of pairs are made again instead of stored; the same
+    if it has no pairs."""
+    before = opened(prepare(model, Path("test.onnx"), dims))
+    steps = steps_of(before)
+    if not steps:
+        return model
+    rows = list(zip(steps, named(steps, wish), strict=True))
+    return store_less(before.prepared.proto, rows, bool(dims))
+
+
+def peak(model: OpenModel) -> int:
+    """The predicted dynamic peak."""
+    return simulate(model.graph, TUNED).dynamic_peak_bytes

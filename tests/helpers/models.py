@@ -1,0 +1,38 @@
+"""Where models and benchmarks are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "sample_models"
+# Larger models that some checkouts have beside them; tests use them when they are there.
+SHARED = Path(os.environ.get("MEMPLAN_SHARED", ROOT.parent / "shared")) / "models"
+DIMS = {
+    "gpt_dynamic": {"N": 24},
+    "gpt_dyn": {"s78": 4},
+    "resnet50_dynbatch_224": {"s14": 32},
+}
+
+
+def sample_models() -> list[Path]:
+    """The models that ship with the project."""
+    return sorted(SAMPLES.glob("*.onnx"))
+
+
+def runnable_models() -> list[Path]:
+    """Sample models and, where present, the shared runnable ones."""
+    return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
+
+
+def load_benchmark(name: str) -> ModuleType:
+    """A module of ``benchmarks/``, which is not installed; memplan stays the installed one."""
+    sys.path.append(str(ROOT))
+    try:
+        return importlib.import_module(f"benchmarks.{name}")
+    finally:
+        sys.path.remove(str(ROOT))

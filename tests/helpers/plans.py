@@ -1,0 +1,121 @@
+"""Plans of models for the tests that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from helpers.models import DIMS
+from memplan.errors import InfeasibleError, UsageError
+from memplan.ir.graph import Graph
+from memplan.ir.phases import differentiated
+from memplan.ops.cost import DEVICES, node_costs
+from memplan.planning.plan import Plan
+from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
+from memplan.runtime.child import profiled_run
+from memplan.runtime.options import session_options
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import simulate
+from memplan.strategies.builtin import parse_strategy
+
+TUNED = session_kind("tuned")
+
+
+def estimate(graph: Graph) -> list[float]:
+    return node_costs(graph, DEVICES["cpu"], "cpu")
+
+
+def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
+    kept: list[np.ndarray] = []
+    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
+    options = session_options("tuned")
+    result = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
+    return kept, result
+
+
+# All that are built in, with options that change what they do.
+NAMED = (
+    "none",
+    "greedy",
+    "segments",
+    "segments{count=3}",
+    "dtr",
+    "dtr{heuristic=h_local}",
+    "knapsack",
+    "knapsack{cut=0}",
+    "min-cut",
+    "min-cut{ban=0}",
+    "mirror",
+    "mirror{function=kind,test=0}",
+    "speed",
+    "memory",
+    "list{names=*1*}",
+    "collection",
+)
+
+
+AUTO = "search{certify=0}"
+
+
+SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, how to plan it for a budget, its floor and its peak."""
+
+    model: OpenModel
+    prepared: Prepared
+    floor: int
+    peak: int
+
+    def plan(self, strategy: str, budget: int) -> Plan | None:
+        """What ``strategy`` makes of the budget; None: no plan, or it cannot work here."""
+        request = replace(self.prepared.request, budget_bytes=budget)
+        try:
+            prepared = replace(self.prepared, request=request)
+            return make_plan(prepared, parse_strategy(strategy), SECONDS)
+        except (InfeasibleError, UsageError):
+            return None
+
+
+def task_of(path: Path) -> Task:
+    """The model in ``path``; every fifth forward tensor is kept, for ``collection``."""
+    model = open_model(path, DIMS.get(path.stem, {}))
+    peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    values = small_constants(model.prepared.bound.graph)
+    prepared = prepare(
+        PlanRequest(
+            model.graph,
+            TUNED,
+            peak,
+            estimate,
+            values,
+            forward=model.phases.forward,
+            differentiated=differentiated(model.graph, model.phases),
+        )
+    )
+    labels = prepared.encoded.labels
+    if labels is not None:
+        marked = np.arange(len(labels.names)) % 5 == 0
+        labels = replace(labels, marked=marked)
+        prepared = replace(prepared, encoded=replace(prepared.encoded, labels=labels))
+    return Task(model, prepared, prepared.resident_bytes + prepared.floor.with_workspace, peak)
+
+
+def outputs_of(
+    model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int]
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """What a tuned session computes on one thread, and what it measured."""
+    kept: list[np.ndarray] = []
+    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
+    options = session_options("tuned", dims)
+    found = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
+    return kept, found

@@ -1,0 +1,28 @@
+"""Runs the command line in the test's own process, which saves the start of an interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan_cli.main import main
+
+Memplan = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def runner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    """Like the ``memplan`` fixture: runs in ``folder`` and returns exit code and output."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    return run

@@ -1,0 +1,93 @@
+"""Passes on real and random graphs: what stays keeps its bits, peaks are as simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from helpers.models import DIMS, SAMPLES, runnable_models
+from helpers.plans import run
+from helpers.random_graphs import models
+from memplan.api.validate.interface import without_inputs
+from memplan.ir.reach import trained_outputs
+from memplan.passes.base import Pass
+from memplan.passes.early_update import EarlyUpdate
+from memplan.passes.elide import Elide
+from memplan.passes.manager import run_passes
+from memplan.passes.order import Order
+from memplan.passes.prune import Prune
+from memplan.runtime.compare import compare_outputs
+from memplan.runtime.inputs import synthesize
+from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.shapes.prepare import prepare as prepare_model
+from memplan.simulate.opened import OpenModel, open_model, opened
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import simulate
+
+pytestmark = pytest.mark.ort
+
+TUNED = session_kind("tuned")
+
+
+def half(model: OpenModel) -> tuple[str, ...]:
+    """Names of every second trained parameter."""
+    owners = trained_outputs(model.graph, model.phases)
+    names = sorted({model.graph.tensors[p].name for found in owners.values() for p in found})
+    return tuple(name.replace("[", "[[]") for name in names[::2])
+
+
+def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
+    return [Elide(), Prune(wrt), Order(rounds=4), EarlyUpdate()]
+
+
+@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
+def test_real_training_graphs(path: Path) -> None:
+    dims = DIMS.get(path.stem, {})
+    model = open_model(path, dims)
+    before = simulate(model.graph, TUNED)
+    feeds = synthesize(model.graph)
+    # One thread: ScatterND(reduction=add) adds in no fixed order with more.
+    request = RunRequest("tuned", "cpu", dims, runs=0, threads=1)
+    with saved_inputs(feeds) as (folder, inputs):
+        original = measure(path, request, inputs, folder / "original.npz")
+        # The sample models are large; narrowed, they show all passes at once.
+        for wrt in [half(model)] if path.parent == SAMPLES else [(), half(model)]:
+            last = run_passes(model, before, all_passes(wrt))
+            gone = tuple(name for step in last for name in step.removed_inputs)
+            after = last[-1]
+            target = folder / "after.onnx"
+            target.write_bytes(after.model.prepared.proto.SerializeToString())
+            fewer = without_inputs(inputs, feeds, gone)
+            measured = measure(target, request, fewer, folder / "after.npz")
+            assert measured.dynamic_bytes == after.timeline.dynamic_peak_bytes
+            assert after.timeline.peak_with_workspace_bytes <= before.peak_with_workspace_bytes
+            compared = compare_outputs(
+                folder / "original.npz",
+                folder / "after.npz",
+                original.output_names,
+                measured.output_names,
+            )
+            assert compared.bitwise, compared
+            removed = {name for step in last for name in step.removed_outputs}
+            assert set(original.output_names) - set(measured.output_names) == removed
+            assert bool(removed) == bool(wrt)
+
+
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(models(longest=30))
+def test_random_graphs(model: onnx.ModelProto) -> None:
+    before = opened(prepare_model(model, Path("random.onnx"), {}))
+    timeline = simulate(before.graph, TUNED)
+    after = run_passes(before, timeline, all_passes())[-1]
+    feeds = synthesize(before.graph)
+    reference, _ = run(model, feeds)
+    outputs, result = run(after.model.prepared.proto, feeds)
+    steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    assert steps == after.timeline.dynamic.tolist()
+    for a, b in zip(reference, outputs, strict=True):
+        assert a.tobytes() == b.tobytes()

@@ -1,0 +1,196 @@
+"""Gradient rules against finite differences, over their attributes, shapes and opsets at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.gradients import Array, check, draw, reference, runtime, single
+
+QUIET = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+INT64 = np.int64
+OPSETS = st.sampled_from([13, 15, 16, 18, 20, onnx.defs.onnx_opset_version()])
+Draw = Any
+
+
+def ints(*numbers: int) -> Array:
+    return np.asarray(numbers, dtype=INT64)
+
+
+@st.composite
+def shapes(draw: Draw, low: int = 1, high: int = 4, size: int = 3) -> tuple[int, ...]:
+    """A shape of ``low`` to ``high`` dimensions, each up to ``size``."""
+    rank = draw(st.integers(low, high))
+    return tuple(draw(st.lists(st.integers(1, size), min_size=rank, max_size=rank)))
+
+
+def some_axes(draw: Draw, rank: int, low: int = 0) -> list[int]:
+    """Different axes, some counted from the back."""
+    axes = draw(st.lists(st.integers(0, rank - 1), unique=True, min_size=low, max_size=rank))
+    return [axis - rank * draw(st.integers(0, 1)) for axis in axes]
+
+
+ALPHA = st.sampled_from([-0.5, 0.01, 0.3, 1.7])
+
+
+@QUIET
+@given(st.data())
+def test_parametrized_activations(data: st.DataObject) -> None:
+    op = data.draw(st.sampled_from(["LeakyRelu", "Elu", "ThresholdedRelu", "HardSigmoid", "Selu"]))
+    attributes = {"alpha": data.draw(ALPHA)}
+    if op == "Selu":
+        attributes["gamma"] = data.draw(ALPHA)
+    if op == "HardSigmoid":
+        attributes = {"alpha": abs(attributes["alpha"]), "beta": data.draw(ALPHA)}
+    opset = data.draw(st.sampled_from([16, 20]))
+    check(single(op, draw(data.draw(shapes())), opset=opset, **attributes))
+
+
+@QUIET
+@given(st.sampled_from(["none", "tanh"]), shapes(0, 3))
+def test_gelu(approximate: str, shape: tuple[int, ...]) -> None:
+    check(single("Gelu", draw(shape), approximate=approximate))
+
+
+@QUIET
+@given(ALPHA, shapes(0, 3))
+def test_swish(alpha: float, shape: tuple[int, ...]) -> None:
+    check(single("Swish", draw(shape), opset=24, alpha=alpha))
+
+
+@QUIET
+@given(st.data())
+def test_prelu(data: st.DataObject) -> None:
+    shape = data.draw(shapes(1, 3))
+    slope = [dim if data.draw(st.booleans()) else 1 for dim in shape]
+    slope = slope[data.draw(st.integers(0, len(shape))) :]
+    check(single("PRelu", draw(shape), draw(slope, 1, 0.1, 0.9)))
+
+
+def broadcastable(draw_: Draw, count: int) -> list[tuple[int, ...]]:
+    """Shapes that broadcast to one."""
+    whole = draw_(shapes(0, 3))
+    result = []
+    for _ in range(count):
+        own = [dim if draw_(st.booleans()) else 1 for dim in whole]
+        result.append(tuple(own[draw_(st.integers(0, len(own))) :]))
+    return result
+
+
+@QUIET
+@given(st.data())
+def test_broadcasting(data: st.DataObject) -> None:
+    op = data.draw(st.sampled_from(["Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"]))
+    one, other = broadcastable(data.draw, 2)
+    check(single(op, draw(one, 1, 0.5, 2), draw(other, 2, 0.63, 2.2), opset=data.draw(OPSETS)))
+
+
+@QUIET
+@given(st.data())
+def test_variadic(data: st.DataObject) -> None:
+    op = data.draw(st.sampled_from(["Sum", "Mean", "Max", "Min"]))
+    count = data.draw(st.integers(1, 4))
+    values = [draw(s, k, -2 + 0.1 * k) for k, s in enumerate(broadcastable(data.draw, count))]
+    check(single(op, *values))
+
+
+@QUIET
+@given(st.data())
+def test_where(data: st.DataObject) -> None:
+    condition, one, other = broadcastable(data.draw, 3)
+    check(single("Where", draw(condition, 5) > 0, draw(one, 1), draw(other, 2)))
+
+
+@QUIET
+@given(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0, 3.0, 2.5]), shapes(0, 3))
+def test_power_by_a_number(exponent: float, shape: tuple[int, ...]) -> None:
+    made = single("Pow", draw(shape, low=0.4), np.asarray(exponent))
+    model, feeds = made
+    number = onnx.numpy_helper.from_array(feeds.pop("x1"), "x1")
+    del model.graph.input[1]
+    model.graph.initializer.append(number)
+    if exponent:
+        check(made)
+
+
+@QUIET
+@given(st.data())
+def test_clip(data: st.DataObject) -> None:
+    bounds = [np.asarray(-0.9), np.asarray(1.1)]
+    if data.draw(st.integers(0, 3)) == 0:
+        bounds.reverse()
+    given_bounds = [bound if data.draw(st.booleans()) else None for bound in bounds]
+    while given_bounds and given_bounds[-1] is None:
+        given_bounds.pop()
+    check(single("Clip", draw(data.draw(shapes(0, 3))), *given_bounds))
+
+
+REDUCTIONS = [
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+]
+
+
+@settings(QUIET, max_examples=80)
+@given(st.data())
+def test_reductions(data: st.DataObject) -> None:
+    op, opset = data.draw(st.sampled_from(REDUCTIONS)), data.draw(OPSETS)
+    shape = data.draw(shapes())
+    x = draw(shape, low=0.2) if op == "ReduceLogSum" else draw(shape)
+    axes = some_axes(data.draw, len(shape), 1)
+    attributes: dict[str, Any] = {"keepdims": data.draw(st.integers(0, 1))}
+    as_input = opset >= 18 or op == "ReduceSum"
+    if data.draw(st.booleans()):  # all axes
+        check(single(op, x, opset=opset, **attributes))
+    elif as_input:
+        check(single(op, x, ints(*axes), opset=opset, **attributes))
+    else:
+        check(single(op, x, opset=opset, axes=axes, **attributes))
+
+
+@pytest.mark.parametrize("run", [reference, runtime])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_reduction_over_no_axes(op: str, run: Any) -> None:
+    """What that is for some operators is not agreed on; the gradient fits what was computed."""
+    x = draw((2, 3), low=0.3) if op == "ReduceLogSum" else draw((2, 3))
+    check(single(op, x, ints(), noop_with_empty_axes=1), run=run)
+
+
+def test_product_with_zeros() -> None:
+    """One zero in a row, two in another, none in the third."""
+    x = draw((3, 3))
+    x[0, 1] = x[1, 0] = x[1, 2] = 0
+    check(single("ReduceProd", x, ints(1)))
+
+
+@QUIET
+@given(shapes(1, 3), st.integers(0, 1), st.integers(0, 1), st.integers(0, 2))
+def test_cumulative_sum(shape: tuple[int, ...], exclusive: int, reverse: int, axis: int) -> None:
+    where = np.asarray(axis % len(shape), dtype=INT64)
+    check(single("CumSum", draw(shape), where, exclusive=exclusive, reverse=reverse))
+
+
+@QUIET
+@given(st.sampled_from(["Softmax", "LogSoftmax"]), shapes(), st.integers(-4, 3), OPSETS)
+def test_softmax(op: str, shape: tuple[int, ...], axis: int, opset: int) -> None:
+    rank = len(shape)
+    axis = axis % rank if axis >= 0 else axis % rank - rank
+    check(single(op, draw(shape), axis=axis, opset=opset))

@@ -1,0 +1,179 @@
+"""``memplan grad`` on recurrent layers: the report, the option, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import memplan
+from helpers.gradients import draw, reference, runtime, single
+from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
+from helpers.running import Memplan, runner
+from memplan.api.grad.run import GradOptions, grad
+from memplan.autodiff.build import Request, build_gradients
+from memplan.errors import ModelError
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    onnx.save(layer(), tmp_path / "f.onnx")
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+def test_report(run: Memplan) -> None:
+    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--dim", f"N={BATCH}")
+    assert result.returncode == 0, result.stderr
+    each = 7 * BATCH * HIDDEN * 4
+    assert "by 3 tensors: W, R, B" in result.stdout
+    assert (
+        f"rnn/forward/Scan: stored for the backward: rnn/forward/y/Identity, "
+        f"rnn/forward/c/kept, rnn/forward/input/Sigmoid, rnn/forward/forget/Sigmoid, "
+        f"rnn/forward/candidate/Tanh, ..., {each:,} B per step × {STEPS} = {STEPS * each:,} B"
+    ) in " ".join(result.stdout.split())
+
+
+def test_symbolic_report(run: Memplan) -> None:
+    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss")
+    text = " ".join(result.stdout.split())
+    assert "bytes depend on symbolic dimensions (see --dim)" in text
+
+
+def test_json(run: Memplan, tmp_path: Path) -> None:
+    """Recomputing everything stores the two states alone; the file analyzes and computes the same
+    bits."""
+    found = {}
+    for wish in ("none", "all"):
+        result = run(
+            "grad",
+            "f.onnx",
+            "-o",
+            f"{wish}.onnx",
+            "--loss",
+            "loss",
+            "--dim",
+            f"N={BATCH}",
+            "--scan-recompute",
+            wish,
+            "--format",
+            "json",
+        )
+        assert result.returncode == 0, result.stderr
+        found[wish] = json.loads(result.stdout)
+        assert run("analyze", f"{wish}.onnx", "--dim", f"N={BATCH}").returncode == 0
+    assert found["all"]["scan_recompute"] == "all"
+    (scan,) = found["all"]["scans"]
+    assert scan["forward"] == "rnn/forward/Scan"
+    assert scan["steps"] == STEPS
+    assert [item["tensor"] for item in scan["stored"]] == [
+        "rnn/forward/y/Identity",
+        "rnn/forward/c/kept",
+    ]
+    assert scan["stored_bytes_per_step"] == 2 * BATCH * HIDDEN * 4
+    assert scan["stored_bytes"] == STEPS * 2 * BATCH * HIDDEN * 4
+    assert found["none"]["scans"][0]["stored_bytes_per_step"] == 7 * BATCH * HIDDEN * 4
+    feeds = {"x": draw((STEPS, BATCH, WIDTH)).astype(np.float32)}
+    before, after = (runtime(onnx.load(tmp_path / f"{w}.onnx"), feeds) for w in ("none", "all"))
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes(), name
+
+
+def test_a_partly_listed_operator(run: Memplan, tmp_path: Path) -> None:
+    result = run(
+        "grad",
+        "f.onnx",
+        "-o",
+        "t.onnx",
+        "--loss",
+        "loss",
+        "--scan-recompute",
+        "rnn/forward/gates/Split+rnn/forward/gates/Gemm",
+    )
+    assert result.returncode == 2
+    assert "not named: rnn/forward/gates/Split/1, rnn/forward/gates/Split/2, rnn" in result.stderr
+    assert "hint: add them: --scan-recompute" in result.stderr
+    assert not (tmp_path / "t.onnx").exists()
+
+
+def test_an_unknown_name(run: Memplan) -> None:
+    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--scan-recompute", "gate")
+    assert result.returncode == 2
+    assert "--scan-recompute gate: no Scan that is differentiated computes" in result.stderr
+    assert "hint: there are: rnn/forward/gates/Gemm, " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"clip": 1.0}, "LSTM 'rnn' clips its gates"),
+        ({"activations": ["Sigmoid", "Cosh", "Tanh"]}, "has an activation 'Cosh' that is not"),
+    ],
+)
+def test_refused(attributes: dict[str, object], message: str) -> None:
+    model = layer("LSTM", **attributes)
+    with pytest.raises(ModelError, match=message):
+        build_gradients(model, Request(("loss",), ("W",)))
+
+
+def test_batch_first() -> None:
+    """``layout`` 1 (which ONNX Runtime does not run) is the same with axes exchanged."""
+    x, w, r = (draw(s, k) / 2 for k, s in enumerate([(3, 2, 5), (1, 8, 5), (1, 8, 2)]))
+    results = {}
+    for layout in (0, 1):
+        feeds = x.swapaxes(0, 1) if layout else x
+        model, given = single(
+            "LSTM", np.ascontiguousarray(feeds), w, r, outputs=3, hidden_size=2, layout=layout
+        )
+        trained = build_gradients(model, Request(("y0", "y2"), tuple(given)))
+        results[layout] = runtime(trained, given)
+    one, other = results[0], results[1]
+    np.testing.assert_allclose(other["y0"], one["y0"].transpose(2, 0, 1, 3), rtol=1e-12)
+    np.testing.assert_allclose(other["y2"], one["y2"].swapaxes(0, 1), rtol=1e-12)
+    np.testing.assert_allclose(other["x0_grad"], one["x0_grad"].swapaxes(0, 1), rtol=1e-12)
+    for name in ("x1_grad", "x2_grad"):
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-12)
+
+
+def test_weights_inside_a_body(tmp_path: Path) -> None:
+    """They move to the main graph, where they are trained like others."""
+    weight = numpy_helper.from_array(draw((9, 9)).astype(np.float32) / 9, "weight")
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["h", "weight"], ["m"]),
+            helper.make_node("Add", ["m", "u"], ["n"]),
+            helper.make_node("Tanh", ["n"], ["o"]),
+        ],
+        "body",
+        [helper.make_tensor_value_info(name, 1, [2, 9]) for name in ("h", "u")],
+        [helper.make_tensor_value_info("o", 1, [2, 9])],
+        [weight],
+    )
+    nodes = [
+        helper.make_node("Scan", ["h0", "x"], ["last"], body=body, num_scan_inputs=1, name="loop"),
+        helper.make_node("ReduceSum", ["last"], ["loss"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [
+            helper.make_tensor_value_info("h0", 1, [2, 9]),
+            helper.make_tensor_value_info("x", 1, [3, 2, 9]),
+        ],
+        [helper.make_tensor_value_info("loss", 1, [])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "f.onnx")
+    options = GradOptions(loss="loss")
+    assert grad(tmp_path / "f.onnx", options).wrt == ("weight",)
+    trained = memplan.gradients(model, "loss", "weight")
+    assert trained.graph.initializer[0].name == "weight"
+    feeds = {"h0": draw((2, 9)).astype(np.float32), "x": draw((3, 2, 9), 1).astype(np.float32)}
+    found = runtime(trained, feeds)
+    np.testing.assert_allclose(found["loss"], reference(model, feeds)["loss"], rtol=1e-5)
+    assert found["weight_grad"].shape == (9, 9)

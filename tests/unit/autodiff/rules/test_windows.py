@@ -1,0 +1,241 @@
+"""Gradients of convolutions, pools, norms and Resize: symbolic shapes, forms, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from helpers.gradients import Array, check, draw, frozen, reference, single, with_symbols
+from helpers.graphs import parse
+from memplan.errors import ModelError
+from memplan.proto.metadata import node_metadata
+
+Made = tuple[onnx.ModelProto, dict[str, Array]]
+
+
+def backward_ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(
+        node.op_type
+        for node in model.graph.node
+        if node_metadata(node).get("memplan.phase") == "backward"
+    )
+
+
+def backward_reads(model: onnx.ModelProto) -> set[str]:
+    return {
+        name
+        for node in model.graph.node
+        if node_metadata(node).get("memplan.phase") == "backward"
+        for name in node.input
+    }
+
+
+def conv(shape: tuple[int, ...], weight: tuple[int, ...], **attributes: Any) -> Made:
+    return single("Conv", draw(shape), draw(weight, 1), draw(weight[:1], 2), **attributes)
+
+
+def symbolic(made: Made, *dims: str | int) -> Made:
+    """With such dimensions of x0."""
+    return with_symbols(made[0], {"x0": dims}), made[1]
+
+
+# -- symbolic shapes -----------------------------------------------------------------------------
+
+CONVS = {
+    "plain": {"pads": [1, 1, 1, 1]},
+    "strided": {"strides": [2, 2], "pads": [1, 0, 1, 1]},
+    "dilated": {"dilations": [2, 1], "strides": [2, 1]},
+    "groups": {"group": 2, "pads": [1, 1, 0, 1], "strides": [1, 2]},
+    "same": {"auto_pad": "SAME_LOWER"},
+}
+
+
+@pytest.mark.parametrize("case", CONVS)
+@pytest.mark.parametrize("dims", [("N", 4, 5, 6), ("N", 4, "H", "W")])
+def test_conv_of_symbolic_sizes(case: str, dims: tuple[str | int, ...]) -> None:
+    group = CONVS[case].get("group", 1)
+    check(symbolic(conv((2, 4, 5, 6), (4, 4 // group, 3, 2), **CONVS[case]), *dims))  # type: ignore[operator]
+
+
+def test_pointwise_conv_of_symbolic_sizes() -> None:
+    check(symbolic(conv((2, 3, 5, 4), (2, 3, 1, 1), strides=[2, 1]), "N", 3, "H", "W"))
+
+
+def test_conv_transpose_of_symbolic_sizes() -> None:
+    inputs = draw((2, 4, 3, 4)), draw((4, 1, 2, 3), 1)
+    attributes: dict[str, Any] = {"strides": [2, 1], "output_padding": [1, 0], "group": 2}
+    for dims in (("N", 4, 3, 4), ("N", 4, "H", "W")):
+        check(symbolic(single("ConvTranspose", *inputs, **attributes), *dims))
+
+
+def test_padding_that_needs_sizes() -> None:
+    made = conv((2, 4, 5, 6), (4, 4, 3, 2), auto_pad="SAME_UPPER", strides=[2, 2])
+    with pytest.raises(ModelError, match="needs static shapes"):
+        check(symbolic(made, "N", 4, "H", "W"))
+
+
+@pytest.mark.parametrize("dims", [("N", 2, 6, 7), ("N", 2, "H", "W")])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool"])
+def test_pools_of_symbolic_sizes(op: str, dims: tuple[str | int, ...]) -> None:
+    window = {} if op.startswith("Global") else {"kernel_shape": [3, 2], "strides": [2, 2]}
+    check(symbolic(single(op, draw((2, 2, 6, 7)), **window), *dims))
+
+
+@pytest.mark.parametrize("dims", [("N", 4, 3, 2), ("N", 4, "H", "W")])
+@pytest.mark.parametrize(
+    "op", ["BatchNormalization", "InstanceNormalization", "GroupNormalization"]
+)
+def test_norms_of_symbolic_sizes(op: str, dims: tuple[str | int, ...]) -> None:
+    vectors = [draw((4,), 1), draw((4,), 2)]
+    attributes: dict[str, Any] = {"epsilon": 0.1}
+    if op == "BatchNormalization":
+        made = single(
+            op,
+            draw((2, 4, 3, 2)),
+            *vectors,
+            draw((4,), 3),
+            draw((4,), 4, 0.2, 2),
+            outputs=3,
+            training_mode=1,
+            **attributes,
+        )
+        check(symbolic(made, *dims), xs=["x0", "x1", "x2"], ys=["y0"])
+        return
+    if op == "GroupNormalization":
+        attributes["num_groups"] = 2
+    made = single(op, draw((2, 4, 3, 2)), *vectors, opset=21, **attributes)
+    model = with_symbols(made[0], {"x0": dims, "y0": dims})  # it has no shape inference
+    check((model, made[1]))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_of_symbolic_sizes(mode: str) -> None:
+    scales = np.asarray([1, 1, 2, 3], np.float32)
+    made = frozen(single("Resize", draw((2, 2, 3, 2)), None, scales, mode=mode), "x2")
+    check(symbolic(made, "N", 2, 3, 2))
+    if mode == "nearest":  # repeated elements are summed, whatever their number
+        model = check(symbolic(made, "N", "C", "H", "W"))
+        assert backward_ops(model)["MatMul"] == 0
+    else:
+        with pytest.raises(ModelError, match="static shapes"):
+            check(symbolic(made, "N", 2, "H", "W"))
+
+
+# -- forms ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "attributes", "transposed"),
+    [
+        ((2, 3, 9, 9), (4, 3, 3, 3), {}, 0),  # samples as groups
+        ((2, 4, 9, 9), (4, 2, 3, 3), {"group": 2}, 0),
+        ((4, 3, 4, 4), (4, 3, 3, 3), {}, 1),  # channels as an axis
+        ((4, 3, 5, 5), (4, 3, 1, 1), {}, 2),  # a matrix product
+        ((1, 3, 5, 5), (4, 3, 1, 1), {}, 0),
+    ],
+)
+def test_weight_gradient(
+    shape: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, Any], transposed: int
+) -> None:
+    """Nothing is unrolled, and as little as possible is transposed."""
+    model = check(conv(shape, weight, **attributes), xs=["x1"])
+    assert backward_ops(model)["Transpose"] == transposed
+    sizes = {
+        value.name: np.prod([dim.dim_value for dim in value.type.tensor_type.shape.dim])
+        for value in (*model.graph.value_info, *model.graph.output)
+    }
+    largest = max(np.prod(shape), sizes["y0"], shape[0] * np.prod(weight))
+    assert max(sizes.values()) <= largest
+
+
+def test_only_what_is_asked_for_is_read() -> None:
+    made = conv((2, 3, 5, 5), (4, 3, 3, 3))
+    for x, wanted in (("x0", {"x1"}), ("x1", {"x0"}), ("x2", set())):
+        assert backward_reads(check(made, xs=[x])) & {"x0", "x1", "x2"} == wanted
+
+
+def test_max_pool_keeps_small_indices() -> None:
+    model = check(single("MaxPool", draw((2, 2, 6, 6)), kernel_shape=[3, 3], strides=[2, 2]))
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    kept = [name for name in backward_reads(model) if name.startswith("node/")]
+    assert onnx.TensorProto.INT32 in {types.get(name) for name in kept}
+    assert "x0" not in backward_reads(model)
+
+
+def test_batch_norm_in_training_keeps_its_input_alone() -> None:
+    """And mean and variance; it runs in inference mode, which every provider has."""
+    vectors = [draw((3,), k, 0.3, 2) for k in range(1, 5)]
+    made = single("BatchNormalization", draw((2, 3, 4)), *vectors, outputs=3, training_mode=1)
+    model = check(made, xs=["x0", "x1", "x2"], ys=["y0"])
+    made_forward = {
+        name
+        for node in model.graph.node
+        if node_metadata(node).get("memplan.phase") != "backward"
+        for name in node.output
+    }
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.value_info, *model.graph.input)
+    }
+    read = backward_reads(model)
+    assert "x0" in read
+    assert all(shapes[name] == [3] for name in read & made_forward)
+    assert not any(item.name == "training_mode" for n in model.graph.node for item in n.attribute)
+
+
+def test_statistics_written_out_are_seen() -> None:
+    """As exporters write them for norms without running statistics."""
+    text = """g (double[2,3,4] x, double[3] s, double[3] b) => (double[2,3,4] y)
+        <int64[2] axes = {0, 2}>
+        { m = ReduceMean<keepdims = 0>(x, axes) k = ReduceMean(x, axes) d = Sub(x, k)
+          q = Mul(d, d) v = ReduceMean<keepdims = 0>(q, axes)
+          y = BatchNormalization(x, s, b, m, v) }"""
+    feeds = {"x": draw((2, 3, 4)), "s": draw((3,), 1), "b": draw((3,), 2)}
+    model = check((parse(text), feeds))
+    assert backward_reads(model).isdisjoint({"d", "q", "k"})
+    other = text.replace("Sub(x, k)", "Sub(x, two)").replace(
+        "<int64[2] axes = {0, 2}>", "<int64[2] axes = {0, 2}, double two = {2}>"
+    )
+    check((parse(other), feeds))  # no variance: it gets a gradient of its own
+
+
+def test_layer_norm_reads_the_saved_statistics() -> None:
+    made = single("LayerNormalization", draw((2, 3, 4)), draw((4,), 1), draw((4,), 2))
+    model = check(made)
+    (node,) = (n for n in model.graph.node if n.op_type == "LayerNormalization")
+    assert set(node.output[1:]) <= backward_reads(model)
+    assert node.output[0] not in backward_reads(model)
+
+
+def test_statistics_of_layer_norm_have_no_gradient() -> None:
+    made = single("LayerNormalization", draw((2, 4)), draw((4,), 1), outputs=2)
+    with pytest.raises(ModelError, match="statistics of LayerNormalization"):
+        check(made)
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attributes", "match"),
+    [
+        ({"mode": "cubic"}, "mode 'cubic'"),
+        ({"mode": "linear", "antialias": 1}, "antialias"),
+        ({"coordinate_transformation_mode": "half_pixel_symmetric"}, "half_pixel_symmetric"),
+    ],
+)
+def test_resize_refuses(attributes: dict[str, Any], match: str) -> None:
+    scales = np.asarray([1, 1, 2, 2], np.float32)
+    made = single("Resize", draw((1, 1, 3, 2)), None, scales, opset=19, **attributes)
+    with pytest.raises(ModelError, match=match):
+        check(frozen(made, "x2"))
+
+
+def test_sampling_at_a_grid_is_refused() -> None:
+    made = single("GridSample", draw((1, 1, 3, 3)), draw((1, 2, 2, 2), 1, -0.9, 0.9))
+    with pytest.raises(ModelError, match="no gradient is known for GridSample"):
+        check(made, run=reference)

@@ -1,0 +1,198 @@
+"""When Dropout can be rebuilt from its mask, and with which nodes and numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.graphs import TUNED, graph_of, names, node, open_text, tensor
+from memplan.ir.graph import TensorKind
+from memplan.ops.memory import refusal
+from memplan.planning.encode import encode
+from memplan.planning.rebuild_rules import Extended, extend
+from memplan.shapes.fold import small_constants
+
+
+def dropped(
+    call: str = "d, m = Dropout(a, ratio, training)",
+    *,
+    constants: str = "float ratio = {0.25}, bool training = {1}",
+    inputs: str = "",
+    provider: str = "cpu",
+    dtype: str = "float",
+) -> Extended:
+    """A Dropout between two nodes, with its mask read in the end, extended."""
+    text = f"""
+    g ({dtype}[256] x {inputs}) => ({dtype}[256] y) <{constants}>
+    {{
+        [a] a = Neg(x)
+        [drop] {call}
+        [b] b = Neg(d)
+        [mf] mf = Cast<to = {1 if dtype == "float" else 10 if dtype == "float16" else 11}>(m)
+        [y] y = Mul(b, mf)
+    }}"""
+    model = open_text(text)
+    return extend(model.graph, small_constants(model.prepared.bound.graph), provider)
+
+
+def test_the_rule_adds_dormant_nodes_behind_the_graph() -> None:
+    found = dropped()
+    graph = found.graph
+    assert found.first_dormant == 5
+    assert names(graph, range(5)) == ["a", "drop", "b", "mf", "y"]
+    cast, product, scale = graph.nodes[5:]
+    assert [n.name for n in (cast, product, scale)] == [
+        "drop/rebuild_cast",
+        "drop/rebuild_mul",
+        "drop/rebuild_scale",
+    ]
+    assert [n.op for n in (cast, product, scale)] == ["Cast", "Mul", "Div"]
+    assert dict(cast.attributes) == {"to": 1}
+    read = [[graph.tensors[t].name for t in n.inputs] for n in (cast, product, scale)]
+    made = [[graph.tensors[t].name for t in n.outputs] for n in (cast, product, scale)]
+    # (cast(mask) · a) / (1 - ratio), in the order of the kernel.
+    assert read == [
+        ["m"],
+        ["drop/rebuild_mask", "a"],
+        ["drop/rebuild_kept", "drop/rebuild_scale"],
+    ]
+    assert made == [["drop/rebuild_mask"], ["drop/rebuild_kept"], ["d"]]
+    assert len(graph.metadata) == len(graph.nodes)
+
+
+def test_the_new_tensors_are_sized_like_the_output() -> None:
+    graph = dropped().graph
+    for name in ("drop/rebuild_mask", "drop/rebuild_kept"):
+        found = tensor(graph, name)
+        assert (found.shape, found.dtype, found.nbytes) == ((256,), 1, 1024)
+        assert found.kind is TensorKind.COMPUTED
+        assert not found.is_output
+    scale = tensor(graph, "drop/rebuild_scale")
+    assert (scale.shape, scale.nbytes, scale.kind) == ((), 4, TensorKind.INITIALIZER)
+    # The output itself still belongs to the Dropout.
+    assert tensor(graph, "d").producer == node(graph, "drop").id
+
+
+def test_makers_name_who_makes_each_tensor_again() -> None:
+    found = dropped()
+    by_name = {
+        found.graph.tensors[t].name: found.graph.nodes[n].name for t, n in found.makers.items()
+    }
+    assert by_name == {
+        "d": "drop/rebuild_scale",
+        "drop/rebuild_kept": "drop/rebuild_mul",
+        "drop/rebuild_mask": "drop/rebuild_cast",
+    }
+
+
+def scale_of(found: Extended) -> np.ndarray:
+    """The constant of the rule."""
+    assert set(found.constants) == {"drop/rebuild_scale"}
+    return np.asarray(found.constants["drop/rebuild_scale"])
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.5, 0.0, 0.9])
+def test_on_the_cpu_it_divides_by_the_kept_share(ratio: float) -> None:
+    found = dropped(constants=f"float ratio = {{{ratio}}}, bool training = {{1}}")
+    scale = scale_of(found)
+    assert scale.dtype == np.float32
+    assert scale.shape == ()
+    # The kernel subtracts in float32.
+    assert scale == np.float32(1) - np.float32(ratio)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.9])
+def test_on_cuda_it_multiplies_by_the_inverse(ratio: float) -> None:
+    found = dropped(constants=f"float ratio = {{{ratio}}}, bool training = {{1}}", provider="cuda")
+    assert [n.op for n in found.graph.nodes[5:]] == ["Cast", "Mul", "Mul"]
+    scale = scale_of(found)
+    assert scale.dtype == np.float32
+    assert scale == np.float32(1) / (np.float32(1) - np.float32(ratio))
+
+
+def test_without_a_ratio_it_is_a_half() -> None:
+    found = dropped('d, m = Dropout(a, "", training)', constants="bool training = {1}")
+    assert scale_of(found) == np.float32(0.5)
+
+
+NOT_REBUILT = {
+    "no mask": {"call": "d = Dropout(a, ratio, training)\n m = Greater(a, ratio)"},
+    "not training": {"constants": "float ratio = {0.25}, bool training = {0}"},
+    "training is data": {"constants": "float ratio = {0.25}", "inputs": ", bool training"},
+    "no training flag": {"call": "d, m = Dropout(a, ratio)"},
+    "ratio is data": {"constants": "bool training = {1}", "inputs": ", float ratio"},
+    "float16": {"dtype": "float16"},
+    "double": {"dtype": "double"},
+}
+
+
+@pytest.mark.parametrize("reason", NOT_REBUILT)
+def test_no_rule_where_the_bits_could_differ(reason: str) -> None:
+    found = dropped(**NOT_REBUILT[reason])
+    assert found.makers == {}
+    assert found.constants == {}
+    assert len(found.graph.nodes) == found.first_dormant
+
+
+def test_a_graph_without_dropout_is_left_alone() -> None:
+    graph = graph_of("g (float[4] x) => (float[4] y) { [y] y = Neg(x) }")
+    found = extend(graph, {}, "cpu")
+    assert found.graph == graph
+    assert found.first_dormant == 1
+
+
+def test_dropout_is_never_run_again_itself() -> None:
+    assert refusal(":Dropout") == "draws random numbers"
+    found = dropped()
+    encoded = encode(found, TUNED, [1.0] * len(found.graph.nodes))
+    assert encoded.refusals == {"drop": "draws random numbers"}
+    graph, maker = found.graph, encoded.arrays.maker
+    assert maker[tensor(graph, "d").id] == node(graph, "drop/rebuild_scale").id
+    assert maker[tensor(graph, "m").id] == -1
+    assert maker[tensor(graph, "a").id] == node(graph, "a").id
+    # Dormant nodes do not run of themselves, and are ranked between drop and its first reader.
+    assert len(encoded.order) == found.first_dormant
+    ranks = [
+        encoded.arrays.rank[node(graph, name).id]
+        for name in (
+            "a",
+            "drop",
+            "drop/rebuild_cast",
+            "drop/rebuild_mul",
+            "drop/rebuild_scale",
+            "b",
+        )
+    ]
+    assert ranks == sorted(set(ranks))
+
+
+def test_what_is_to_be_kept_is_not_rebuilt() -> None:
+    found = dropped()
+    keep = frozenset({tensor(found.graph, "d").id})
+    encoded = encode(found, TUNED, [1.0] * len(found.graph.nodes), keep)
+    assert encoded.arrays.maker[tensor(found.graph, "d").id] == -1
+
+
+def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
+    model = open_text("""
+    g (float[256] x) => (float[256] y) <float r = {0.25}, float s = {0.5}, bool training = {1}>
+    {
+        [a] a = Neg(x)
+        [d1] b, m1 = Dropout(a, r, training)
+        [d2] c, m2 = Dropout(b, s, training)
+        [f1] f1 = Cast<to = 1>(m1)
+        [f2] f2 = Cast<to = 1>(m2)
+        [g1] g1 = Mul(c, f2)
+        [y] y = Mul(g1, f1)
+    }""")
+    found = extend(model.graph, small_constants(model.prepared.bound.graph), "cpu")
+    assert {name: float(value) for name, value in found.constants.items()} == {
+        "d1/rebuild_scale": 0.75,
+        "d2/rebuild_scale": 0.5,
+    }
+    assert len(found.graph.nodes) == 7 + 6
+    encoded = encode(found, TUNED, [1.0] * 13)
+    ranks = encoded.arrays.rank
+    assert len(set(ranks.tolist())) == 13
+    second = node(found.graph, "d2/rebuild_cast").id
+    assert ranks[node(found.graph, "d2").id] < ranks[second] < ranks[node(found.graph, "g1").id]

@@ -1,0 +1,272 @@
+"""Made-up inputs that a graph survives, given inputs that fit, and the comparison of outputs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from helpers.graphs import graph_of, open_text
+from memplan.errors import UsageError
+from memplan.runtime.compare import Comparison, compare_outputs, difference
+from memplan.runtime.inputs import load_inputs, synthesize
+
+
+def made_up(text: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs for the graph in ``text``."""
+    return {name: np.asarray(value) for name, value in synthesize(graph_of(text), seed).items()}
+
+
+PLAIN = "g (float[64,8] x, int64[64] n) => (float[64,8] y) { [y] y = Neg(x) [m] m = Neg(n) }"
+
+
+def test_shapes_types_and_magnitudes() -> None:
+    found = made_up(PLAIN)
+    assert list(found) == ["x", "n"]
+    assert found["x"].shape == (64, 8)
+    assert found["x"].dtype == np.float32
+    assert 0.02 < found["x"].std() < 0.1
+    assert (found["x"] < 0).any()
+    # An integer that indexes nothing is 0 or 1.
+    assert found["n"].dtype == np.int64
+    assert set(found["n"].tolist()) == {0, 1}
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = made_up(PLAIN), made_up(PLAIN), made_up(PLAIN, seed=1)
+    assert first["x"].tobytes() == again["x"].tobytes()
+    assert first["x"].tobytes() != other["x"].tobytes()
+
+
+def test_initializers_are_not_made_up() -> None:
+    found = made_up("g (float[4] x) => (float[4] y) <float[4] w = {1,2,3,4}> { y = Add(x, w) }")
+    assert list(found) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [("float16", np.float16), ("double", np.float64), ("int32", np.int32), ("uint8", np.uint8)],
+)
+def test_element_types(dtype: str, wanted: type) -> None:
+    found = made_up(f"g ({dtype}[32] x) => ({dtype}[32] y) {{ y = Add(x, x) }}")
+    assert found["x"].dtype == wanted
+
+
+def test_booleans_take_both_values() -> None:
+    found = made_up("g (bool[64] x) => (bool[64] y) { y = Not(x) }")
+    assert found["x"].dtype == bool
+    assert set(found["x"].tolist()) == {False, True}
+
+
+def test_scalars_are_one() -> None:
+    found = made_up(
+        "g (float s, int64 step, float[2] x) => (float[2] y, int64 next) "
+        "{ y = Mul(x, s) next = Add(step, step) }"
+    )
+    assert found["s"].shape == found["step"].shape == ()
+    assert (found["s"].item(), found["step"].item()) == (1.0, 1)
+
+
+INDEXED = {
+    "Gather": "g (int64[4096] i, float[5,3] t) => (float[4096,3] y) { y = Gather(t, i) }",
+    "Gather along an axis": "g (int64[4096] i, float[9,5] t) => (float[9,4096] y)"
+    " { y = Gather<axis = 1>(t, i) }",
+    "Gather along the last axis": "g (int64[4096] i, float[9,5] t) => (float[9,4096] y)"
+    " { y = Gather<axis = -1>(t, i) }",
+    "GatherElements": "g (int64[2,2048] i, float[2,5] t) => (float[2,2048] y)"
+    " { y = GatherElements<axis = 1>(t, i) }",
+    "ScatterElements": "g (int64[4096] i, float[5] t, float[4096] u) => (float[5] y)"
+    " { y = ScatterElements(t, i, u) }",
+    "GatherND": "g (int64[2048,2] i, float[9,5] t) => (float[2048] y) { y = GatherND(t, i) }",
+    "through a Reshape": "g (int64[2048,2] i, float[5,3] t) => (float[4096,3] y)"
+    " <int64[1] flat = {-1}> { j = Reshape(i, flat) y = Gather(t, j) }",
+    "through a Cast": "g (int32[4096] i, float[5,3] t) => (float[4096,3] y)"
+    " { j = Cast<to = 7>(i) y = Gather(t, j) }",
+    "two tables": "g (int64[4096] i, float[9,3] t, float[5,3] u) => (float[4096,3] y)"
+    " { a = Gather(t, i) b = Gather(u, i) y = Add(a, b) }",
+    "one-hot": "g (int64[4096] i) => (float[4096,5] y)"
+    " <int64 depth = {5}, float[2] values = {0, 1}> { y = OneHot(i, depth, values) }",
+}
+
+
+@pytest.mark.parametrize("kind", INDEXED)
+def test_indices_stay_below_what_they_index(kind: str) -> None:
+    index = made_up(INDEXED[kind])["i"]
+    assert index.min() == 0
+    assert index.max() == 4
+
+
+def test_the_label_of_a_cross_entropy_is_below_the_number_of_classes() -> None:
+    found = made_up("""
+    g (float[4096,5] z, int64[4096] i) => (float loss)
+    { loss = SoftmaxCrossEntropyLoss(z, i) }""")
+    assert (found["i"].min(), found["i"].max()) == (0, 4)
+
+
+def test_a_float_below_a_root_or_logarithm_is_positive() -> None:
+    text = "g (float[512] v, float[512] x) => (float[512] y) <float e = {0.1}> { NODES }"
+    direct = made_up(text.replace("NODES", "s = Sqrt(v) y = Add(s, x)"))
+    assert direct["v"].min() >= 0.5
+    assert direct["x"].min() < 0
+    # As in Adam: decayed, added to, then the root.
+    scaled = made_up(text.replace("NODES", "a = Mul(v, e) b = Add(a, e) s = Sqrt(b) y = Add(s, x)"))
+    assert scaled["v"].min() >= 0.5
+    # Not when something that forgets the sign stands between.
+    squared = made_up(text.replace("NODES", "a = Exp(v) s = Log(a) y = Add(s, x)"))
+    assert squared["v"].min() < 0
+
+
+def test_types_that_cannot_be_made_up() -> None:
+    for text in (
+        "g (string[4] x) => (string[4] y) { y = Identity(x) }",
+        "g (bfloat16[4] x) => (bfloat16[4] y) { y = Identity(x) }",
+        "g (complex64[4] x) => (complex64[4] y) { y = Identity(x) }",
+    ):
+        with pytest.raises(UsageError, match="input 'x'") as caught:
+            made_up(text)
+        assert "--inputs" in caught.value.hint
+
+
+# Given inputs.
+
+
+def saved(path: Path, **arrays: np.ndarray) -> Path:
+    """An ``.npz`` file of these arrays."""
+    np.savez(path / "inputs.npz", **arrays)
+    return path / "inputs.npz"
+
+
+def test_inputs_from_a_file(tmp_path: Path) -> None:
+    graph = graph_of(PLAIN)
+    x, n = np.ones((64, 8), np.float32), np.ones(64, np.int64)
+    found = load_inputs(saved(tmp_path, n=n, x=x, more=x), graph)
+    assert sorted(found) == ["n", "x"]
+    assert found["x"].tobytes() == x.tobytes()
+
+
+def test_inputs_that_do_not_fit(tmp_path: Path) -> None:
+    graph = graph_of(PLAIN)
+    x, n = np.ones((64, 8), np.float32), np.ones(64, np.int64)
+    with pytest.raises(UsageError, match="has no array 'n'"):
+        load_inputs(saved(tmp_path, x=x), graph)
+    with pytest.raises(
+        UsageError, match=r"'x' is float32\[8, 64\].*the model wants float32\[64, 8\]"
+    ):
+        load_inputs(saved(tmp_path, x=x.T, n=n), graph)
+    with pytest.raises(UsageError, match=r"'n' is float64\[64\], the model wants int64\[64\]"):
+        load_inputs(saved(tmp_path, x=x, n=n.astype(np.float64)), graph)
+
+
+def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+    graph = graph_of(PLAIN)
+    path = tmp_path / "inputs.npz"
+    with pytest.raises(UsageError, match=r"cannot be read as \.npz"):
+        load_inputs(path, graph)
+    path.write_bytes(b"PK no archive")
+    with pytest.raises(UsageError, match=r"cannot be read as \.npz"):
+        load_inputs(path, graph)
+
+
+def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.npy"
+    np.save(path, np.ones(3))
+    with pytest.raises(UsageError, match=r"cannot be read as \.npz"):
+        load_inputs(path, graph_of(PLAIN))
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, x=np.array([{}], dtype=object), n=np.ones(64, np.int64))
+    with pytest.raises(UsageError):
+        load_inputs(path, graph_of(PLAIN))
+
+
+# Comparison of outputs.
+
+
+def compared(tmp_path: Path, first: list[np.ndarray], second: list[np.ndarray]) -> Comparison:
+    """Two runs' outputs, named p, q, r... ."""
+    for name, arrays in (("a", first), ("b", second)):
+        named = {f"o{k}": value for k, value in enumerate(arrays)}
+        np.savez(tmp_path / f"{name}.npz", **named)
+    names = ["p", "q", "r"][: len(first)]
+    return compare_outputs(tmp_path / "a.npz", tmp_path / "b.npz", names)
+
+
+def test_equal_bits(tmp_path: Path) -> None:
+    x = np.array([1.0, np.nan, np.inf, -0.0], np.float32)
+    assert compared(tmp_path, [x, x], [x, x.copy()]) == Comparison(True, 0.0, 0.0, "", 0, 2)
+
+
+def test_the_worst_output_is_named_and_all_that_differ_are_counted(tmp_path: Path) -> None:
+    big = np.array([100.0, 50.0], np.float32)
+    small = np.array([0.5, 0.25], np.float32)
+    same = np.ones(3, np.float32)
+    found = compared(tmp_path, [big, small, same], [big + 1, small + np.float32(0.25), same])
+    assert not found.bitwise
+    assert (found.differing, found.outputs) == (2, 3)
+    # q differs less in absolute, more in relative terms.
+    assert found.max_abs_diff == 1.0
+    assert found.worst == "q"
+    assert found.max_rel_diff == 0.5
+
+
+def test_equal_values_of_other_bits_differ_by_nothing(tmp_path: Path) -> None:
+    found = compared(tmp_path, [np.array([0.0])], [np.array([-0.0])])
+    assert found == Comparison(False, 0.0, 0.0, "p", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "wanted"),
+    [
+        (np.array([1.0, 2.0]), np.array([1.0, 2.5]), (0.5, 0.25)),
+        (np.array([np.nan, 2.0]), np.array([np.nan, 1.0]), (1.0, 0.5)),
+        (np.array([np.inf, 2.0]), np.array([np.inf, 2.0]), (0.0, 0.0)),
+        (np.array([np.inf]), np.array([-np.inf]), (np.inf, np.inf)),
+        (np.array([np.nan]), np.array([1.0]), (np.inf, np.inf)),
+        (np.array([0.0]), np.array([1.0]), (1.0, np.inf)),
+        (np.array([1.0]), np.array([[1.0]]), (np.inf, np.inf)),
+        (np.array([True, False]), np.array([True, True]), (1.0, 1.0)),
+        (np.array([3], np.uint8), np.array([255], np.uint8), (252.0, 84.0)),
+        (np.array(["a"]), np.array(["b"]), (np.inf, np.inf)),
+        (np.zeros(0), np.zeros(0), (0.0, 0.0)),
+    ],
+    ids=[
+        "close",
+        "nan",
+        "inf",
+        "signs",
+        "one-nan",
+        "zero",
+        "shape",
+        "bool",
+        "uint8",
+        "text",
+        "empty",
+    ],
+)
+def test_differences(x: np.ndarray, y: np.ndarray, wanted: tuple[float, float]) -> None:
+    assert difference(x, y) == wanted
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(set(onnx.TensorProto.DataType.keys()) - {"UNDEFINED", "STRING"})
+)
+def test_every_element_type_is_made_up_or_refused(kind: str) -> None:
+    number = onnx.TensorProto.DataType.Value(kind)
+    x, y = (onnx.helper.make_tensor_value_info(name, number, [8]) for name in "xy")
+    node = onnx.helper.make_node("Identity", ["x"], ["y"], name="n")
+    body = onnx.helper.make_graph([node], "g", [x], [y])
+    opset = [onnx.helper.make_opsetid("", 23)]
+    graph = open_text(onnx.helper.make_model(body, opset_imports=opset)).graph
+    made = re.fullmatch(r"FLOAT|FLOAT8E5M2|FLOAT16|DOUBLE|BOOL|U?INT(8|16|32|64)", kind)
+    if made is None:
+        with pytest.raises(UsageError) as caught:
+            synthesize(graph)
+        assert "--inputs" in caught.value.hint
+        return
+    value = synthesize(graph)["x"]
+    assert value.dtype == onnx.helper.tensor_dtype_to_np_dtype(number)
+    assert value.shape == (8,)

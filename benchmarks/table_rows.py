@@ -181,6 +181,7 @@ def loop_pairs(record: dict[str, Any]) -> list[str]:
     rows = []
     for row in record["results"]:
         exact = row["measured_peak_bytes"] == row["predicted_peak_bytes"]
+        peaks = ("measured_peak_bytes_before", "measured_peak_bytes")
         rows.append(
             [
                 row["model"],
@@ -189,7 +190,7 @@ def loop_pairs(record: dict[str, Any]) -> list[str]:
                 f"{row['stored_bytes_per_step_before']:,} → {row['stored_bytes_per_step_after']:,}",
                 f"{row['operators_again_per_step']}",
                 f"{row['estimated_extra_percent']:.1f}",
-                f"{megabytes(row['measured_peak_bytes_before'])} → {megabytes(row['measured_peak_bytes'])}",
+                " → ".join(megabytes(row[key]) for key in peaks),
                 "to the byte" if exact else "no",
                 row["equality"],
             ]
@@ -240,9 +241,7 @@ def plain(record: dict[str, Any]) -> list[str]:
     """Plain sessions, a row per model and budget."""
     rows = []
     for row in record["results"]:
-        before = (
-            f"{megabytes(row['original_first_bytes'])} / {megabytes(row['original_later_bytes'])}"
-        )
+        before = _first_and_later(row, "original")
         start = [row["graph"], row["share"], before]
         if row["reason"] is not None:
             rows.append([*start, "no plan", *["-"] * 6])
@@ -255,7 +254,7 @@ def plain(record: dict[str, Any]) -> list[str]:
         rows.append(
             [
                 *start,
-                f"{megabytes(row['measured_first_bytes'])} / {megabytes(row['measured_later_bytes'])}",
+                _first_and_later(row, "measured"),
                 "to the byte" if exact else "no",
                 f"{yes(row['first_within_budget'])} / {yes(row['later_within_budget'])}",
                 f"{row['extra_cost_percent']:.2f}",
@@ -294,6 +293,10 @@ def tightest(record: dict[str, Any]) -> list[str]:
     ]
     head = ["graph", "tuned MB", "extra time %", "plain, first run %", "plain, later runs %"]
     return table(head, rows)
+
+
+def _first_and_later(row: Row, kind: str) -> str:
+    return " / ".join(megabytes(row[f"{kind}_{runs}_bytes"]) for runs in ("first", "later"))
 
 
 def megabytes(nbytes: int) -> str:

@@ -70,9 +70,9 @@ for an LSTM): the product of inputs and weights stays in memory. `all` makes tha
 """
 
 TIGHTEST = """
-The same plan (60% of the peak in a tuned session) in a plain session with every fence, input
-fence and pin, against the tuned session; predicted, with workspace. The first run takes the same; the block
-of the later runs is why `tuned` stays the default of `rewrite`.
+The same plan (60% of the peak in a tuned session) in a plain session with every fence,
+input fence and pin, against the tuned session; predicted, with workspace. The first run takes the
+same; the block of the later runs is why `tuned` stays the default of `rewrite`.
 """
 
 PLAIN = """

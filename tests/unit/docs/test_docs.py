@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -167,6 +168,16 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
             continue
         found = [next(base.glob(span.rstrip("/")), None) for base in _bases(page)]
         assert any(found) or not _is_ours(span), span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_dotted_names_can_be_imported(page: Path) -> None:
+    for name in re.findall(r"\bmemplan(?:\.[a-z]\w*){2,}", page.read_text(encoding="utf-8")):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            module, _, attribute = name.rpartition(".")
+            assert hasattr(import_module(module), attribute), name
 
 
 def _bases(page: Path) -> tuple[Path, ...]:

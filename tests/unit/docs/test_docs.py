@@ -190,6 +190,13 @@ def _is_ours(span: str) -> bool:
     return any((base / first).is_dir() for base in (ROOT, ROOT / "memplan"))
 
 
+def test_documents_that_the_code_names_exist() -> None:
+    for folder in ("memplan", "cli", "benchmarks", "tools", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8")):
+                assert (ROOT / name).exists(), f"{file}: {name}"
+
+
 def test_readme_and_architecture_stay_short() -> None:
     assert (ROOT / "README.md").stat().st_size <= 7 * 1024
     assert (DOCS / "ARCHITECTURE.md").stat().st_size <= 8 * 1024

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import Phases, count_phases
+from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
-from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
 from memplan.plain.as_loaded import as_loaded
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
@@ -58,7 +58,7 @@ class Analysis:
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
     placement: Placement | None = None
-    scans: tuple[ScanPair, ...] = ()
+    scans: tuple[ScanLayer, ...] = ()
     recurrent: tuple[RecurrentPair, ...] = ()
 
     @property
@@ -71,6 +71,14 @@ class Analysis:
         """Name of the node that runs at the peak."""
         timeline = self.timeline
         return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
+
+    @property
+    def stashes_by_module(self) -> dict[str, list[Stash]]:
+        """Stashes per module, the module with the most bytes first."""
+        found: dict[str, list[Stash]] = {}
+        for stash in self.stashes:
+            found.setdefault(stash.module, []).append(stash)
+        return dict(sorted(found.items(), key=lambda item: -sum(s.nbytes for s in item[1])))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -98,21 +106,12 @@ class Analysis:
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
-            "at_peak": [
-                {
-                    "name": live.name,
-                    "nbytes": live.nbytes,
-                    "class": str(live.tensor_class),
-                    "producer": live.producer,
-                    "birth": live.birth,
-                    "death": live.death,
-                    "held_by": live.held_by,
-                    "module": live.module,
-                }
-                for live in self.at_peak
-            ],
+            "at_peak": [_live_json(live) for live in self.at_peak],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
-            "stash_by_module": _by_module(self.stashes),
+            "stash_by_module": {
+                module: sum(stash.nbytes for stash in stashes)
+                for module, stashes in self.stashes_by_module.items()
+            },
             "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
@@ -133,11 +132,17 @@ class Analysis:
         return result
 
 
-def _by_module(stashes: tuple[Stash, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for stash in stashes:
-        found[stash.module] = found.get(stash.module, 0) + stash.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+def _live_json(live: Live) -> dict[str, object]:
+    return {
+        "name": live.name,
+        "nbytes": live.nbytes,
+        "class": str(live.tensor_class),
+        "producer": live.producer,
+        "birth": live.birth,
+        "death": live.death,
+        "held_by": live.held_by,
+        "module": live.module,
+    }
 
 
 def analyze(
@@ -198,7 +203,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
             *_caveats(session),
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
-        scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
+        scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
     )
 

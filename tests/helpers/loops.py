@@ -15,10 +15,11 @@ from memplan.autodiff.build import Request, build_gradients
 from memplan.loops.choose import named
 from memplan.loops.pairs import RecurrentPair, find_pairs
 from memplan.loops.rewrite import store_less
-from memplan.loops.step import Step, read_step
+from memplan.loops.step import PairStep, read_step
 from memplan.ops.cost import device_for
 from memplan.planning.costs import NodeCosts
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
+from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
@@ -109,7 +110,7 @@ def pairs_of(model: OpenModel) -> tuple[RecurrentPair, ...]:
     return find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
 
 
-def steps_of(model: OpenModel) -> list[Step]:
+def steps_of(model: OpenModel) -> list[PairStep]:
     """Their steps."""
     protos = [n for n in model.prepared.proto.graph.node if n.op_type != "Constant"]
     return [read_step(p, model.graph, protos, COSTS.estimate, True) for p in pairs_of(model)]
@@ -128,9 +129,14 @@ def feeds_for(model: OpenModel) -> dict[str, Any]:
 def ran(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[list[Any], int]:
     """The outputs in a tuned session, and the measured dynamic peak."""
     outputs: list[Any] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    found = profiled_run(request, feeds, session_options("tuned"), outputs.extend)
-    return outputs, found["measured_dynamic_bytes"]
+    found = profiled_runs(
+        model.SerializeToString(),
+        RunRequest(threads=1),
+        feeds,
+        session_options("tuned"),
+        outputs.extend,
+    )
+    return outputs, found.dynamic_bytes
 
 
 def reopened(model: onnx.ModelProto) -> OpenModel:

@@ -17,7 +17,8 @@ from memplan.ir.phases import differentiated
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
+from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel, open_model
@@ -32,12 +33,8 @@ def estimate(graph: Graph) -> list[float]:
     return node_costs(graph, DEVICES["cpu"], "cpu")
 
 
-def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
-    kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    options = session_options("tuned")
-    result = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
-    return kept, result
+def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], ProfiledRuns]:
+    return outputs_of(model, feeds, {})
 
 
 # All that are built in, with options that change what they do.
@@ -112,10 +109,12 @@ def task_of(path: Path) -> Task:
 
 def outputs_of(
     model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int]
-) -> tuple[list[np.ndarray], dict[str, Any]]:
+) -> tuple[list[np.ndarray], ProfiledRuns]:
     """What a tuned session computes on one thread, and what it measured."""
     kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    options = session_options("tuned", dims)
-    found = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
-    return kept, found
+    options, request = session_options("tuned", dims), RunRequest(threads=1)
+
+    def keep(outputs: list[Any]) -> None:
+        kept.extend(output.copy() for output in outputs)
+
+    return kept, profiled_runs(model.SerializeToString(), request, feeds, options, keep)

@@ -21,7 +21,8 @@ from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import RunRequest
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, open_model, opened
 from memplan.simulate.session import session_kind
@@ -87,7 +88,7 @@ def test_random_graphs(model: onnx.ModelProto) -> None:
     feeds = synthesize(before.graph)
     reference, _ = run(model, feeds)
     outputs, result = run(after.model.prepared.proto, feeds)
-    steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == after.timeline.dynamic.tolist()
     for a, b in zip(reference, outputs, strict=True):
         assert a.tobytes() == b.tobytes()

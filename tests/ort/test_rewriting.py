@@ -19,7 +19,8 @@ from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.verify import ensure
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import RunRequest
 from memplan.shapes.fold import small_constants
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, open_model, opened
@@ -95,7 +96,7 @@ def test_random_graphs(model: onnx.ModelProto, share: float) -> None:
     feeds = synthesize(before.graph)
     reference, _ = run(model, feeds)
     outputs, result = run(rewritten, feeds)
-    steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == timeline.dynamic.tolist()
     assert timeline.resident_bytes + max(steps) <= plan.budget_bytes
     for a, b in zip(reference, outputs, strict=True):

@@ -51,7 +51,7 @@ def test_plans_run_as_predicted(path: Path) -> None:
         rewritten = apply_plan(model.prepared.proto, plan, dims)
         timeline = ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED)
         outputs, measured = outputs_of(rewritten, feeds, dims)
-        assert measured["measured_dynamic_bytes"] == timeline.dynamic_peak_bytes, strategy
+        assert measured.dynamic_bytes == timeline.dynamic_peak_bytes, strategy
         assert len(outputs) == len(reference)
         for before, after in zip(reference, outputs, strict=True):
             assert before.tobytes() == after.tobytes(), strategy

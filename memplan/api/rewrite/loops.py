@@ -1,6 +1,6 @@
 """Pairs of loops in a plan: what their steps make again, and the graph around as before.
 
-The problem of one step is solved for every price of a byte (:mod:`memplan.loops.front`), which
+The problem of one step is solved for every price of a byte (:mod:`memplan.loops.choose`), which
 leaves a handful of graphs, from the one that is there to the one that stores the least. They are
 simulated by rising cost up to the first that keeps the budget without anything else; of that, what
 the budget does not ask for is left out again. Those that cost less are given to the planner, which
@@ -9,18 +9,15 @@ recomputes around the loops; the least total cost wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
-from memplan.loops.cell import Kept, trace
-from memplan.loops.choose import FIT, NONE, named
-from memplan.loops.front import Choice, choice_of, front
-from memplan.loops.pairs import find_pairs
+from memplan.loops.cell import CellPlan, plan_cell
+from memplan.loops.choose import FIT, NONE, Choice, choice_of, front, named
+from memplan.loops.pairs import find_pairs, sized_bytes
 from memplan.loops.rewrite import store_less
-from memplan.loops.step import Step, read_step
+from memplan.loops.step import PairStep, read_step
 from memplan.passes.manager import PassStep
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
@@ -33,7 +30,6 @@ from memplan.solver.strategy import Strategy
 from memplan.strategies.builtin import Search
 
 NAME = "recurrent"
-Planned = TypeVar("Planned")
 _TRIALS = 24
 """Simulations that are spent on leaving out what a budget does not ask for."""
 
@@ -82,7 +78,7 @@ class LoopStep(PassStep):
 def loop_steps(
     model: OpenModel,
     session: SessionKind,
-    wish: str,
+    policy: str,
     costs: NodeCosts,
     budget: int,
     loss: str | None = None,
@@ -92,7 +88,7 @@ def loop_steps(
     Args:
         model: the model.
         session: what is simulated.
-        wish: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
+        policy: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
             ``all``, ``auto`` or names (:func:`memplan.loops.choose.named`): that one; ``none``:
             none.
         costs: seconds of nodes.
@@ -102,7 +98,7 @@ def loop_steps(
     Raises:
         UsageError: what is named cannot be done.
     """
-    if wish == NONE:
+    if policy == NONE:
         return ()
     prepared = model.prepared
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
@@ -110,8 +106,8 @@ def loop_steps(
     exact = session.provider == "cpu"
     steps = [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
     maker = _Maker(model, session, steps, loss)
-    if wish != FIT:
-        return (maker.made(choice_of(steps, named(steps, wish))),)
+    if policy != FIT:
+        return (maker.made(choice_of(steps, named(steps, policy))),)
     found: list[LoopStep] = []
     for choice in front(steps) if steps else ():
         if not choice.seconds:
@@ -135,7 +131,7 @@ class _Maker:
 
     model: OpenModel
     session: SessionKind
-    steps: Sequence[Step]
+    steps: Sequence[PairStep]
     loss: str | None
 
     def made(self, choice: Choice) -> LoopStep:
@@ -172,19 +168,19 @@ class _Maker:
     def _less(self, choice: Choice) -> Iterator[Choice]:
         """Choices in which one node of one pair runs again no more, nor what only it needed."""
         for place, (step, kept) in enumerate(zip(self.steps, choice.kept, strict=True)):
-            again = {name for node in kept.again for name in node.output if name}
-            for node in kept.again:
+            again = {name for node in kept.recomputed for name in node.output if name}
+            for node in kept.recomputed:
                 fewer = again - set(node.output)
                 if again <= step.constants | fewer:
                     continue
                 kept_then = [*choice.kept]
-                kept_then[place] = trace(step.cell, fewer | step.constants)
+                kept_then[place] = plan_cell(step.cell, fewer | step.constants)
                 found = choice_of(self.steps, kept_then)
                 if found.seconds < choice.seconds:
                     yield found
 
 
-def _change(step: Step, kept: Kept) -> PairChange:
+def _change(step: PairStep, kept: CellPlan) -> PairChange:
     pair = step.pair
     return PairChange(
         pair.forward.node.name,
@@ -192,56 +188,24 @@ def _change(step: Step, kept: Kept) -> PairChange:
         pair.steps,
         pair.step_bytes,
         _stored_bytes(step, kept),
-        tuple(next(o for o in node.output if o) for node in kept.again),
+        tuple(next(o for o in node.output if o) for node in kept.recomputed),
         choice_of([step], [kept]).seconds,
     )
 
 
-def _stored_bytes(step: Step, kept: Kept) -> int:
+def _stored_bytes(step: PairStep, kept: CellPlan) -> int:
     """Bytes per step that the backward loop then reads of what the forward loop stacks."""
     call = step.pair.forward
     given = {*call.slices, *step.formals, call.counter}
-    return sum(call.tensors[name].nbytes for name in {*kept.stored, *kept.used} - given)
+    names = {*kept.stored, *kept.used} - given
+    return sum(sized_bytes(call.types[name], {}) or 0 for name in names)
 
 
-def loops_wish(wish: str, strategy: Strategy, session: SessionKind) -> str:
-    """``wish``; where nothing is said, ``fit`` for the planner's own search in tuned sessions, and
-    ``none`` else."""
+def loops_policy(asked: str, strategy: Strategy, session: SessionKind) -> str:
+    """What is done with loops: what is ``asked``; where that is nothing, ``fit`` for the planner's
+    own search in tuned sessions, and ``none`` else."""
     searched = isinstance(strategy, Search) and session.name == "tuned"
-    return wish or (FIT if searched else NONE)
-
-
-def best_with_loops(
-    ways: Sequence[tuple[LoopStep, ...]],
-    plan: Callable[[tuple[LoopStep, ...]], Planned],
-    cost: Callable[[Planned], float],
-    base_seconds: float,
-) -> Planned:
-    """The cheapest plan with one of several changes of the loops (an empty one: as they are).
-
-    Args:
-        ways: the changes by rising cost.
-        plan: plans behind one of them.
-        cost: the extra cost of a plan as a fraction of the step, that of the loops included.
-        base_seconds: of a step as it is.
-
-    Raises:
-        InfeasibleError: there is no plan; why, of the last change.
-    """
-    found: list[Planned] = []
-    failure: InfeasibleError | None = None
-    for way in ways:
-        least = sum(step.seconds for step in way) / base_seconds if base_seconds else 0.0
-        if found and min(map(cost, found)) <= least:
-            break
-        try:
-            found.append(plan(way))
-        except InfeasibleError as error:
-            failure = error
-    if not found:
-        assert failure is not None
-        raise failure
-    return min(found, key=cost)
+    return asked or (FIT if searched else NONE)
 
 
 def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: Graph) -> Plan:

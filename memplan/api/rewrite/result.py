@@ -1,53 +1,25 @@
-"""What ``rewrite`` is asked, and what it answers."""
+"""What ``rewrite`` answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from memplan.api.analyze import Analysis
+from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.ir.graph import Graph
-from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.passes import manager as free
 from memplan.plain.finish import PlainModel
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
 from memplan.simulate.timeline import Timeline
-from memplan.units import SizeSpec
 
 SCHEMA = "memplan.rewrite/1"
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteOptions:
-    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
-
-    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.manager`, ``scan_recompute`` in
-    :func:`memplan.api.rewrite.loops.loops_wish`.
-    """
-
-    budget: SizeSpec
-    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
-    strategy: str = "auto"
-    session: str = "tuned"
-    provider: str = "cpu"
-    optimize: str = "extended"
-    time_limit: float = 10.0
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    costs: Path | None = None
-    profile: bool = False
-    device: str | None = None
-    loss: str | None = None
-    passes: str = free.ALL
-    wrt: tuple[str, ...] = ()
-    scan_recompute: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +58,9 @@ class Rewrite:
         return self.costs.measured_nodes(self.planned)
 
     @property
-    def scans(self) -> tuple[ScanPair, ...]:
+    def scans(self) -> tuple[ScanLayer, ...]:
         """The recurrent layers of the rewritten model."""
-        return find_scan_pairs(self.model)
+        return scan_layers(self.model)
 
     @property
     def pairs(self) -> tuple[PairChange, ...]:

@@ -14,7 +14,7 @@ from helpers.models import SAMPLES
 from helpers.running import Memplan, runner
 from memplan.api.analyze import analyze
 from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.interface import gone_names, gone_notes, some_names, without_inputs
+from memplan.api.validate.interface import removed_names, removed_notes, some_names, without_inputs
 from memplan.errors import UsageError
 from memplan.ir.phases import find_phases
 from memplan.ir.reach import needed_nodes, trained_outputs
@@ -456,9 +456,9 @@ def test_steps_record_what_is_gone() -> None:
 
 
 def test_names_that_are_gone_in_a_file(tmp_path: Path) -> None:
-    gone = gone_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
+    gone = removed_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
     assert gone == {"input": (), "output": ("a", "b")}
-    assert gone_notes(gone) == [
+    assert removed_notes(gone) == [
         "2 outputs are gone from the rewritten model (--wrt), so they are not compared: a, b"
     ]
     assert some_names([str(k) for k in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

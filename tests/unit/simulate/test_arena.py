@@ -16,7 +16,8 @@ from helpers.models import SAMPLES
 from memplan.api.analyze import analyze_open
 from memplan.ir.graph import ABSENT
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import RunRequest
 from memplan.simulate.allocation import Allocation, Buffer
 from memplan.simulate.arena import (
     ALIGNMENT,

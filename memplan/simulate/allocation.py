@@ -1,7 +1,7 @@
 """Which buffer every tensor gets, and from which step to which it lives.
 
 Follows ONNX Runtime's sequential allocation planner and execution frame (``allocation_planner.cc``,
-``execution_frame.cc``; 1.31.1). The rules, numbered as in docs/memory-model.md:
+``execution_frame.cc``; 1.31.1). The rules, numbered as in docs/how/memory-model.md:
 
 1. A graph output gets a buffer of its own, held from production to the end.
 2. An alias output shares the buffer of its input, whoever owns that.

@@ -159,7 +159,7 @@ def is_late(names: Sequence[str]) -> bool:
 
 
 def test_clones_without_fences_with_fences_and_pins() -> None:
-    """The table of docs/memory-model.md: a runtime upgrade that undoes a trick fails here."""
+    """The table of docs/how/memory-model.md: a runtime upgrade that undoes a trick fails here."""
     bare = chain_with_clone()
     names = node_names(run(bare))
     merged = ("h2" in names) != ("h2r" in names)

@@ -32,7 +32,7 @@ from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
 
 # Two correct runs of float32 training graphs differ by about this much when the order of
-# additions differs (docs/memory-model.md).
+# additions differs (docs/how/memory-model.md).
 TOLERANCE = 1e-4
 # Kernels whose CPU implementation adds in a different order from run to run.
 _UNREPEATABLE = (("ScatterND", "reduction"),)

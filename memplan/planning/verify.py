@@ -1,4 +1,11 @@
-"""What must hold before a rewritten model is written: checked on the model itself."""
+"""What must hold before a rewritten model is written: checked on the model itself.
+
+Three pieces of code know the runtime's memory, and none of them may lean on another: the simulator
+(:mod:`memplan.simulate.allocation`) is the oracle; the solver's evaluator
+(:mod:`memplan.solver.evaluate`, of tuned sessions) and its pins (:mod:`memplan.solver.pins`, of
+plain ones) are its subjects. Here the oracle reads the new file's own graph, and its figures must
+be those of the evaluator, to the byte; :mod:`memplan.plain.finish` does the same for pins.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +17,31 @@ from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.plan import Plan
-from memplan.proto.faults import find_fault
-from memplan.shapes.bodies import body_models
-from memplan.shapes.infer import ValueType
+from memplan.proto.checks import find_fault
+from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
 
+class Rejected(MemplanError):
+    """The check found a plan wanting. ``peak_bytes``: what the new file takes, if that is why."""
+
+    def __init__(self, reason: str, peak_bytes: int | None = None) -> None:
+        super().__init__(
+            f"the plan was rejected: {reason}",
+            "nothing was written; please report this with the model",
+        )
+        self.reason = reason
+        self.peak_bytes = peak_bytes
+
+
 def rewritten_types(
-    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
-) -> dict[str, ValueType]:
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
+) -> dict[str, TensorType]:
     """Types of every tensor; clones have those of what they are clones of."""
     known = dict(types)
     for tensor in plan.extended.graph.tensors:
-        known.setdefault(tensor.name, ValueType(tensor.dtype, tensor.shape))
+        known.setdefault(tensor.name, TensorType(tensor.dtype, tensor.shape))
     originals = {node.name: node for node in plan.extended.graph.nodes}
     for proto in rewritten.graph.node:
         of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
@@ -32,22 +50,22 @@ def rewritten_types(
         for name, index in zip(proto.output, originals[of].outputs, strict=False):
             if name:
                 source = plan.extended.graph.tensors[index]
-                known[name] = ValueType(source.dtype, source.shape)
+                known[name] = TensorType(source.dtype, source.shape)
     return known
 
 
 def rewritten_graph(
-    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
 ) -> Graph:
     """The graph of a rewritten model."""
-    return build_graph(rewritten, rewritten_types(rewritten, plan, types), body_models)
+    return build_graph(rewritten, rewritten_types(rewritten, plan, types))
 
 
 def ensure(
     original: onnx.ModelProto,
     rewritten: onnx.ModelProto,
     plan: Plan,
-    types: Mapping[str, ValueType],
+    types: Mapping[str, TensorType],
     session: SessionKind,
 ) -> Timeline:
     """Check the rewritten model and return its simulated timeline.
@@ -56,20 +74,20 @@ def ensure(
     of the planner's evaluator.
 
     Raises:
-        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+        Rejected: a condition does not hold. That is our bug, and nothing is written.
     """
     graph = rewritten_graph(rewritten, plan, types)
     ensure_sound(original, rewritten, graph)
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
-        raise _bug("the runtime would not run the nodes in plan order")
-    if timeline.peak_with_workspace_bytes > plan.budget_bytes:
-        raise _bug(
-            f"the simulated peak {timeline.peak_with_workspace_bytes:,} B breaks the budget "
-            f"{plan.budget_bytes:,} B"
+        raise Rejected("the runtime would not run the nodes in plan order")
+    peak = timeline.peak_with_workspace_bytes
+    if peak > plan.budget_bytes:
+        raise Rejected(
+            f"the simulated peak {peak:,} B breaks the budget {plan.budget_bytes:,} B", peak
         )
     if timeline.dynamic_peak_bytes != plan.predicted_peak_bytes - plan.resident_bytes:
-        raise _bug(
+        raise Rejected(
             f"planner and simulator disagree: {plan.predicted_peak_bytes - plan.resident_bytes:,} "
             f"and {timeline.dynamic_peak_bytes:,} B"
         )
@@ -80,7 +98,7 @@ def ensure_sound(original: onnx.ModelProto, rewritten: onnx.ModelProto, graph: G
     """Check all but order and memory: interface, validity, no recomputation for nothing.
 
     Raises:
-        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+        Rejected: a condition does not hold. That is our bug, and nothing is written.
     """
     _check_interface(original, rewritten)
     _check_valid(rewritten)
@@ -92,13 +110,13 @@ def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> N
         before = [v.SerializeToString() for v in getattr(original.graph, field)]
         after = [v.SerializeToString() for v in getattr(rewritten.graph, field)]
         if before != after:
-            raise _bug(f"the graph {field}s changed")
+            raise Rejected(f"the graph {field}s changed")
 
 
 def _check_valid(rewritten: onnx.ModelProto) -> None:
     fault = find_fault(rewritten)
     if fault is not None:
-        raise _bug(f"the ONNX checker refuses the model: {fault}")
+        raise Rejected(f"the ONNX checker refuses the model: {fault}")
 
 
 def _check_clones_read(graph: Graph) -> None:
@@ -106,11 +124,4 @@ def _check_clones_read(graph: Graph) -> None:
         if metadata.get("memplan.role") != "recompute":
             continue
         if not any(graph.tensors[t].readers for t in node.writes):
-            raise _bug(f"nobody reads the recomputed node {node.name}")
-
-
-def _bug(message: str) -> MemplanError:
-    return MemplanError(
-        f"the plan was rejected: {message}",
-        "nothing was written; please report this with the model",
-    )
+            raise Rejected(f"nothing reads the recomputed node {node.name}")

@@ -14,7 +14,7 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.verify import ensure
 from memplan.runtime.inputs import synthesize
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 
 pytestmark = pytest.mark.ort
 

@@ -14,10 +14,9 @@ from helpers.random_graphs import models
 from memplan.api.validate.interface import without_inputs
 from memplan.ir.reach import trained_outputs
 from memplan.passes.base import Pass
-from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
-from memplan.passes.manager import run_passes
-from memplan.passes.order import Order
+from memplan.passes.manager import PassManager
+from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
@@ -56,7 +55,7 @@ def test_real_training_graphs(path: Path) -> None:
         original = measure(path, request, inputs, folder / "original.npz")
         # The sample models are large; narrowed, they show all passes at once.
         for wrt in [half(model)] if path.parent == SAMPLES else [(), half(model)]:
-            last = run_passes(model, before, all_passes(wrt))
+            last = PassManager(all_passes(wrt)).run(model, before)
             gone = tuple(name for step in last for name in step.removed_inputs)
             after = last[-1]
             target = folder / "after.onnx"
@@ -84,7 +83,7 @@ def test_real_training_graphs(path: Path) -> None:
 def test_random_graphs(model: onnx.ModelProto) -> None:
     before = opened(prepare_model(model, Path("random.onnx"), {}))
     timeline = simulate(before.graph, TUNED)
-    after = run_passes(before, timeline, all_passes())[-1]
+    after = PassManager(all_passes()).run(before, timeline)[-1]
     feeds = synthesize(before.graph)
     reference, _ = run(model, feeds)
     outputs, result = run(after.model.prepared.proto, feeds)

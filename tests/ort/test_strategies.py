@@ -11,7 +11,7 @@ from helpers.plans import AUTO, NAMED, TUNED, outputs_of, task_of
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
 from memplan.runtime.inputs import synthesize
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.builtin import list_strategies
 
 pytestmark = pytest.mark.ort

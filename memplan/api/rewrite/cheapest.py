@@ -10,12 +10,13 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import with_loops
 from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import InfeasibleError, MemplanError, UsageError
-from memplan.passes.manager import PassStep, run_passes, without_order
+from memplan.passes.manager import PassManager, PassStep, without_order
 from memplan.plain.finish import PlainModel
 from memplan.plain.plan import plan_plain
+from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
-from memplan.planning.planner import make_plan, plan_request, prepare
+from memplan.planning.planner import plan_request
 from memplan.simulate.opened import OpenModel
 from memplan.solver.strategy import Strategy
 from memplan.strategies.builtin import Search
@@ -109,7 +110,7 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
     """
     steps = (
         *candidate.loops,
-        *run_passes(candidate.model, candidate.timeline, goal.passes),
+        *PassManager(goal.passes).run(candidate.model, candidate.timeline),
     )
     plans: list[Planned] = []
     failure: MemplanError | None = None
@@ -120,7 +121,7 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
             failure = error
     if failure is not None and not plans:
         raise failure
-    if getattr(goal.strategy, "ignores_budget", False):
+    if goal.strategy.ignores_budget:
         return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
     return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
 
@@ -144,6 +145,6 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)
     else:
-        plan = make_plan(prepare(request), goal.strategy, seconds, goal.progress)
+        plan = confirmed_plan(model.prepared, request, goal.strategy, seconds, goal.progress).plan
     plan = with_loops(plan, candidate.loops, costs, model.graph)
     return Planned(candidate, steps, costs, plan, plain)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.models import SAMPLES, load_benchmark
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 
 
 def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(

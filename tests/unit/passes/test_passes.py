@@ -18,22 +18,20 @@ from memplan.api.validate.interface import removed_names, removed_notes, some_na
 from memplan.errors import UsageError
 from memplan.ir.phases import find_phases
 from memplan.ir.reach import needed_nodes, trained_outputs
-from memplan.passes.base import Applied, lower, lower_or_equal
-from memplan.passes.early_update import EarlyUpdate
+from memplan.passes.base import Applied, peak_did_not_rise, peak_fell
 from memplan.passes.elide import Elide, find_edits
 from memplan.passes.manager import (
     NAMES,
+    PassManager,
     make_passes,
     parse_passes,
     recorded,
     removed,
-    run_passes,
     without_order,
 )
 from memplan.passes.no_ops import Facts, same_value
-from memplan.passes.order import Order
+from memplan.passes.order import EarlyUpdate, Order, early_order, in_order
 from memplan.passes.prune import Prune
-from memplan.passes.schedule import early_order, in_order
 from memplan.proto.metadata import get_metadata
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel, open_model
@@ -55,7 +53,7 @@ def inside(
 def applied(text: str, *passes: object) -> OpenModel:
     """The model in ``text`` behind ``passes``."""
     model = open_text(text)
-    return run_passes(model, simulate(model.graph, TUNED), passes)[-1].model  # type: ignore[arg-type]
+    return PassManager(passes).run(model, simulate(model.graph, TUNED))[-1].model  # type: ignore[arg-type]
 
 
 def nodes(model: OpenModel) -> str:
@@ -185,7 +183,7 @@ def test_what_dead_code_reads_stays_with_it() -> None:
         Elide(),
     )
     assert nodes(model) == "first one last dead"
-    assert nodes(run_passes(model, simulate(model.graph, TUNED), [Prune()])[0].model) == (
+    assert nodes(PassManager([Prune()]).run(model, simulate(model.graph, TUNED))[0].model) == (
         "first last"
     )
 
@@ -206,13 +204,13 @@ def test_a_part_that_raises_the_peak_is_left_out(monkeypatch: pytest.MonkeyPatch
     import memplan.passes.elide as room
 
     text = one_node("[n] b0 = Identity(a) [m] c = Exp(b0) [k] b = Identity(c)")
-    before = room.lower_or_equal
+    before = room.peak_did_not_rise
 
     def dear(after: Timeline, than: Timeline) -> bool:
         """As if it cost memory to take away 'n'."""
         return before(after, than) and any(node.name == "n" for node in after.graph.nodes)
 
-    monkeypatch.setattr(room, "lower_or_equal", dear)
+    monkeypatch.setattr(room, "peak_did_not_rise", dear)
     assert nodes(applied(text, Elide())) == "first n m last"
 
 
@@ -221,10 +219,10 @@ def test_peaks_compare_with_workspace_first() -> None:
         timeline_of("g (float[4] x) => (float[4] y) { [a] y = Exp(x) }"),
         timeline_of("g (float[4] x) => (float[4] y) { [a] b = Exp(x) [c] y = Exp(b) }"),
     )
-    assert lower(low, high)
-    assert lower_or_equal(low, low)
-    assert not lower(low, low)
-    assert not lower_or_equal(high, low)
+    assert peak_fell(low, high)
+    assert peak_did_not_rise(low, low)
+    assert not peak_fell(low, low)
+    assert not peak_did_not_rise(high, low)
 
 
 # --- Prune -----------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ def test_only_the_wanted_gradients_stay(
     wrt: tuple[str, ...], outputs: str, inputs: str, left: str
 ) -> None:
     model = open_text(STEP)
-    found = Prune(wrt).apply(model, simulate(model.graph, TUNED))
+    found = PassManager([Prune(wrt)]).run(model, simulate(model.graph, TUNED))[0]
     assert " ".join(found.removed_outputs) == outputs
     assert " ".join(found.removed_inputs) == inputs
     if not left:
@@ -341,7 +339,7 @@ def test_dead_code_and_idle_results_go() -> None:
     assert list(model.prepared.proto.graph.node[0].output) == ["y"]
     assert [t.name for t in model.prepared.proto.graph.initializer] == ["ratio", "on"]
     found = Prune().apply(open_text(text), timeline_of(text))
-    assert found.note == "2 nodes, 1 results that nobody reads"
+    assert found.note == "2 nodes, 1 result that nothing reads"
     again = Prune().apply(model, simulate(model.graph, TUNED))
     assert again.model is model
 
@@ -380,7 +378,7 @@ def test_an_order_without_recomputation() -> None:
 def test_a_default_session_keeps_its_order() -> None:
     model = open_text(TWO_WIDE)
     timeline = simulate(model.graph, session_kind("default"))
-    step = run_passes(model, timeline, [Order()])[0]
+    step = PassManager([Order()]).run(model, timeline)[0]
     assert step.model is model
     assert step.note == "a default session has an order of its own"
 
@@ -397,7 +395,7 @@ def test_updates_run_as_soon_as_their_gradients_are_there() -> None:
     updates = {place[name] for name in ("tick", "me", "de", "ue", "md", "dd", "ud")}
     order = [model.graph.nodes[n].name for n in early_order(model.graph, updates)]
     assert " ".join(order) == ("enc act dec loss seed gd md tick dd ud gr sign gh ge me de ue")
-    step = run_passes(model, simulate(model.graph, TUNED), [EarlyUpdate()])[0]
+    step = PassManager([EarlyUpdate()]).run(model, simulate(model.graph, TUNED))[0]
     assert (nodes(step.model) == " ".join(order)) == step.changed
 
 
@@ -433,7 +431,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
     text = TWO_WIDE.replace("[q] b", "[w] b").replace("[r] c", "[v] c")
     model = open_text(text)
     better = in_order(model, [0, 2, 1, 3, 4])
-    steps = run_passes(better, simulate(better.graph, TUNED), [Worse()])  # type: ignore[list-item]
+    steps = PassManager([Worse()]).run(better, simulate(better.graph, TUNED))  # type: ignore[list-item]
     assert steps[0].model is better
     assert not steps[0].changed
     assert steps[0].note == "left out: a peak would rise"
@@ -442,7 +440,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
 def test_steps_record_what_is_gone() -> None:
     model = open_text(STEP)
     passes = [Elide(), Prune(("enc*",)), Order(rounds=2), EarlyUpdate()]
-    steps = run_passes(model, simulate(model.graph, TUNED), passes)
+    steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
     assert removed(steps) == {
         "removed_outputs": ["dec_w_new", "dec_w_m_new"],
         "removed_inputs": ["dec_w_m"],
@@ -459,7 +457,7 @@ def test_names_that_are_gone_in_a_file(tmp_path: Path) -> None:
     gone = removed_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
     assert gone == {"input": (), "output": ("a", "b")}
     assert removed_notes(gone) == [
-        "2 outputs are gone from the rewritten model (--wrt), so they are not compared: a, b"
+        "2 outputs were removed from the rewritten model (--wrt), so they are not compared: a, b"
     ]
     assert some_names([str(k) for k in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     feeds = {"x": np.zeros(2), "m": np.ones(3)}
@@ -515,7 +513,7 @@ def test_what_is_freed_is_what_prune_frees() -> None:
         rest = [m for m in found if m != module]
         model = open_model(MODEL)
         globs = tuple(p for m in rest for p in found[m].parameters)
-        step = run_passes(model, analysis.timeline, [Prune(globs)])[0]
+        step = PassManager([Prune(globs)]).run(model, analysis.timeline)[0]
         saved = analysis.timeline.peak_bytes - step.timeline.peak_bytes
         assert saved == found[module].freed_bytes
     assert analysis.as_json()["narrowing"][0]["stashes"] == [{"name": "addmm", "nbytes": 16 << 20}]
@@ -582,7 +580,7 @@ def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path:
     answer = json.loads(proof.stdout)
     assert answer["equality"] == "bitwise"
     assert answer["compared_outputs"] == 8
-    assert any("28 inputs are gone" in note for note in answer["notes"])
+    assert any("28 inputs were removed" in note for note in answer["notes"])
     assert any("42 outputs are gone" in note for note in answer["notes"])
 
 
@@ -600,7 +598,7 @@ def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
         "2",
         "--dry-run",
     )
-    assert "gone with --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
+    assert "removed by --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
     assert " and 34 more" in found.stdout
     assert "fits by what is free alone" in found.stdout
     assert "A narrower --wrt would free" in inside("analyze", MODEL).stdout

@@ -17,17 +17,12 @@ from helpers.odd_models import BOOL, FLOAT, INT64, constant, info, model, saved
 from memplan.api.analyze import analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, ModelError, UsageError
 from memplan.shapes.bodies import body_models
-from memplan.shapes.fold import complete_types
-from memplan.shapes.infer import (
-    ValueType,
-    bind_dims,
-    check_calls,
-    evaluate_dim,
-    infer,
-    stated_types,
-    symbolic_dims,
-    value_types,
-)
+from memplan.shapes.checks import check_calls
+from memplan.shapes.complete import value_types
+from memplan.shapes.dims import bind_dims, evaluate_dim, symbolic_dims
+from memplan.shapes.fold import types_by_folding
+from memplan.shapes.infer import infer, stated_types
+from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import open_model
 
 # --- names for dimensions ------------------------------------------------------------------------
@@ -242,7 +237,7 @@ def test_ranks_that_inference_lets_through(
 ) -> None:
     node = helper.make_node(op, list("abc")[: len(shapes)], ["y"], name="it", **attributes)
     graph = helper.make_graph([node], "g", [], [])
-    types = {name: ValueType(FLOAT, tuple(s)) for name, s in zip("abc", shapes, strict=False)}
+    types = {name: TensorType(FLOAT, tuple(s)) for name, s in zip("abc", shapes, strict=False)}
     with pytest.raises(ModelError, match=message):
         check_calls(graph, types)
     # An input whose shape nobody knows is not judged.
@@ -317,7 +312,7 @@ def test_no_large_tensor_is_made_only_to_learn_its_shape(op: str) -> None:
     tracemalloc.start()
     try:
         types, _ = value_types(proto)
-        complete_types(proto, {"y": ValueType(INT64, None)})
+        types_by_folding(proto, {"y": TensorType(INT64, None)})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

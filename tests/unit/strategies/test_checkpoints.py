@@ -22,9 +22,9 @@ from memplan.api.validate.run import validate
 from memplan.errors import UsageError
 from memplan.ir.phases import differentiated, find_phases
 from memplan.planning.labels import labels_of
-from memplan.proto.marks import KEY, carry_marks, marked_names
+from memplan.proto.metadata import CHECKPOINT_KEY, carry_marks, marked_names
 from memplan.solver.problem import Labels, Problem
-from memplan.solver.search import anytime as search
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.bottlenecks import Flow, spaced
 from memplan.strategies.builtin import list_strategies, parse_strategy
 from memplan.strategies.checkpoints import Named
@@ -39,7 +39,7 @@ NAMES = ("speed", "memory", "list{names=addmm*}", "collection")
 @pytest.fixture(scope="module", autouse=True)
 def machine_code() -> None:
     """Compile before anything is timed."""
-    search.warm_up()
+    warm_up()
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_named_tensors_stay() -> None:
 @pytest.mark.parametrize(
     ("names", "message", "hint"),
     [
-        ("", "strategy 'list' is told no names", "list{names=a+b}"),
+        ("", "strategy 'list' needs names", "list{names=a+b}"),
         ("f2+f22", "the forward part makes no tensor 'f22'", "near matches: f2"),
         ("O", "the forward part makes no tensor 'O'", "near matches: loss"),
         ("what?", "the forward part makes no tensor 'what?'", "it makes, for example, f1, f2, f3"),
@@ -360,11 +360,11 @@ def test_gradients_flow_from_the_parameters_to_the_loss() -> None:
 def test_marks_of_nodes_and_values() -> None:
     model = parse(STEP)
     (mul,) = [node for node in model.graph.node if node.name == "mul"]
-    mul.metadata_props.add(key=KEY, value="True")
+    mul.metadata_props.add(key=CHECKPOINT_KEY, value="True")
     (norm,) = [node for node in model.graph.node if node.name == "norm"]
-    norm.metadata_props.add(key=KEY, value="false")
+    norm.metadata_props.add(key=CHECKPOINT_KEY, value="false")
     value = onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, [40, 40])
-    value.metadata_props.add(key=KEY, value="1")
+    value.metadata_props.add(key=CHECKPOINT_KEY, value="1")
     model.graph.value_info.append(value)
     assert marked_names(model.graph) == ["a", "h"]
     graph = open_text(model).graph
@@ -376,9 +376,9 @@ def test_marks_survive_an_optimizer_that_drops_them() -> None:
     source, target = parse(STEP), parse(STEP)
     for node in source.graph.node:
         if node.name in ("mul", "norm", "cast"):
-            node.metadata_props.add(key=KEY, value="1")
+            node.metadata_props.add(key=CHECKPOINT_KEY, value="1")
     value = onnx.helper.make_tensor_value_info("keep", onnx.TensorProto.BOOL, [40, 40])
-    value.metadata_props.add(key=KEY, value="1")
+    value.metadata_props.add(key=CHECKPOINT_KEY, value="1")
     source.graph.value_info.append(value)
     (cast,) = [node for node in target.graph.node if node.name == "cast"]
     cast.output[0] = "fused"
@@ -449,7 +449,7 @@ def marked(tmp_path: Path) -> Marked:
         model = onnx.load(MODEL)
         for node in model.graph.node:
             if node.op_type == op:
-                node.metadata_props.add(key=KEY, value="true")
+                node.metadata_props.add(key=CHECKPOINT_KEY, value="true")
         onnx.save(model, tmp_path / "marked.onnx")
         return tmp_path / "marked.onnx"
 

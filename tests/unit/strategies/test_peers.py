@@ -19,7 +19,7 @@ from memplan.simulate.opened import open_model
 from memplan.solver.evaluate import IMPOSSIBLE
 from memplan.solver.maxflow import Network
 from memplan.solver.problem import Ints
-from memplan.solver.search import anytime as search
+from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.builtin import parse_strategy
 from memplan.strategies.dtr import Dtr
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Classes, _Frame
@@ -47,7 +47,7 @@ PEERS = (
 @pytest.fixture(scope="module", autouse=True)
 def machine_code() -> None:
     """Compile before any time limit runs."""
-    search.warm_up()
+    warm_up()
 
 
 def embeds(longer: Ints, shorter: Ints) -> bool:

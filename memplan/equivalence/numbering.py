@@ -33,9 +33,14 @@ from memplan.equivalence.terms import (
     attributes_key,
     plain_attributes,
 )
-from memplan.ops.memory import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, has_effects
+from memplan.ops.memory import (
+    CONTROL_FLOW_OPS,
+    EFFECT_OPS,
+    OPTIONAL_OUTPUTS,
+    RANDOM_OPS,
+    has_effects,
+)
 from memplan.proto.nodes import domain_of, is_constant, operator_key
-from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
 _SEED = "seed"
 

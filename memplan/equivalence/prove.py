@@ -22,7 +22,7 @@ from memplan.equivalence.numbering import Numbered, Numbering, occurrence_of
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
-from memplan.shapes.infer import symbolic_dims
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 
 _LOOPS = ("Scan", "Loop")
@@ -283,7 +283,7 @@ def reference_side(prepared: PreparedModel) -> Side:
     """A prepared model as the reference, with its types; shapes only where every run has them."""
     exact = not symbolic_dims(prepared.proto) and not prepared.bounded
     facts = {
-        name: Fact(value.dtype, value.shape if exact else None)
+        name: Fact(value.dtype, value.sizes if exact else None)
         for name, value in prepared.types.items()
     }
     return Side(prepared.proto, prepared.path.parent, facts)

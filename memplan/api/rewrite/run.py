@@ -99,9 +99,7 @@ def rewrite(
     if not dry_run:
         repoint_external_data(applied.model, path, target)
         write_model(applied.model, target, force=force)
-    return _answer(
-        path, None if dry_run else target, source, goal, planned, applied, equivalence
-    )
+    return _answer(path, None if dry_run else target, source, goal, planned, applied, equivalence)
 
 
 def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:

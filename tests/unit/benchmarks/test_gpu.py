@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.models import SAMPLES, load_benchmark
+from helpers.training_steps import saved_step, symbolic_batch
 from memplan.solver.search.anytime import warm_up
 
 
@@ -18,16 +19,17 @@ def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
     warm_up()
     bench = load_benchmark("gpu")
     target = tmp_path / "gpu.json"
+    graph = saved_step(symbolic_batch, tmp_path)
     arguments = [
         "gpu",
         "--graph",
-        f"gpt2={SAMPLES / 'gpt_dynamic.onnx'}",
+        f"gpt2={graph}",
         "--net",
         "gpt2",
         "--batch",
-        "1",
+        "512",
         "--memory",
-        "40MB",
+        "2MB",
         "--share",
         "60%",
         "--provider",

@@ -525,7 +525,9 @@ def test_what_is_freed_is_what_prune_frees() -> None:
 
 
 def options(budget: str, **more: object) -> RewriteOptions:
-    return RewriteOptions(parse_size(budget), optimize="none", time_limit=3.0, **more)  # type: ignore[arg-type]
+    return RewriteOptions(
+        parse_size(budget), optimize="none", strategy="search{iterations=6}", **more
+    )  # type: ignore[arg-type]
 
 
 def test_the_waterfall_ends_where_the_file_is(tmp_path: Path) -> None:
@@ -566,8 +568,8 @@ def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path:
         "head*",
         "--optimize",
         "none",
-        "--time-limit",
-        "2",
+        "--strategy",
+        "greedy",
         "--format",
         "json",
         "-o",
@@ -596,8 +598,8 @@ def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
         "head*",
         "--optimize",
         "none",
-        "--time-limit",
-        "2",
+        "--strategy",
+        "greedy",
         "--dry-run",
     )
     assert "gone with --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout

@@ -17,8 +17,9 @@ from helpers.models import SAMPLES
 from helpers.problems import Case, Op
 from helpers.running import Memplan, runner
 from helpers.steps import chain, check, problem_of, random_step
+from helpers.training_steps import saved_step, with_dropout
 from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.run import validate
+from memplan.api.validate.run import ValidateOptions, validate
 from memplan.errors import UsageError
 from memplan.ir.phases import differentiated, find_phases
 from memplan.planning.labels import labels_of
@@ -521,10 +522,10 @@ def test_a_plan_over_budget_says_what_it_reaches(inside: Memplan) -> None:
 @pytest.mark.ort
 @pytest.mark.parametrize("name", ["speed", "memory"])
 def test_results_are_bitwise_equal(name: str, tmp_path: Path) -> None:
-    output = tmp_path / "fits.onnx"
-    done = rewrite(MODEL, RewriteOptions(parse_size("100%"), strategy=name), output)
+    source, output = saved_step(with_dropout, tmp_path), tmp_path / "fits.onnx"
+    done = rewrite(source, RewriteOptions(parse_size("100%"), strategy=name), output)
     assert done.plan.clones > 0
-    proof = validate(MODEL, output)
+    proof = validate(source, output, ValidateOptions(runs=1, plain=False))
     assert not proof.findings, proof.findings
     assert proof.equality == "bitwise"
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.gpu import Bench, GraphFile
+    from benchmarks.gpu_bench import Bench, GraphFile
 
 Rows = Iterator[tuple[dict[str, Any], Callable[[], Mapping[str, Any]]]]
 _MOST = 1 << 16

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.gpu import Bench, GraphFile
+    from benchmarks.gpu_bench import Bench, GraphFile
     from memplan.runtime.measure import Measurement
 
 Rows = Iterator[tuple[dict[str, Any], Callable[[], Mapping[str, Any]]]]

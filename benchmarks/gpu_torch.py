@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.gpu import Bench
+    from benchmarks.gpu_bench import Bench
 
 Rows = Iterator[tuple[dict[str, Any], Callable[[], Mapping[str, Any]]]]
 _MODES = (

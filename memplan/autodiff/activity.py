@@ -9,7 +9,7 @@ import onnx
 
 from memplan.autodiff.emit.registry import Entry, entry_for
 from memplan.errors import ModelError
-from memplan.ir.build import captured_names
+from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 _LISTED = 3

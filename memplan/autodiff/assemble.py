@@ -10,9 +10,9 @@ from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.hoist import hoist
-from memplan.ir.build import captured_names
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
 
 

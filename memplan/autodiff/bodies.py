@@ -14,8 +14,7 @@ from onnx import helper, numpy_helper
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
-from memplan.ir.build import captured_names
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import captured_names, subgraphs
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import TensorType, write_type
 

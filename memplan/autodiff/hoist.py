@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx
 from onnx import helper
 
-from memplan.ir.build import captured_names
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})

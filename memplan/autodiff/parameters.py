@@ -11,7 +11,7 @@ import onnx
 
 from memplan.autodiff.activity import find_activity
 from memplan.errors import ModelError, UsageError
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 # Operators and the input slots where weights stand.

@@ -11,6 +11,8 @@ import onnx
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node, Tensor, TensorKind
 from memplan.proto.marks import marked_names
+from memplan.proto.nodes import captured_names, domain_of, is_constant
+from memplan.proto.opset import default_opset
 
 # Bytes per element by onnx.TensorProto.DataType; 4-bit types are packed two to a byte.
 ELEMENT_BITS: dict[int, int] = {
@@ -88,7 +90,6 @@ def build_graph(
         expand: finds the bodies of a control-flow node (``memplan.shapes.bodies.body_models``);
             without it, bodies are left out.
     """
-    opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
     bodies: dict[int, tuple[Body, ...]] = {}
     if expand is not None:
         nodes = [proto for proto in model.graph.node if not is_constant(proto)]
@@ -96,7 +97,7 @@ def build_graph(
             if any(item.type == onnx.AttributeProto.GRAPH for item in proto.attribute):
                 found = expand(model, proto, types)
                 bodies[index] = tuple(_body(info, expand, proto.op_type) for info in found)
-    return _Builder(model.graph, types).build(opset, bodies)
+    return _Builder(model.graph, types).build(default_opset(model), bodies)
 
 
 def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
@@ -104,11 +105,6 @@ def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
     if info.complete:
         graph = replace(build_graph(info.model, info.types, expand), parent_op=parent)
     return Body(info.attribute, graph, info.trips, info.complete)
-
-
-def is_constant(proto: onnx.NodeProto) -> bool:
-    """Whether the node is a ``Constant``, which the runtime makes an initializer when it loads."""
-    return proto.op_type == "Constant" and proto.domain in ("", "ai.onnx")
 
 
 class _Builder:
@@ -178,7 +174,7 @@ class _Builder:
         return Node(
             id=index,
             name=proto.name,
-            domain="" if proto.domain == "ai.onnx" else proto.domain,
+            domain=domain_of(proto),
             op=proto.op_type,
             inputs=inputs,
             outputs=outputs,
@@ -208,33 +204,6 @@ class _Builder:
                 )
             )
         return tuple(result)
-
-
-def captured_names(proto: onnx.NodeProto) -> tuple[str, ...]:
-    """Outer tensors that the bodies of ``proto`` read, in order of first use."""
-    found: dict[str, None] = {}
-    for attribute in proto.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            found.update(dict.fromkeys(_free_names(attribute.g)))
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            for graph in attribute.graphs:
-                found.update(dict.fromkeys(_free_names(graph)))
-    return tuple(found)
-
-
-def _free_names(graph: onnx.GraphProto) -> list[str]:
-    own = {value.name for value in graph.input}
-    own |= {tensor.name for tensor in graph.initializer}
-    free: dict[str, None] = {}
-    for node in graph.node:
-        for name in (*node.input, *captured_names(node)):
-            if name and name not in own:
-                free.setdefault(name)
-        own.update(node.output)
-    for value in graph.output:
-        if value.name not in own:
-            free.setdefault(value.name)
-    return list(free)
 
 
 def plain_attributes(proto: onnx.NodeProto) -> dict[str, object]:

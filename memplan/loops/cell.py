@@ -9,9 +9,10 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ir.build import captured_names, tensor_bytes
+from memplan.ir.build import tensor_bytes
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.maxflow import Network
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.ir.build import captured_names
 from memplan.loops.cell import Kept, trace
 from memplan.loops.step import Step
+from memplan.proto.nodes import captured_names
 from memplan.solver.maxflow import Network
 
 _SCALE = 1 << 16

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 
 
 class Names:

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 from memplan.shapes.infer import ValueType
 
 FORWARD_KEY = "memplan.forward"

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.ir.build import captured_names
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.call import LoopCall, Slices, State
 from memplan.loops.names import Names
 from memplan.loops.sequences import shifted_state
+from memplan.proto.nodes import captured_names
 from memplan.shapes.fold import small_constants
 
 _END = 2**31 - 1

@@ -17,7 +17,7 @@ from memplan.loops.call import LoopCall, Slices
 from memplan.loops.cell import Cell, constant_tensors
 from memplan.loops.pairs import RecurrentPair
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 from memplan.shapes.tensor_type import TensorType
 
 Seconds = Callable[[Graph], list[float]]

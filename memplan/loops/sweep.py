@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx
 
-from memplan.ir.build import captured_names
 from memplan.loops.call import body_of
 from memplan.ops.memory import EFFECT_OPS
+from memplan.proto.nodes import captured_names
 
 
 def sweep(graph: onnx.GraphProto, before: onnx.GraphProto) -> None:

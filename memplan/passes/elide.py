@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import onnx
 
-from memplan.ir.build import is_constant
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
 from memplan.passes.base import Applied, lower_or_equal
@@ -26,6 +25,7 @@ from memplan.passes.surgery import (
     reopened,
     with_nodes,
 )
+from memplan.proto.nodes import is_constant
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import symbolic_dims
 from memplan.simulate.opened import OpenModel

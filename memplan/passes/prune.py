@@ -14,12 +14,12 @@ from typing import ClassVar
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ir.build import is_constant
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.ops.memory import has_effects
 from memplan.passes.base import Applied
 from memplan.passes.surgery import copy_of, drop_unread, reads_of, reopened
+from memplan.proto.nodes import is_constant
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline

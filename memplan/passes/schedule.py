@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memplan.ir.build import is_constant
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
 from memplan.passes.surgery import node_protos, reopened, with_nodes
+from memplan.proto.nodes import is_constant
 from memplan.simulate.opened import OpenModel
 
 

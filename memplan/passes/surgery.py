@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import onnx
 
-from memplan.ir.build import build_graph, captured_names, is_constant
+from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
+from memplan.proto.nodes import captured_names, is_constant
 from memplan.shapes.bodies import body_models
 from memplan.shapes.infer import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from memplan.errors import MemplanError
-from memplan.ir.build import build_graph, is_constant
+from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.plain.encode import plain_session, seen_as
 from memplan.plain.fences import (
@@ -32,6 +32,7 @@ from memplan.plain.fences import (
 )
 from memplan.plain.veils import Veil, all_veils, fewest_veils, visible_with
 from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.nodes import is_constant
 from memplan.shapes.bodies import body_models
 from memplan.shapes.hidden import KEY, hidden_shapes
 from memplan.shapes.infer import ValueType

@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.ir.build import is_constant
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.planning.plan import Plan
 from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.proto.nodes import is_constant
 from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
 

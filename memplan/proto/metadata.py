@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import onnx
 
 PREFIX = "memplan."
+FORWARD_KEY = "memplan.forward"
+"""On a node of the backward pass: the name of the forward node whose gradient it belongs to."""
 
 
 def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:

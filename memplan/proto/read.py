@@ -5,7 +5,7 @@ Weights in external files are never opened: only their references are checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from memplan.errors import ModelError
 from memplan.proto.checks import check_operator, check_sparse, check_tensor
 from memplan.proto.external import check_external_data
+from memplan.proto.nodes import describe_node, is_standard, subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - 1
 MINIMUM_OPSET = 9
@@ -76,7 +77,7 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
     _require_text((opset.domain for opset in model.opset_import), path)
     _require_text((t for item in model.metadata_props for t in (item.key, item.value)), path)
     for opset in model.opset_import:
-        if opset.domain in ("", "ai.onnx") and opset.version < MINIMUM_OPSET:
+        if is_standard(opset.domain) and opset.version < MINIMUM_OPSET:
             raise ModelError(
                 f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
                 "convert it with onnx.version_converter",
@@ -84,26 +85,12 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
     _Checker(model, path).graph(model.graph, outer=set())
 
 
-def describe_node(node: onnx.NodeProto, index: int) -> str:
-    """A node as people can find it: its name, or its place and type when it has none."""
-    return f"{node.name} ({node.op_type})" if node.name else f"node {index} ({node.op_type})"
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies that ``node`` carries in its attributes (If, Loop, Scan)."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
 class _Checker:
     """Walks the main graph and every body of a model."""
 
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         self.path = path
-        versions = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        versions = (o.version for o in model.opset_import if is_standard(o.domain))
         self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
         self.functions = {(f.domain, f.name) for f in model.functions}
 

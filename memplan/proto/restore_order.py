@@ -10,7 +10,7 @@ import heapq
 
 import onnx
 
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 
 
 def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ import onnx
 
 from memplan.errors import ModelError, UsageError
 from memplan.proto.checks import check_ranks
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import onnx
 
 from memplan.errors import ModelError
 from memplan.proto.metadata import get_metadata
-from memplan.proto.read import check_structure, describe_node, read_model
+from memplan.proto.read import check_structure, read_model
 from memplan.shapes.hidden import with_hidden_shapes
 from memplan.shapes.infer import (
     ValueType,
@@ -210,7 +210,6 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
 __all__ = [
     "FUNCTION_OPS",
     "PreparedModel",
-    "describe_node",
     "fingerprint",
     "inline_functions",
     "load",

@@ -12,8 +12,7 @@ from memplan.autodiff.emit.emitter import infer_types
 from memplan.autodiff.emit.registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
-from memplan.ir.build import is_constant
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import is_constant, subgraphs
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import constant_type, infer
 from memplan.shapes.prepare import inline_functions, name_nodes

@@ -16,7 +16,7 @@ from memplan.autodiff.emit.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.emit.registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of, default_opset
 from memplan.errors import MemplanError, ModelError
-from memplan.proto.read import subgraphs
+from memplan.proto.nodes import subgraphs
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, write_type
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.value import Array
-from memplan.ir.build import captured_names
+from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 # Constants may have been rounded to float16.

@@ -13,17 +13,28 @@ from pathlib import Path
 import pytest
 
 from helpers import cuda_stub as stub
-from helpers.running import Memplan
+from helpers.running import Memplan, runner
+
+FOLDER = Path(__file__).parent
+SLOW_FOLDERS = ("ort", "gpu", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one model follow one another, before all others: they are the longest."""
+    """Tests of one model follow one another, before all others: they are the longest.
+
+    What is not in the quick loop: all that runs models or the installed program, by its folder;
+    other tests of more than a second say so themselves.
+    """
 
     def place(item: pytest.Item) -> tuple[bool, str]:
         group = item.get_closest_marker("xdist_group")
         return group is None, group.args[0] if group else ""
 
     items.sort(key=place)
+    for item in items:
+        folder = item.path.relative_to(FOLDER).parts[0]
+        if folder in SLOW_FOLDERS or item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,6 +50,14 @@ def cpu_clock() -> Iterator[None]:
 def memplan(program: Memplan) -> Memplan:
     """The installed program; modules replace it by :func:`helpers.running.runner` to save time."""
     return program
+
+
+@pytest.fixture
+def inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    """The program in this process, in ``tmp_path``: it saves the start of an interpreter."""
+    return runner(tmp_path, monkeypatch, capfd)
 
 
 @pytest.fixture

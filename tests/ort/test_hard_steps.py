@@ -14,15 +14,8 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.verify import ensure
 from memplan.runtime.inputs import synthesize
-from memplan.solver.search.anytime import warm_up
 
 pytestmark = pytest.mark.ort
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine_code() -> None:
-    """Compile before any time limit runs."""
-    warm_up()
 
 
 def lowest_plan(graph: Task) -> tuple[int, Plan]:

@@ -12,7 +12,6 @@ from helpers.originals import original
 from helpers.plans import AUTO, NAMED, TUNED, Task, outputs_of, task_of
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
-from memplan.solver.search.anytime import warm_up
 from memplan.strategies.builtin import list_strategies
 
 pytestmark = pytest.mark.ort
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.ort
 SHARE = 0.6
 # The sample models take seconds to run: of each, only every so many-th strategy does.
 EVERY = 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine_code() -> None:
-    """Compile before any time limit runs."""
-    warm_up()
 
 
 def test_all_strategies_are_here() -> None:

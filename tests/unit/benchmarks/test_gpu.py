@@ -13,6 +13,7 @@ from helpers.training_steps import saved_step, symbolic_batch
 from memplan.solver.search.anytime import warm_up
 
 
+@pytest.mark.slow
 def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

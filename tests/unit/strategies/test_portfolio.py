@@ -13,19 +13,14 @@ from helpers.steps import irregular, random_step
 from memplan.solver.evaluate import evaluate
 from memplan.solver.frontier import budgets_between, trace_frontier
 from memplan.solver.problem import Problem
-from memplan.solver.search.anytime import warm_up
 from memplan.strategies import portfolio
 from memplan.strategies.peers import peer_decisions
 from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
 
+pytestmark = pytest.mark.slow
+
 FREE = PortfolioOptions()
 IN_ORDER = PortfolioOptions(order=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def machine_code() -> None:
-    """Compiling is not to count as searching."""
-    warm_up()
 
 
 def hard_problem(seed: int, share: float = 0.8) -> Problem:

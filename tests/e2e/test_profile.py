@@ -212,7 +212,8 @@ def test_rewrite_counts_with_the_costs(inside: Memplan, model: Path, tmp_path: P
 
 @pytest.mark.ort
 def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
-    path = saved_step(long_skips, tmp_path)
+    path = tmp_path / MODEL
+    shutil.copy(SAMPLES / "mlp_adamw.onnx", path)
     library.profile(path, ProfileOptions(runs=1)).save(tmp_path / COSTS)
     options = RewriteOptions(
         parse_size("100%"), costs=tmp_path / COSTS, strategy="none", optimize="extended"

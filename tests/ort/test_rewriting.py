@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from helpers.graphs import open_text
 from helpers.models import each, runnable_models
 from helpers.originals import original
 from helpers.plans import TUNED, estimate, outputs_of
 from helpers.random_graphs import models
+from helpers.training_steps import STEPS
 from memplan.errors import InfeasibleError
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
@@ -27,7 +30,7 @@ from memplan.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.ort
 
-SHARE = 0.6  # of real graphs; small ones are planned for several
+SHARE, SHARES = 0.6, (0.8, 0.6, 0.4)  # of real graphs, and of small steps
 
 
 def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
@@ -68,6 +71,16 @@ def test_real_training_graphs(path: Path) -> None:
     assert compared.bitwise, compared
 
 
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
+def test_small_training_steps(make: Callable[[], onnx.ModelProto], share: float) -> None:
+    before = open_text(make())
+    try:
+        assert_same_results(before, share)
+    except InfeasibleError:
+        assert share < max(SHARES)  # there is a plan for the widest budget
+
+
 @settings(
     max_examples=300,
     deadline=None,
@@ -75,13 +88,21 @@ def test_real_training_graphs(path: Path) -> None:
 )
 @given(models(longest=30), st.sampled_from((0.95, 0.7, 0.4, 0.1)))
 def test_random_graphs(model: onnx.ModelProto, share: float) -> None:
-    before = opened(prepare_model(model, Path("random.onnx"), {}))
     try:
-        rewritten, plan, timeline = plan_and_apply(before, share)
+        assert_same_results(opened(prepare_model(model, Path("random.onnx"), {})), share)
     except InfeasibleError:
         assume(False)
+
+
+def assert_same_results(before: OpenModel, share: float) -> None:
+    """The rewritten model takes what was predicted at every step, and computes the same bits.
+
+    Raises:
+        InfeasibleError: there is no plan for the budget.
+    """
+    rewritten, plan, timeline = plan_and_apply(before, share)
     feeds = synthesize(before.graph)
-    reference, _ = outputs_of(model, feeds)
+    reference, _ = outputs_of(before.prepared.proto, feeds)
     outputs, result = outputs_of(rewritten, feeds)
     steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
     assert steps == timeline.dynamic.tolist()

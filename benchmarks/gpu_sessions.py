@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.gpu_bench import Bench, GraphFile
-    from memplan.runtime.measure import Measurement
+    from memplan.runtime.messages import Measurement
 
 Rows = Iterator[tuple[dict[str, Any], Callable[[], Mapping[str, Any]]]]
 
@@ -20,7 +20,8 @@ def run(
     import numpy as np
 
     from memplan.runtime.inputs import synthesize
-    from memplan.runtime.measure import RunRequest, measure
+    from memplan.runtime.measure import measure
+    from memplan.runtime.messages import RunRequest
     from memplan.simulate.opened import open_model
 
     inputs = folder / "inputs.npz"

@@ -24,7 +24,7 @@ from benchmarks.record import write_record
 
 if TYPE_CHECKING:
     from memplan.api.rewrite.run import Rewrite
-    from memplan.runtime.measure import Measurement
+    from memplan.runtime.messages import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
     from memplan.runtime.inputs import synthesize
-    from memplan.runtime.measure import RunRequest, measure, saved_inputs
+    from memplan.runtime.measure import measure, saved_inputs
+    from memplan.runtime.messages import RunRequest
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.units import parse_size

@@ -1,6 +1,7 @@
 """memplan: plan and prove the memory of ONNX training graphs on ONNX Runtime.
 
-The names here are loaded on first use, so that importing the package costs nothing.
+The names here are loaded on first use, so that importing the package costs nothing. What each
+function takes and gives stands in :mod:`memplan.api`; :func:`load` opens a rewritten file.
 """
 
 from __future__ import annotations
@@ -10,24 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
-    from memplan.api.grad.run import TrainingGraph, grad, gradients
-    from memplan.api.profile import Profile, profile
-    from memplan.api.rewrite.run import Rewrite, rewrite
-    from memplan.api.validate.run import Validation, validate
+    from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
+    from memplan.api.profile import Profile, ProfileOptions, profile
+    from memplan.api.rewrite.goal import RewriteOptions
+    from memplan.api.rewrite.result import Rewrite
+    from memplan.api.rewrite.run import rewrite
+    from memplan.api.validate.result import Validation
+    from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
     from memplan.runtime.load import load, session_options
+    from memplan.units import parse_size
 
 _HOME = {
     "Analysis": "memplan.api.analyze",
+    "GradOptions": "memplan.api.grad.run",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
-    "Rewrite": "memplan.api.rewrite.run",
+    "ProfileOptions": "memplan.api.profile",
+    "Rewrite": "memplan.api.rewrite.result",
+    "RewriteOptions": "memplan.api.rewrite.goal",
     "TrainingGraph": "memplan.api.grad.run",
-    "Validation": "memplan.api.validate.run",
+    "ValidateOptions": "memplan.api.validate.run",
+    "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",
     "grad": "memplan.api.grad.run",
     "gradients": "memplan.api.grad.run",
     "load": "memplan.runtime.load",
+    "parse_size": "memplan.units",
     "profile": "memplan.api.profile",
     "rewrite": "memplan.api.rewrite.run",
     "session_options": "memplan.runtime.load",
@@ -36,15 +46,20 @@ _HOME = {
 
 __all__ = [
     "Analysis",
+    "GradOptions",
     "MemplanError",
     "Profile",
+    "ProfileOptions",
     "Rewrite",
+    "RewriteOptions",
     "TrainingGraph",
+    "ValidateOptions",
     "Validation",
     "analyze",
     "grad",
     "gradients",
     "load",
+    "parse_size",
     "profile",
     "rewrite",
     "session_options",

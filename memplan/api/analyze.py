@@ -72,6 +72,14 @@ class Analysis:
         timeline = self.timeline
         return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
 
+    @property
+    def stashes_by_module(self) -> dict[str, list[Stash]]:
+        """Stashes per module, the module with the most bytes first."""
+        found: dict[str, list[Stash]] = {}
+        for stash in self.stashes:
+            found.setdefault(stash.module, []).append(stash)
+        return dict(sorted(found.items(), key=lambda item: -sum(s.nbytes for s in item[1])))
+
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         timeline = self.timeline
@@ -98,21 +106,12 @@ class Analysis:
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
-            "at_peak": [
-                {
-                    "name": live.name,
-                    "nbytes": live.nbytes,
-                    "class": str(live.tensor_class),
-                    "producer": live.producer,
-                    "birth": live.birth,
-                    "death": live.death,
-                    "held_by": live.held_by,
-                    "module": live.module,
-                }
-                for live in self.at_peak
-            ],
+            "at_peak": [_live_json(live) for live in self.at_peak],
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
-            "stash_by_module": _by_module(self.stashes),
+            "stash_by_module": {
+                module: sum(stash.nbytes for stash in stashes)
+                for module, stashes in self.stashes_by_module.items()
+            },
             "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
@@ -133,11 +132,17 @@ class Analysis:
         return result
 
 
-def _by_module(stashes: tuple[Stash, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for stash in stashes:
-        found[stash.module] = found.get(stash.module, 0) + stash.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+def _live_json(live: Live) -> dict[str, object]:
+    return {
+        "name": live.name,
+        "nbytes": live.nbytes,
+        "class": str(live.tensor_class),
+        "producer": live.producer,
+        "birth": live.birth,
+        "death": live.death,
+        "held_by": live.held_by,
+        "module": live.module,
+    }
 
 
 def analyze(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.api.analyze import Analysis, analyze_open
-from memplan.ops.cost import device_for, node_costs
-from memplan.planning.planner import PlanRequest, prepare
-from memplan.shapes.fold import small_constants
+from memplan.ops.cost import device_for
+from memplan.planning.costs import NodeCosts
+from memplan.planning.planner import plan_request, prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
 
@@ -53,12 +53,8 @@ def find_frontier(
 
     session = session_kind("tuned", provider)
     analysis = analyze_open(model, session)
-    device = device_for(provider)
-    values = small_constants(model.prepared.bound.graph)
-    request = PlanRequest(
-        model.graph, session, 0, lambda graph: node_costs(graph, device, provider), values
-    )
-    prepared = prepare(request)
+    costs = NodeCosts("estimate", device_for(provider), provider)
+    prepared = prepare(plan_request(model, session, costs))
     resident = prepared.resident_bytes
     peak = analysis.timeline.peak_with_workspace_bytes - resident
     budgets = budgets_between(prepared.floor.with_workspace, peak, points)

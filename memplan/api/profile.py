@@ -13,8 +13,9 @@ from memplan.ops.cost import device_for
 from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
 from memplan.proto.write import write_atomically, write_model
 from memplan.runtime.inputs import load_inputs, synthesize
-from memplan.runtime.measure import RunRequest, saved_inputs
-from memplan.runtime.times import RunTimes, device_name, medians, steady, time_nodes
+from memplan.runtime.measure import saved_inputs
+from memplan.runtime.messages import RunRequest, RunTimes
+from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.simulate.opened import OpenModel, open_model
 
 SCHEMA = "memplan.profile/1"

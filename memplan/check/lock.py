@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import LockError, UsageError
+from memplan.runtime.providers import PROVIDERS
+from memplan.simulate.session import SESSIONS
 from memplan.units import parse_size
 
 LOCK_VERSION = 1
-SESSIONS = ("tuned", "default")
-PROVIDERS = ("cpu", "cuda")
 _FIELDS = frozenset(
     {
         "accounting",

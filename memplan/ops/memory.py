@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-PROVIDERS = ("cpu", "cuda")
-
 # Draw random numbers: a second run gives other values.
 RANDOM_OPS = frozenset(
     {
@@ -68,7 +66,7 @@ class MemorySemantics:
 
 @cache
 def semantics(provider: str) -> MemorySemantics:
-    """The tables of ``provider`` (one of :data:`PROVIDERS`)."""
+    """The tables of ``provider`` (``cpu`` or ``cuda``)."""
     text = files("memplan.ops").joinpath(f"tables/{provider}.json").read_text()
     data = json.loads(text)
 

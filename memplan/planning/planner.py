@@ -12,10 +12,15 @@ import numpy.typing as npt
 
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
+from memplan.ir.matching import matching_tensors
+from memplan.ir.phases import differentiated
+from memplan.planning.costs import NodeCosts
 from memplan.planning.encode import Encoded, encode, without_outputs
 from memplan.planning.plan import Plan
 from memplan.planning.rebuild_rules import Extended, extend
+from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import Floor, structural_floor
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import Decision, Problem
@@ -49,6 +54,33 @@ class PlanRequest:
     forward: frozenset[int] | None = None
     differentiated: frozenset[int] | None = None
     outputs_reserved: bool = False
+
+
+def plan_request(
+    model: OpenModel,
+    session: SessionKind,
+    costs: NodeCosts,
+    budget_bytes: int = 0,
+    keep: tuple[str, ...] = (),
+    recompute: tuple[str, ...] = (),
+) -> PlanRequest:
+    """What the planner is asked for an open model; ``keep`` and ``recompute`` are globs.
+
+    Raises:
+        UsageError: a glob matches nothing.
+    """
+    return PlanRequest(
+        graph=model.graph,
+        session=session,
+        budget_bytes=budget_bytes,
+        estimate=costs.estimate,
+        values=small_constants(model.prepared.bound.graph),
+        costs=costs.seconds,
+        keep=matching_tensors(model.graph, keep, "--keep"),
+        force=matching_tensors(model.graph, recompute, "--recompute"),
+        forward=model.phases.forward,
+        differentiated=differentiated(model.graph, model.phases),
+    )
 
 
 @dataclass(frozen=True, slots=True)

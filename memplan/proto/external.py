@@ -113,18 +113,38 @@ def repoint_external_data(model: onnx.ModelProto, source: Path, target: Path) ->
     Raises:
         UsageError: ``target`` lies where a relative path without ``..`` cannot reach the data.
     """
-    here, there = source.parent.resolve(), target.parent.resolve()
     for tensor in external_tensors(model):
-        location = _location(tensor, source)
-        data = (here / location).resolve()
-        if here == there and data.is_relative_to(there):
-            continue
-        if not data.is_relative_to(there):
-            raise UsageError(
-                f"{target}: the weights in {data} cannot be referenced from there",
-                f"write the output into {data.parent} (ONNX allows external data only below the "
-                "model)",
-            )
+        location = _location_from(tensor, source, target)
         for item in tensor.external_data:
             if item.key == "location":
-                item.value = data.relative_to(there).as_posix()
+                item.value = location
+
+
+def check_reachable(model: onnx.ModelProto, source: Path, target: Path) -> None:
+    """Fail early where :func:`repoint_external_data` would fail; nothing is changed.
+
+    Raises:
+        UsageError: ``target`` is the data, or lies where a relative path without ``..`` cannot
+            reach it.
+    """
+    folder, place = source.parent.resolve(), target.resolve()
+    for tensor in external_tensors(model):
+        if (folder / _location(tensor, source)).resolve() == place:
+            raise UsageError(
+                f"{target} holds weights of {source}, and inputs are never overwritten",
+                "choose another output",
+            )
+        _location_from(tensor, source, target)
+
+
+def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
+    """Where the tensor of a model at ``source`` lies as seen from ``target``."""
+    here, there = source.parent.resolve(), target.parent.resolve()
+    location = _location(tensor, source)
+    data = (here / location).resolve()
+    if not data.is_relative_to(there):
+        raise UsageError(
+            f"{target}: the weights in {data} cannot be referenced from there",
+            f"write the output into {data.parent} (ONNX allows external data only below the model)",
+        )
+    return location if here == there else data.relative_to(there).as_posix()

@@ -35,6 +35,34 @@ def check_output(path: Path, force: bool) -> None:
         raise UsageError(f"folder {path.parent} is not writable", "choose another output path")
 
 
+def check_target(path: Path, force: bool, *inputs: Path | None) -> None:
+    """Fail early when ``path`` could not be written, or would overwrite what is read.
+
+    Raises:
+        UsageError: see :func:`check_output` and :func:`keep_inputs`.
+    """
+    keep_inputs(path, *inputs)
+    check_output(path, force)
+
+
+def keep_inputs(path: Path, *inputs: Path | None) -> None:
+    """Refuse to write over a file that is read, whatever is forced.
+
+    Raises:
+        UsageError: ``path`` is one of ``inputs``, by whatever name or link.
+    """
+    for source in inputs:
+        try:
+            same = source is not None and path.samefile(source)
+        except OSError:  # one of them is not there
+            continue
+        if same:
+            raise UsageError(
+                f"{path} is an input of this command, and inputs are never overwritten",
+                "choose another output",
+            )
+
+
 def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
     """Write ``data`` to ``path`` through a temporary file in the same folder.
 

@@ -1,1 +1,13 @@
-"""The only room that runs models: sessions, inputs, measured peak and time, comparison."""
+"""The only room that runs models, and the only door of ONNX Runtime.
+
+It answers what a model really takes: bytes, seconds and results. It takes a path and a
+:class:`~memplan.runtime.messages.RunRequest`; every run is a task for a child process
+(``messages``, ``measure``, ``child``). It gives ``Measurement``, ``RunTimes``, ``Comparison`` and
+``Machine``, and for the user's own process a session (``load``).
+"""
+
+import os
+
+# ONNX Runtime 1.31 on Linux gathers usage data unless this is set before it is imported: names of
+# models and operators, error messages, the machine. Whoever wants that may set it to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

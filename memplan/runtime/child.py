@@ -1,9 +1,8 @@
-"""Runs one model in a process of its own and reports what it measured.
+"""Runs one task in a process of its own and reports what came of it.
 
-    python -m memplan.runtime.child REQUEST.json RESULT.json
+    python -m memplan.runtime.child TASK.json ANSWER.json
 
-A process per model keeps measurements apart (arena, peak RSS, random state) and lets the parent
-survive anything that the runtime does.
+See :mod:`memplan.runtime.messages` for both.
 """
 
 from __future__ import annotations
@@ -23,24 +22,60 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from memplan.runtime.options import PROVIDER_NAMES, session_options
+from memplan.runtime.messages import (
+    Answer,
+    CudaMeasurement,
+    Failure,
+    LoadTask,
+    Measurement,
+    MeasureTask,
+    NodeRun,
+    OptimizeTask,
+    ProfiledRuns,
+    RunRequest,
+    Saved,
+    StartTask,
+    Task,
+    Timed,
+    TimeTask,
+    decode_task,
+    encode,
+)
+from memplan.runtime.options import session_options
+from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.runtime.times import run_times
 
 Feeds = dict[str, npt.NDArray[np.generic]]
 
 
-def main(request_path: str, result_path: str) -> int:
-    """Carry out the request and write the result; failures are results too."""
-    request = json.loads(Path(request_path).read_text())
-    if request.get("provider") == "cuda" and hasattr(ort, "preload_dlls"):
+def main(task_path: str, answer_path: str) -> int:
+    """Carry out the task and write the answer; failures are answers too."""
+    task = decode_task(Path(task_path).read_text())
+    if task.request.provider == "cuda" and hasattr(ort, "preload_dlls"):
         # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
         ort.preload_dlls()
     try:
-        result = _TASKS[request["task"]](request)
+        answer = _done(task)
     except Exception as error:  # reported to the parent, which words it for the user
-        result = {"error": str(error), "error_type": type(error).__name__}
-    Path(result_path).write_text(json.dumps(result))
+        answer = Failure(str(error))
+    Path(answer_path).write_text(encode(answer))
     return 0
+
+
+def _done(task: Task) -> Answer:
+    match task:
+        case MeasureTask():
+            return _measure(task)
+        case TimeTask():
+            return _time(task)
+        case OptimizeTask():
+            return _optimize(task)
+        case LoadTask():
+            return _load(task)
+        case StartTask():
+            from memplan.runtime.child_cuda import start_provider
+
+            return start_provider(PROVIDER_NAMES[task.request.provider])
 
 
 # Folded constants are resident for the whole session; the nodes that make them are cheap, and
@@ -49,17 +84,17 @@ _NOT_OFFLINE = ["ConstantFolding"]
 
 
 def _session(
-    request: dict[str, Any],
-    options: Any,
     model: str | bytes,
+    request: RunRequest,
+    options: Any,
     disabled: list[str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Any:
     """A session on the provider that was asked for; ``more`` are options of the provider."""
-    provider = PROVIDER_NAMES[request["provider"]]
-    ort.set_seed(request.get("seed", 0))
-    options.intra_op_num_threads = request.get("threads", 0)
-    settings = {**request.get("provider_options", {}), **(more or {})}
+    provider = PROVIDER_NAMES[request.provider]
+    ort.set_seed(request.seed)
+    options.intra_op_num_threads = request.threads
+    settings = {**request.provider_options, **(more or {})}
     session = ort.InferenceSession(
         model, options, providers=[(provider, settings)], disabled_optimizers=disabled
     )
@@ -71,105 +106,130 @@ def _session(
     return session
 
 
-def _optimize(request: dict[str, Any]) -> dict[str, Any]:
+def _optimize(task: OptimizeTask) -> Saved:
     """Let the runtime optimize the model offline and save the result."""
-    options = session_options("default", request["dims"])
+    options = session_options("default", task.request.dims)
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = {
         "basic": levels.ORT_ENABLE_BASIC,
         "extended": levels.ORT_ENABLE_EXTENDED,
-    }[request["level"]]
-    options.optimized_model_filepath = request["output"]
-    _session(request, options, request["model"], _NOT_OFFLINE)
-    return {"runtime": ort.__version__}
+    }[task.level]
+    options.optimized_model_filepath = task.output
+    _session(task.model, task.request, options, _NOT_OFFLINE)
+    return Saved(ort.__version__)
 
 
-def _load(request: dict[str, Any]) -> dict[str, Any]:
+def _load(task: LoadTask) -> Saved:
     """Load the model as a user would and save what the runtime made of it."""
-    options = session_options(request["session"], request["dims"])
-    options.optimized_model_filepath = request["output"]
-    _session(request, options, request["model"])
-    return {"runtime": ort.__version__}
+    options = session_options(task.request.session, task.request.dims)
+    options.optimized_model_filepath = task.output
+    _session(task.model, task.request, options)
+    return Saved(ort.__version__)
 
 
-def _measure(request: dict[str, Any]) -> dict[str, Any]:
-    with np.load(request["inputs"]) as archive:
-        feeds: Feeds = dict(archive.items())
+def _arrays(path: str) -> Feeds:
+    with np.load(path) as archive:
+        return dict(archive.items())
+
+
+def _measure(task: MeasureTask) -> Measurement:
+    """Bytes under the profiler, then seconds and the resident set without it."""
+    request, feeds = task.request, _arrays(task.inputs)
 
     def save(outputs: list[Any]) -> None:
-        np.savez(request["outputs"], **{f"o{k}": value for k, value in enumerate(outputs)})
+        np.savez(task.outputs, **{f"o{k}": value for k, value in enumerate(outputs)})
 
-    def profiled(more: Mapping[str, str], keep: Callable[[list[Any]], None]) -> dict[str, Any]:
-        options = session_options(request["session"], request["dims"])
-        return profiled_run(request, feeds, options, keep, more)
+    def profiled(more: Mapping[str, str], keep: Callable[[list[Any]], None]) -> ProfiledRuns:
+        options = session_options(request.session, request.dims)
+        return profiled_runs(task.model, request, feeds, options, keep, more)
 
-    if request["provider"] != "cuda":
-        profile = profiled({}, save)
-        timing = _timed_runs(request, feeds)
-        return {"runtime": ort.__version__, **profile, **timing}
+    if request.provider != "cuda":
+        return _measurement(profiled({}, save), *_timed_runs(task, feeds))
     from memplan.runtime import child_cuda as cuda
 
     before = cuda.device_free()
-    profile = profiled({}, save)
+    runs = profiled({}, save)
     after = cuda.device_free()
     taken = None if before is None or after is None else before - after
-    timing = _timed_runs(request, feeds)
+    rss_growth, seconds = _timed_runs(task, feeds)
 
     def make(more: Mapping[str, str]) -> Any:
-        options = session_options(request["session"], request["dims"])
-        return _session(request, options, request["model"], more=more)
+        options = session_options(request.session, request.dims)
+        return _session(task.model, request, options, more=more)
 
-    more = cuda.measure_cuda(make, lambda extra: profiled(extra, lambda _: None), feeds)
-    return {"runtime": ort.__version__, **profile, **timing, **more, "device_taken_bytes": taken}
-
-
-def _device(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether one provider really starts."""
-    from memplan.runtime.child_cuda import start_provider
-
-    return start_provider(request["name"])
+    tight = profiled(cuda.TIGHT_ARENA, lambda _: None)
+    counted = cuda.counted_peak(make, feeds)
+    more = CudaMeasurement(counted, tight.arena_bytes, taken)
+    return _measurement(runs, rss_growth, seconds, more)
 
 
-def _time(request: dict[str, Any]) -> dict[str, Any]:
+def _measurement(
+    runs: ProfiledRuns,
+    rss_growth: int,
+    seconds: list[float],
+    cuda: CudaMeasurement | None = None,
+) -> Measurement:
+    return Measurement(
+        output_names=runs.output_names,
+        nodes=runs.nodes,
+        base_bytes=runs.base_bytes,
+        dynamic_bytes=runs.dynamic_bytes,
+        second_run_dynamic_bytes=runs.second_run_dynamic_bytes,
+        arena_bytes=runs.arena_bytes,
+        rss_growth_bytes=rss_growth,
+        seconds_median=statistics.median(seconds) if seconds else None,
+        cuda=cuda,
+    )
+
+
+def _time(task: TimeTask) -> Timed:
     """Seconds per node, run by run."""
-    with np.load(request["inputs"]) as archive:
-        feeds: Feeds = dict(archive.items())
-    options = session_options(request["session"], request["dims"])
+    request, feeds = task.request, _arrays(task.inputs)
+    options = session_options(request.session, request.dims)
     options.enable_profiling = True
     # The model is a copy with other node names; its weights may lie beside the original.
     options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", request["weights"]
+        "session.model_external_initializers_file_folder_path", task.weights
     )
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "run")
-        session = _session(request, options, Path(request["model"]).read_bytes())
+        session = _session(Path(task.model).read_bytes(), request, options)
         names = [value.name for value in session.get_outputs()]
-        for _ in range(request["warm_up"] + request["runs"]):
+        for _ in range(task.warm_up + request.runs):
             session.run(names, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
-    runs = run_times(events)[request["warm_up"] :]
+    runs = run_times(events)[task.warm_up :]
     if not runs:
         raise RuntimeError("the profiler recorded no complete run")
-    return {"runs": [{"step": run.step, "nodes": run.nodes} for run in runs]}
+    return Timed(tuple(runs))
 
 
-def profiled_run(
-    request: dict[str, Any],
+def profiled_runs(
+    model: str | bytes,
+    request: RunRequest,
     feeds: Feeds,
     options: Any,
-    keep: Callable[[list[Any]], None],
+    keep: Callable[[list[Any]], None] = lambda outputs: None,
     more: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+) -> ProfiledRuns:
     """Two runs under the profiler: memory and place of every node.
 
-    ``keep`` is given the outputs of the first run; they must be gone before the second, or they
-    would count as in use there. ``more`` are options of the provider. Figures are of the memory of
-    the provider that was asked for: a node that ran elsewhere reports another memory.
+    Args:
+        model: a path, or a model as bytes.
+        request: provider and its options, seed, threads.
+        feeds: one array per graph input.
+        options: ``onnxruntime.SessionOptions``, which get a profile file.
+        keep: is given the outputs of the first run; they must be gone before the second, or they
+            would count as in use there.
+        more: further options of the provider.
+
+    Figures are of the memory of the provider that was asked for: a node that ran elsewhere reports
+    another memory.
     """
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "run")
-        session = _session(request, options, request["model"], more=more)
+        session = _session(model, request, options, more=more)
         names = [value.name for value in session.get_outputs()]
         keep(session.run(names, feeds))
         session.run(names, feeds)
@@ -180,29 +240,32 @@ def profiled_run(
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
     runs = [nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]]
-    here = PROVIDER_NAMES[request["provider"]]
+    here = PROVIDER_NAMES[request.provider]
     own, later = ([e for e in run if e["args"].get("provider", here) == here] for run in runs)
     base = _base(own)
-    return {
-        "output_names": names,
-        "nodes": [_node_event(event) for event in runs[0]],
-        "base_bytes": base,
-        "measured_dynamic_bytes": _peak(own) - base,
-        "second_run_dynamic_bytes": _peak(later) - base,
-        "arena_bytes": max((int(e["args"].get("mem_arena_held", 0)) for e in own), default=0),
-    }
+    return ProfiledRuns(
+        output_names=tuple(names),
+        nodes=tuple(_node_run(event) for event in runs[0]),
+        base_bytes=base,
+        dynamic_bytes=_peak(own) - base,
+        second_run_dynamic_bytes=_peak(later) - base,
+        arena_bytes=max((int(e["args"].get("mem_arena_held", 0)) for e in own), default=0),
+    )
 
 
-def _node_event(event: dict[str, Any]) -> dict[str, Any]:
+def _node_run(event: dict[str, Any]) -> NodeRun:
     arguments = event["args"]
-    return {
-        "name": event["name"].removesuffix("_kernel_time"),
-        "op": arguments.get("op_name", ""),
-        "index": int(arguments.get("node_index", -1)),
-        "provider": arguments.get("provider", ""),
-        "bytes": int(arguments.get("mem_bytes_requested_in_use", 0)),
-        "microseconds": event.get("dur", 0),
-    }
+    return NodeRun(
+        name=event["name"].removesuffix("_kernel_time"),
+        op=arguments.get("op_name", ""),
+        provider=arguments.get("provider", ""),
+        nbytes=_in_use(event),
+    )
+
+
+def _in_use(event: dict[str, Any]) -> int:
+    """Requested bytes in use when a node ended."""
+    return int(event["args"].get("mem_bytes_requested_in_use", 0))
 
 
 def _base(events: list[dict[str, Any]]) -> int:
@@ -212,44 +275,35 @@ def _base(events: list[dict[str, Any]]) -> int:
     loop's body are listed before the loop, so the least that was in use before any node counts.
     """
     return min(
-        (
-            int(event["args"].get("mem_bytes_requested_in_use", 0))
-            - int(event["args"].get("mem_requested_in_use_delta", 0))
-            for event in events
-        ),
+        (_in_use(e) - int(e["args"].get("mem_requested_in_use_delta", 0)) for e in events),
         default=0,
     )
 
 
 def _peak(events: list[dict[str, Any]]) -> int:
-    return max((_node_event(event)["bytes"] for event in events), default=0)
+    return max(map(_in_use, events), default=0)
 
 
-def _timed_runs(request: dict[str, Any], feeds: Feeds) -> dict[str, Any]:
-    """Median step time and the growth of the resident set, without the profiler."""
-    session = _session(
-        request, session_options(request["session"], request["dims"]), request["model"]
-    )
+def _timed_runs(task: MeasureTask, feeds: Feeds) -> tuple[int, list[float]]:
+    """Without the profiler: growth of the resident set in bytes, and seconds of every run."""
+    request = task.request
+    session = _session(task.model, request, session_options(request.session, request.dims))
     names = [value.name for value in session.get_outputs()]
     rss_before = _reset_peak_rss()
     session.run(names, feeds)
     rss = max(_peak_rss() - rss_before, 0)
     step: Callable[[], Any] = partial(session.run, names, feeds)
-    if request["provider"] == "cuda":
+    if request.provider == "cuda":
         from memplan.runtime.child_cuda import resident_step
 
         step = resident_step(session, feeds)
         step()
     seconds = []
-    for _ in range(request["runs"]):
+    for _ in range(request.runs):
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
-    return {
-        "seconds_median": statistics.median(seconds) if seconds else None,
-        "seconds": seconds,
-        "peak_rss_growth_bytes": rss,
-    }
+    return rss, seconds
 
 
 def _reset_peak_rss() -> int:
@@ -273,14 +327,6 @@ def _status(field: str) -> int:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
-
-_TASKS = {
-    "optimize": _optimize,
-    "load": _load,
-    "measure": _measure,
-    "time": _time,
-    "device": _device,
-}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2]))

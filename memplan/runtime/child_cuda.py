@@ -12,13 +12,15 @@ from onnx import helper, numpy_helper
 
 from memplan.runtime.counting import CountingAllocator
 from memplan.runtime.gpu import find_gpu, free_bytes
+from memplan.runtime.messages import Started
+from memplan.runtime.providers import PROVIDER_NAMES
 
-PROVIDER = "CUDAExecutionProvider"
+PROVIDER = PROVIDER_NAMES["cuda"]
 TIGHT_ARENA = {"arena_extend_strategy": "kSameAsRequested"}
 """Provider options that keep the arena near what is asked for."""
 
 MakeSession = Callable[[Mapping[str, str]], Any]
-ProfiledRun = Callable[[Mapping[str, str]], Mapping[str, Any]]
+"""A session with further options of the provider."""
 
 
 def device_free() -> int | None:
@@ -27,29 +29,17 @@ def device_free() -> int | None:
     return None if isinstance(gpu, str) or gpu.free_bytes is None else gpu.free_bytes
 
 
-def counted_run(make: MakeSession, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """One run on an allocator that counts: bytes before it, and at its peak.
-
-    ``counted_base_bytes`` are the initializers, ``counted_peak_bytes`` everything at the peak:
-    initializers, inputs copied to the device, tensors and kernel workspace.
-    """
+def counted_peak(make: MakeSession, feeds: Mapping[str, Any]) -> int:
+    """Bytes at the peak of one run on an allocator that counts: initializers, inputs copied to the
+    device, tensors and kernel workspace."""
     allocator = CountingAllocator()
     session = make(allocator.provider_options())
     names = [value.name for value in session.get_outputs()]
-    base = allocator.live_bytes
     allocator.start()
     session.run(names, feeds)
-    result = {"counted_base_bytes": base, "counted_peak_bytes": allocator.peak_bytes}
+    result = allocator.peak_bytes
     del session  # frees through the allocator, which must still be there
     return result
-
-
-def measure_cuda(
-    make: MakeSession, profiled: ProfiledRun, feeds: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Counted peak, and the arena with tight growth beside the default's."""
-    tight = profiled(TIGHT_ARENA)
-    return {**counted_run(make, feeds), "tight_arena_bytes": tight["arena_bytes"]}
 
 
 def resident_step(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
@@ -88,7 +78,7 @@ def trivial_model() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def start_provider(provider: str) -> dict[str, Any]:
+def start_provider(provider: str) -> Started:
     """Run a trivial model on ``provider`` alone; what that took of the device.
 
     Raises:
@@ -104,9 +94,9 @@ def start_provider(provider: str) -> dict[str, Any]:
     x = np.ones((8, 8), np.float32)
     y = session.run(None, {"x": x})[0]
     after = device_free() if provider == PROVIDER else None
-    return {
-        "version": ort.__version__,
-        "right": bool(np.array_equal(y, x @ x)),
-        "taken_bytes": None if before is None or after is None else before - after,
-        "free_bytes": free_bytes() if provider == PROVIDER else None,
-    }
+    return Started(
+        version=ort.__version__,
+        right=bool(np.array_equal(y, x @ x)),
+        taken_bytes=None if before is None or after is None else before - after,
+        free_bytes=free_bytes() if provider == PROVIDER else None,
+    )

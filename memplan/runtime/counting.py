@@ -32,13 +32,11 @@ class CountingAllocator:
         self._sizes: dict[int, int] = {}
         self.live_bytes = 0
         self.peak_bytes = 0
-        self.refused_bytes = 0
         self._callbacks = (_ALLOC(self._alloc), _FREE(self._free), _EMPTY(lambda: None))
 
     def _alloc(self, size: int) -> int | None:
         pointer = ctypes.c_void_p()
         if self._runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(max(size, 1))):
-            self.refused_bytes = size
             return None
         address = int(pointer.value or 0)
         self._sizes[address] = size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
@@ -11,7 +10,8 @@ from memplan.errors import ProviderMissingError, RuntimeUnavailableError
 from memplan.runtime.failures import INSTALL_CUDA
 from memplan.runtime.gpu import Gpu, find_gpu
 from memplan.runtime.measure import run_child
-from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.runtime.messages import RunRequest, Started, StartTask
+from memplan.runtime.providers import PROVIDER_NAMES, PROVIDERS
 from memplan.runtime.times import device_name
 
 SCHEMA = "memplan.device/1"
@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Machine:
     """The answer of ``device``. ``gpu`` is a reason where there is none."""
 
     runtime: str
@@ -76,14 +76,14 @@ class Device:
         }
 
 
-def describe_device() -> Device:
+def describe_device() -> Machine:
     """Look at the machine; every provider is started in a process of its own.
 
     Raises:
         RuntimeUnavailableError: ONNX Runtime is missing or runs nothing at all.
     """
     starts, version = [], ""
-    for provider in PROVIDER_NAMES:
+    for provider in PROVIDERS:
         try:
             result = start(provider)
         except RuntimeUnavailableError as error:
@@ -91,12 +91,10 @@ def describe_device() -> Device:
                 raise
             starts.append(Start(provider, error.message, False, None, None))
             continue
-        version = str(result["version"])
-        starts.append(
-            Start(provider, "", bool(result["right"]), result["taken_bytes"], result["free_bytes"])  # type: ignore[arg-type]
-        )
+        version = result.version
+        starts.append(Start(provider, "", result.right, result.taken_bytes, result.free_bytes))
     memory = _memory()
-    return Device(
+    return Machine(
         runtime=version,
         package=_package(),
         starts=tuple(starts),
@@ -110,15 +108,14 @@ def describe_device() -> Device:
     )
 
 
-def start(provider: str) -> Mapping[str, object]:
+def start(provider: str) -> Started:
     """Run a trivial model on ``provider`` in a child process.
 
     Raises:
         RuntimeUnavailableError: it does not start; on CUDA with what to install.
     """
-    name = PROVIDER_NAMES[provider]
-    request = {"task": "device", "name": name, "provider": provider}
-    return run_child(request, f"starting {name}")
+    task = StartTask(RunRequest(provider=provider))
+    return run_child(task, Started, f"starting {PROVIDER_NAMES[provider]}")
 
 
 def require(provider: str) -> None:

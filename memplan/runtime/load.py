@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memplan.proto.metadata import get_metadata
 from memplan.proto.read import parse_file
+from memplan.runtime.providers import PROVIDER_NAMES
 
 
 def session_options(path: Path | str | None = None) -> Any:
@@ -16,12 +17,7 @@ def session_options(path: Path | str | None = None) -> Any:
     Raises:
         ModelError: ``path`` is not an ONNX model.
     """
-    from memplan.runtime.options import session_options as make
-
-    metadata = get_metadata(parse_file(Path(path))) if path is not None else {}
-    dims = metadata.get("dims", {})
-    kind = metadata.get("session", "tuned")
-    return make(str(kind), dims if isinstance(dims, dict) else {})
+    return _options(get_metadata(parse_file(Path(path))) if path is not None else {})
 
 
 def load(path: Path | str, providers: Sequence[str] | None = None) -> Any:
@@ -37,8 +33,15 @@ def load(path: Path | str, providers: Sequence[str] | None = None) -> Any:
     """
     import onnxruntime
 
-    from memplan.runtime.options import PROVIDER_NAMES
-
     metadata = get_metadata(parse_file(Path(path)))
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
-    return onnxruntime.InferenceSession(str(path), session_options(path), providers=list(chosen))
+    return onnxruntime.InferenceSession(str(path), _options(metadata), providers=list(chosen))
+
+
+def _options(metadata: Mapping[str, object]) -> Any:
+    """The options that a file's metadata asks for."""
+    from memplan.runtime import options  # imports onnxruntime
+
+    dims = metadata.get("dims", {})
+    kind = str(metadata.get("session", "tuned"))
+    return options.session_options(kind, dims if isinstance(dims, dict) else {})

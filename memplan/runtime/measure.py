@@ -1,8 +1,11 @@
-"""Start a child process per model and read what it measured."""
+"""Start a child process per task, hand it over and read the answer; run models that way.
+
+A process per model keeps measurements apart (arena, peak RSS, random state) and lets the parent
+survive anything that the runtime does.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,160 +13,85 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from memplan.runtime.failures import explain
+from memplan.runtime.messages import (
+    Answer,
+    Failure,
+    Measurement,
+    MeasureTask,
+    RunRequest,
+    Task,
+    decode_answer,
+    encode,
+)
 
 Array = npt.NDArray[np.generic]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRun:
-    """One node of the first run: where it stood, who ran it, bytes in use when it ended."""
-
-    name: str
-    op: str
-    index: int
-    provider: str
-    nbytes: int
-    microseconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class CudaMeasurement:
-    """What is measured on CUDA only.
-
-    ``counted_peak_bytes``: an allocator of our own saw so many bytes asked for at once, kernel
-    workspace, initializers and copied inputs included; ``counted_base_bytes`` before the run.
-    ``tight_arena_bytes``: what the arena held with ``arena_extend_strategy=kSameAsRequested``.
-    ``device_taken_bytes``: how far the device's free memory fell, context and libraries included;
-    None where the driver does not say.
-    """
-
-    counted_base_bytes: int
-    counted_peak_bytes: int
-    tight_arena_bytes: int
-    device_taken_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What one model did in one kind of session.
-
-    ``dynamic_bytes`` is the peak of requested bytes in use, less what was in use before the run
-    (``base_bytes``: small initializers); ``arena_bytes`` what the arena held; ``rss_growth_bytes``
-    how far the resident set of the process grew. ``seconds`` are step times after the first run.
-    ``cuda`` is there for runs on CUDA, where all of these are bytes on the device.
-    """
-
-    runtime: str
-    base_bytes: int
-    dynamic_bytes: int
-    second_run_dynamic_bytes: int
-    arena_bytes: int
-    rss_growth_bytes: int
-    seconds_median: float | None
-    seconds: tuple[float, ...]
-    nodes: tuple[NodeRun, ...]
-    output_names: tuple[str, ...]
-    cuda: CudaMeasurement | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """How to run: session kind, provider and its options, symbolic dims, timed runs, seed."""
-
-    session: str
-    provider: str
-    dims: Mapping[str, int]
-    runs: int = 5
-    seed: int = 0
-    threads: int = 0
-    provider_options: Mapping[str, str] = field(default_factory=dict)
+AnswerOf = TypeVar("AnswerOf", bound=Answer)
 
 
 def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Measurement:
     """Run ``model`` in a child process on the ``inputs`` archive; outputs go to ``outputs``.
 
+    Args:
+        model: an ONNX file.
+        request: session kind, provider, dims, number of timed runs.
+        inputs: an ``.npz`` archive with one array per graph input.
+        outputs: where an ``.npz`` archive with the arrays ``o0``, ``o1``, ... is written.
+
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
     """
-    result = run_child(
-        {
-            "task": "measure",
-            "model": str(model),
-            "session": request.session,
-            "provider": request.provider,
-            "dims": dict(request.dims),
-            "runs": request.runs,
-            "seed": request.seed,
-            "threads": request.threads,
-            "provider_options": dict(request.provider_options),
-            "inputs": str(inputs),
-            "outputs": str(outputs),
-        },
-        f"running {model.name}",
-    )
-    return Measurement(
-        runtime=result["runtime"],
-        base_bytes=result["base_bytes"],
-        dynamic_bytes=result["measured_dynamic_bytes"],
-        second_run_dynamic_bytes=result["second_run_dynamic_bytes"],
-        arena_bytes=result["arena_bytes"],
-        rss_growth_bytes=result["peak_rss_growth_bytes"],
-        seconds_median=result["seconds_median"],
-        seconds=tuple(result["seconds"]),
-        nodes=tuple(
-            NodeRun(n["name"], n["op"], n["index"], n["provider"], n["bytes"], n["microseconds"])
-            for n in result["nodes"]
-        ),
-        output_names=tuple(result["output_names"]),
-        cuda=_cuda(result) if "counted_peak_bytes" in result else None,
-    )
-
-
-def _cuda(result: Mapping[str, Any]) -> CudaMeasurement:
-    return CudaMeasurement(
-        result["counted_base_bytes"],
-        result["counted_peak_bytes"],
-        result["tight_arena_bytes"],
-        result["device_taken_bytes"],
-    )
+    task = MeasureTask(str(model), request, str(inputs), str(outputs))
+    return run_child(task, Measurement, f"running {model.name}")
 
 
 def run_child(
-    request: Mapping[str, Any], what: str, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Hand ``request`` to :mod:`memplan.runtime.child` and return its result.
+    task: Task,
+    answer: type[AnswerOf],
+    what: str,
+    environment: Mapping[str, str] | None = None,
+) -> AnswerOf:
+    """Hand ``task`` to :mod:`memplan.runtime.child` and return its answer.
 
     Args:
-        request: the task, and what it needs.
+        task: what to do.
+        answer: the type of its answer.
         what: what is being done, for error messages.
         environment: variables that the child gets besides those of this process.
 
     Raises:
         RuntimeUnavailableError: with the runtime's own reason in one line.
     """
+    provider = task.request.provider
     with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        request_path, result_path = Path(folder) / "request.json", Path(folder) / "result.json"
-        request_path.write_text(json.dumps(request))
+        task_path, answer_path = Path(folder) / "task.json", Path(folder) / "answer.json"
+        task_path.write_text(encode(task))
         process = subprocess.run(
-            [sys.executable, "-m", "memplan.runtime.child", str(request_path), str(result_path)],
+            [sys.executable, "-m", "memplan.runtime.child", str(task_path), str(answer_path)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})},
+            env={**_child_environment(), **(environment or {})},
         )
-        if not result_path.exists():
-            raise explain(_death(process), what, str(request.get("provider", "")))
-        result: dict[str, Any] = json.loads(result_path.read_text())
-    if "error" in result:
-        raise explain(result["error"], what, str(request.get("provider", "")))
+        if not answer_path.exists():
+            raise explain(_death(process), what, provider)
+        result = decode_answer(answer_path.read_text())
+    if isinstance(result, Failure):
+        raise explain(result.error, what, provider)
+    assert isinstance(result, answer)
     return result
+
+
+def _child_environment() -> dict[str, str]:
+    """This process's variables (``ORT_DISABLE_TELEMETRY`` among them, see
+    :mod:`memplan.runtime`), and no import from the current directory: ``-m`` would run a
+    ``numpy.py`` that lies beside somebody's model."""
+    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def _death(process: subprocess.CompletedProcess[str]) -> str:

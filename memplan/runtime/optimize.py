@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.runtime.measure import run_child
-
-LEVELS = ("none", "basic", "extended")
+from memplan.runtime.messages import LoadTask, OptimizeTask, RunRequest, Saved
 
 
 def optimize_offline(model: Path, output: Path, level: str, provider: str) -> None:
@@ -24,7 +22,10 @@ def optimize_offline(model: Path, output: Path, level: str, provider: str) -> No
     Raises:
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
-    _save("optimize", model, output, provider, {"level": level}, f"optimizing {model.name}")
+    # Bound dimensions would be written into the file and change its interface.
+    request = RunRequest("default", provider)
+    task = OptimizeTask(str(model), request, str(output), level)
+    run_child(task, Saved, f"optimizing {model.name}")
 
 
 def save_as_loaded(model: Path, output: Path, session: str, provider: str) -> None:
@@ -41,20 +42,5 @@ def save_as_loaded(model: Path, output: Path, session: str, provider: str) -> No
     Raises:
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
-    _save("load", model, output, provider, {"session": session}, f"loading {model.name}")
-
-
-def _save(
-    task: str, model: Path, output: Path, provider: str, more: Mapping[str, str], what: str
-) -> None:
-    """Let a child load ``model`` and write what the runtime made of it to ``output``."""
-    request = {
-        "task": task,
-        "model": str(model),
-        "output": str(output),
-        "provider": provider,
-        # Bound dimensions would be written into the file and change its interface.
-        "dims": {},
-        **more,
-    }
-    run_child(request, what)
+    task = LoadTask(str(model), RunRequest(session, provider), str(output))
+    run_child(task, Saved, f"loading {model.name}")

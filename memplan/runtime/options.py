@@ -7,10 +7,6 @@ from typing import Any
 
 import onnxruntime as ort
 
-from memplan.runtime.providers import PROVIDER_NAMES
-
-__all__ = ["PROVIDER_NAMES", "session_options"]
-
 
 def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) -> Any:
     """Options for a session of the given kind.
@@ -23,6 +19,9 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
     Args:
         kind: ``tuned`` or ``default``.
         dims: values for symbolic input dimensions; a tuned session then plans with static shapes.
+
+    Raises:
+        ValueError: there is no such kind.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -7,11 +7,11 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memplan.runtime.measure import RunRequest, run_child
+from memplan.runtime.measure import run_child
+from memplan.runtime.messages import RunRequest, RunTimes, Timed, TimeTask
 
 WARM_UP_RUNS = 2
 """Runs that are thrown away: the first allocates, and touches every page for the first time."""
@@ -19,19 +19,6 @@ _FAR = 3.0
 _QUIET = 0.05
 # The profiler cuts durations to whole microseconds: half of one is lost on average.
 _CUT = 0.5e-6
-
-
-@dataclass(frozen=True, slots=True)
-class RunTimes:
-    """One run, in seconds: the whole step, and every node that ran, by name."""
-
-    step: float
-    nodes: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        """Sum over the nodes."""
-        return sum(self.nodes.values())
 
 
 def time_nodes(model: Path, request: RunRequest, inputs: Path, weights: Path) -> list[RunTimes]:
@@ -46,25 +33,10 @@ def time_nodes(model: Path, request: RunRequest, inputs: Path, weights: Path) ->
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
     """
-    result = run_child(
-        {
-            "task": "time",
-            "model": str(model),
-            "session": request.session,
-            "provider": request.provider,
-            "dims": dict(request.dims),
-            "runs": request.runs,
-            "warm_up": WARM_UP_RUNS,
-            "seed": request.seed,
-            "threads": request.threads,
-            "inputs": str(inputs),
-            "weights": str(weights.resolve()),
-        },
-        f"profiling {model.name}",
-        # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
-        {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {},
-    )
-    return [RunTimes(run["step"], run["nodes"]) for run in result["runs"]]
+    task = TimeTask(str(model), request, str(inputs), str(weights.resolve()), WARM_UP_RUNS)
+    # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
+    environment = {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {}
+    return [*run_child(task, Timed, f"profiling {model.name}", environment).runs]
 
 
 def run_times(events: Sequence[Mapping[str, Any]]) -> list[RunTimes]:

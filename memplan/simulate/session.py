@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SESSIONS = ("tuned", "default")
+
 # Workspace of convolutions grows with the number of threads, up to 16 in ONNX Runtime 1.31.1.
 # Counting all 16 bounds every machine, and a plan does not depend on the one it was made on.
 WORKSPACE_THREADS = 16

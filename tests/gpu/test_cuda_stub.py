@@ -22,7 +22,8 @@ from memplan.errors import RuntimeUnavailableError
 from memplan.ir.copies import COPY_OPS
 from memplan.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import Measurement, RunRequest
 from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.session import session_kind

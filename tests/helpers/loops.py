@@ -18,7 +18,8 @@ from memplan.loops.rewrite import store_less
 from memplan.loops.step import Step, read_step
 from memplan.ops.cost import device_for
 from memplan.planning.costs import NodeCosts
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
+from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
@@ -128,9 +129,14 @@ def feeds_for(model: OpenModel) -> dict[str, Any]:
 def ran(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[list[Any], int]:
     """The outputs in a tuned session, and the measured dynamic peak."""
     outputs: list[Any] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    found = profiled_run(request, feeds, session_options("tuned"), outputs.extend)
-    return outputs, found["measured_dynamic_bytes"]
+    found = profiled_runs(
+        model.SerializeToString(),
+        RunRequest(threads=1),
+        feeds,
+        session_options("tuned"),
+        outputs.extend,
+    )
+    return outputs, found.dynamic_bytes
 
 
 def reopened(model: onnx.ModelProto) -> OpenModel:

@@ -14,7 +14,8 @@ import onnx
 from helpers.models import DIMS
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import Measurement, RunRequest, measure
+from memplan.runtime.measure import measure
+from memplan.runtime.messages import Measurement, RunRequest
 from memplan.simulate.opened import OpenModel, open_model
 
 # One thread: ScatterND(reduction=add) adds in no fixed order with more. No timed runs.

@@ -15,7 +15,8 @@ from memplan.ir.phases import differentiated
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
+from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
@@ -113,10 +114,12 @@ def task_of(model: OpenModel) -> Task:
 
 def outputs_of(
     model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int] | None = None
-) -> tuple[list[np.ndarray], dict[str, Any]]:
+) -> tuple[list[np.ndarray], ProfiledRuns]:
     """What a tuned session computes on one thread, and what it measured."""
     kept: list[np.ndarray] = []
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
-    options = session_options("tuned", dims or {})
-    found = profiled_run(request, feeds, options, lambda out: kept.extend(o.copy() for o in out))
-    return kept, found
+    options, request = session_options("tuned", dims or {}), RunRequest(threads=1)
+
+    def keep(outputs: list[Any]) -> None:
+        kept.extend(output.copy() for output in outputs)
+
+    return kept, profiled_runs(model.SerializeToString(), request, feeds, options, keep)

@@ -14,8 +14,9 @@ from helpers.graphs import parse
 from helpers.models import SHARED
 from memplan.api.analyze import analyze_open
 from memplan.ir.graph import Phase
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
@@ -50,10 +51,9 @@ def model_of(proto: onnx.ModelProto) -> OpenModel:
 def measured_peak(model: OpenModel) -> int:
     """Dynamic bytes that the runtime really has in use at most."""
     proto = model.prepared.proto.SerializeToString()
-    request = {"provider": "cpu", "model": proto, "threads": 1}
     options, feeds = session_options("tuned"), synthesize(model.graph)
-    result = profiled_run(request, feeds, options, lambda outputs: None)
-    return max(node["bytes"] for node in result["nodes"]) - result["base_bytes"]
+    result = profiled_runs(proto, RunRequest(threads=1), feeds, options)
+    return max(node.nbytes for node in result.nodes) - result.base_bytes
 
 
 @pytest.mark.parametrize("case", GUARDED)

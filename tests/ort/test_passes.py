@@ -73,7 +73,7 @@ def test_random_graphs(model: onnx.ModelProto) -> None:
     feeds = synthesize(before.graph)
     reference, _ = outputs_of(model, feeds)
     outputs, result = outputs_of(after.model.prepared.proto, feeds)
-    steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == after.timeline.dynamic.tolist()
     for a, b in zip(reference, outputs, strict=True):
         assert a.tobytes() == b.tobytes()

@@ -22,10 +22,11 @@ from memplan.api.analyze import analyze_as_loaded
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.plain.fences import curtain_for, fence_clones, marked
 from memplan.plain.finish import Draft
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
+from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.shapes.visible import visible_names
 from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel, open_model
@@ -45,7 +46,7 @@ ORDERS = [
 SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def run(model: onnx.ModelProto, level: object = None, priority: bool = False) -> dict[str, object]:
+def run(model: onnx.ModelProto, level: object = None, priority: bool = False) -> ProfiledRuns:
     """The profile of two runs in a session with default options, but for level and order."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -54,13 +55,12 @@ def run(model: onnx.ModelProto, level: object = None, priority: bool = False) ->
     if priority:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     opened = open_text(model)
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
     feeds = synthesize(opened.graph)
-    return profiled_run(request, feeds, options, lambda outputs: None)
+    return profiled_runs(model.SerializeToString(), RunRequest(threads=1), feeds, options)
 
 
-def node_names(profile: dict[str, object]) -> list[str]:
-    return [node["name"] for node in profile["nodes"]]  # type: ignore[attr-defined]
+def node_names(profile: ProfiledRuns) -> list[str]:
+    return [node.name for node in profile.nodes]
 
 
 # --- What the runtime knows about shapes -----------------------------------------------------
@@ -113,7 +113,7 @@ def test_what_the_runtime_knows_of_a_reshape(name: str) -> None:
     opened = open_text(model)
     visible = visible_names(model, opened.prepared.types)
     profile = run(model, LEVELS.ORT_DISABLE_ALL)
-    used = {n["name"]: n["bytes"] for n in profile["nodes"]}  # type: ignore[attr-defined]
+    used = {n.name: n.nbytes for n in profile.nodes}
     in_place = used["after"] < used["before"]
     assert in_place == ("before" in visible)
 
@@ -136,8 +136,8 @@ def test_pinned_and_veiled_random_graphs(model: onnx.ModelProto, seed: int) -> N
     timeline = simulate(draft.graph_of(written), DEFAULT)
     profile = run(written, LEVELS.ORT_DISABLE_ALL)
     assert node_names(profile) == [timeline.graph.nodes[i].name for i in timeline.order]
-    assert profile["measured_dynamic_bytes"] == timeline.dynamic_peak_bytes
-    assert profile["second_run_dynamic_bytes"] == later_runs(timeline).dynamic_peak_bytes
+    assert profile.dynamic_bytes == timeline.dynamic_peak_bytes
+    assert profile.second_run_dynamic_bytes == later_runs(timeline).dynamic_peak_bytes
 
 
 # Four layers; the clone of "h2" is what a plan would recompute.
@@ -251,5 +251,5 @@ def kept_at_every_level(path: Path, budget: int, kinds: Iterable[tuple[object, b
     room = budget - result.timeline.resident_bytes
     for level, priority in kinds:
         profile = run(result.model, level, priority)
-        assert profile["measured_dynamic_bytes"] <= 1.01 * room  # type: ignore[operator]
-        assert profile["second_run_dynamic_bytes"] <= 1.01 * room  # type: ignore[operator]
+        assert profile.dynamic_bytes <= 1.01 * room
+        assert profile.second_run_dynamic_bytes <= 1.01 * room

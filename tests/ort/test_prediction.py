@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import THREADS, original
 from helpers.random_graphs import models
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.arena import simulate_arena
@@ -47,12 +48,11 @@ def run(model: onnx.ModelProto, kind: SessionKind, options: Any, dims: dict[str,
     """Simulate and run; every step must agree."""
     opened_model = opened(prepare(model, Path("random.onnx"), dims))
     timeline = simulate(opened_model.graph, kind)
-    request = {"provider": "cpu", "model": model.SerializeToString(), "threads": 1}
     feeds = synthesize(opened_model.graph)
-    result = profiled_run(request, feeds, options, lambda outputs: None)
-    ran = [node["name"] for node in result["nodes"]]
+    result = profiled_runs(model.SerializeToString(), RunRequest(threads=1), feeds, options)
+    ran = [node.name for node in result.nodes]
     assert ran == [opened_model.graph.nodes[n].name for n in timeline.order]
-    measured = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    measured = [node.nbytes - result.base_bytes for node in result.nodes]
     assert measured == timeline.dynamic.tolist()
 
 

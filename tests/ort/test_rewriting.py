@@ -104,7 +104,7 @@ def assert_same_results(before: OpenModel, share: float) -> None:
     feeds = synthesize(before.graph)
     reference, _ = outputs_of(before.prepared.proto, feeds)
     outputs, result = outputs_of(rewritten, feeds)
-    steps = [node["bytes"] - result["base_bytes"] for node in result["nodes"]]
+    steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == timeline.dynamic.tolist()
     assert timeline.resident_bytes + max(steps) <= plan.budget_bytes
     for a, b in zip(reference, outputs, strict=True):

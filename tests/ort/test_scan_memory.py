@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import TUNED, open_text
-from memplan.runtime.child import profiled_run
+from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.simulate.timeline import simulate
 
@@ -39,9 +40,13 @@ def peaks(text: str) -> tuple[int, int]:
     """Dynamic peak: predicted, measured."""
     model = open_text(text)
     timeline = simulate(model.graph, TUNED)
-    request = {"provider": "cpu", "model": model.prepared.proto.SerializeToString(), "threads": 1}
-    found = profiled_run(request, synthesize(model.graph), session_options("tuned"), lambda _: None)
-    return timeline.dynamic_peak_bytes, found["measured_dynamic_bytes"]
+    found = profiled_runs(
+        model.prepared.proto.SerializeToString(),
+        RunRequest(threads=1),
+        synthesize(model.graph),
+        session_options("tuned"),
+    )
+    return timeline.dynamic_peak_bytes, found.dynamic_bytes
 
 
 @pytest.mark.parametrize("inner", ["32", "n"])

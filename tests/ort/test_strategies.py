@@ -48,7 +48,7 @@ def test_plans_run_as_predicted(path: Path) -> None:
         rewritten = apply_plan(proto, plan, dims)
         timeline = ensure(proto, rewritten, plan, graph.model.prepared.types, TUNED)
         outputs, measured = outputs_of(rewritten, source.feeds, dims)
-        assert measured["measured_dynamic_bytes"] == timeline.dynamic_peak_bytes, strategy
+        assert measured.dynamic_bytes == timeline.dynamic_peak_bytes, strategy
         for before, after in zip(source.outputs, outputs, strict=True):
             assert before.tobytes() == after.tobytes(), strategy
     assert len(seen) > 1 or path.parent == SAMPLES

@@ -12,18 +12,18 @@ from pathlib import Path
 import onnx
 
 from memplan.api.analyze import analyze_open
-from memplan.api.rewrite.run import RewriteOptions, plan_request
 from memplan.ops.cost import device_for
 from memplan.planning.apply import apply_plan
 from memplan.planning.costs import NodeCosts
-from memplan.planning.planner import make_plan, prepare
+from memplan.planning.planner import make_plan, plan_request, prepare
 from memplan.planning.verify import ensure
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import opened
 from memplan.simulate.session import session_kind
 from memplan.strategies.builtin import parse_strategy
-from memplan.units import parse_size
 
+TIME_LIMIT = 10.0
+"""Seconds, for strategies that look at a clock; those of checkpoints do not search."""
 KINDS = ("memory", "speed", "collection")
 Checkpoints = str | Sequence[str]
 
@@ -54,10 +54,9 @@ def with_checkpoints(
     source = opened(prepare_model(model, path, dims), loss)
     session = session_kind("tuned", "cpu")
     budget = analyze_open(source, session).timeline.peak_with_workspace_bytes
-    options = RewriteOptions(parse_size("100%"), strategy=strategy.name, loss=loss)
     costs = NodeCosts("estimate", device_for("cpu"), "cpu")
-    request = plan_request(source, session, options, budget, costs)
-    plan = make_plan(prepare(request), strategy, options.time_limit)
+    request = plan_request(source, session, costs, budget)
+    plan = make_plan(prepare(request), strategy, TIME_LIMIT)
     result = apply_plan(source.prepared.proto, plan, source.prepared.dims)
     ensure(source.prepared.proto, result, plan, source.prepared.types, session)
     return result

@@ -19,11 +19,11 @@ from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
-from memplan.proto.external import repoint_external_data
+from memplan.proto.external import check_reachable, repoint_external_data
 from memplan.proto.faults import find_fault
 from memplan.proto.metadata import node_metadata, set_metadata
 from memplan.proto.read import read_model
-from memplan.proto.write import check_output, write_model
+from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
@@ -160,9 +160,11 @@ def grad(
         UsageError: bad option or output path.
     """
     if output is not None:
-        _check_target(path, output, force)
+        check_target(output, force, path)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
+    if output is not None:
+        check_reachable(model, path, output)
     flat = flat_copy(model)
     loss, class_axis = _loss(flat, options)
     types = dict(emitter_for(flat, ()).types)
@@ -197,12 +199,6 @@ def grad(
         scans=find_scan_pairs(result),
         dims=dims or {},
     )
-
-
-def _check_target(path: Path, output: Path, force: bool) -> None:
-    check_output(output, force)
-    if output.exists() and output.samefile(path):
-        raise UsageError(f"{output} is the input model", "choose another output; inputs stay")
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:

@@ -9,11 +9,9 @@ recomputes around the loops; the least total cost wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
 from memplan.loops.cell import Kept, trace
 from memplan.loops.choose import FIT, NONE, named
@@ -33,7 +31,6 @@ from memplan.solver.strategy import Strategy
 from memplan.strategies.builtin import Search
 
 NAME = "recurrent"
-Planned = TypeVar("Planned")
 _TRIALS = 24
 """Simulations that are spent on leaving out what a budget does not ask for."""
 
@@ -82,7 +79,7 @@ class LoopStep(PassStep):
 def loop_steps(
     model: OpenModel,
     session: SessionKind,
-    wish: str,
+    policy: str,
     costs: NodeCosts,
     budget: int,
     loss: str | None = None,
@@ -92,7 +89,7 @@ def loop_steps(
     Args:
         model: the model.
         session: what is simulated.
-        wish: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
+        policy: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
             ``all``, ``auto`` or names (:func:`memplan.loops.choose.named`): that one; ``none``:
             none.
         costs: seconds of nodes.
@@ -102,7 +99,7 @@ def loop_steps(
     Raises:
         UsageError: what is named cannot be done.
     """
-    if wish == NONE:
+    if policy == NONE:
         return ()
     prepared = model.prepared
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
@@ -110,8 +107,8 @@ def loop_steps(
     exact = session.provider == "cpu"
     steps = [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
     maker = _Maker(model, session, steps, loss)
-    if wish != FIT:
-        return (maker.made(choice_of(steps, named(steps, wish))),)
+    if policy != FIT:
+        return (maker.made(choice_of(steps, named(steps, policy))),)
     found: list[LoopStep] = []
     for choice in front(steps) if steps else ():
         if not choice.seconds:
@@ -204,44 +201,11 @@ def _stored_bytes(step: Step, kept: Kept) -> int:
     return sum(call.tensors[name].nbytes for name in {*kept.stored, *kept.used} - given)
 
 
-def loops_wish(wish: str, strategy: Strategy, session: SessionKind) -> str:
-    """``wish``; where nothing is said, ``fit`` for the planner's own search in tuned sessions, and
-    ``none`` else."""
+def loops_policy(asked: str, strategy: Strategy, session: SessionKind) -> str:
+    """What is done with loops: what is ``asked``; where that is nothing, ``fit`` for the planner's
+    own search in tuned sessions, and ``none`` else."""
     searched = isinstance(strategy, Search) and session.name == "tuned"
-    return wish or (FIT if searched else NONE)
-
-
-def best_with_loops(
-    ways: Sequence[tuple[LoopStep, ...]],
-    plan: Callable[[tuple[LoopStep, ...]], Planned],
-    cost: Callable[[Planned], float],
-    base_seconds: float,
-) -> Planned:
-    """The cheapest plan with one of several changes of the loops (an empty one: as they are).
-
-    Args:
-        ways: the changes by rising cost.
-        plan: plans behind one of them.
-        cost: the extra cost of a plan as a fraction of the step, that of the loops included.
-        base_seconds: of a step as it is.
-
-    Raises:
-        InfeasibleError: there is no plan; why, of the last change.
-    """
-    found: list[Planned] = []
-    failure: InfeasibleError | None = None
-    for way in ways:
-        least = sum(step.seconds for step in way) / base_seconds if base_seconds else 0.0
-        if found and min(map(cost, found)) <= least:
-            break
-        try:
-            found.append(plan(way))
-        except InfeasibleError as error:
-            failure = error
-    if not found:
-        assert failure is not None
-        raise failure
-    return min(found, key=cost)
+    return asked or (FIT if searched else NONE)
 
 
 def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: Graph) -> Plan:

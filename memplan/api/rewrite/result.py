@@ -1,13 +1,14 @@
-"""What ``rewrite`` is asked, and what it answers."""
+"""What ``rewrite`` answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from memplan.api.analyze import Analysis
+from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.ir.graph import Graph
@@ -17,37 +18,8 @@ from memplan.plain.finish import PlainModel
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
 from memplan.simulate.timeline import Timeline
-from memplan.units import SizeSpec
 
 SCHEMA = "memplan.rewrite/1"
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteOptions:
-    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
-
-    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.manager`, ``scan_recompute`` in
-    :func:`memplan.api.rewrite.loops.loops_wish`.
-    """
-
-    budget: SizeSpec
-    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
-    strategy: str = "auto"
-    session: str = "tuned"
-    provider: str = "cpu"
-    optimize: str = "extended"
-    time_limit: float = 10.0
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    costs: Path | None = None
-    profile: bool = False
-    device: str | None = None
-    loss: str | None = None
-    passes: str = free.ALL
-    wrt: tuple[str, ...] = ()
-    scan_recompute: str = ""
 
 
 @dataclass(frozen=True, slots=True)

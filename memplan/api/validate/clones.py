@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.ir.copies import COPY_OPS
 from memplan.ir.graph import Graph
-from memplan.runtime.measure import Measurement
+from memplan.runtime.messages import Measurement
 from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline

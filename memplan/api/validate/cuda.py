@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.runtime.measure import Measurement
+from memplan.runtime.messages import Measurement
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.simulate.opened import OpenModel
 from memplan.units import format_bytes

@@ -1,4 +1,4 @@
-"""What ``rewrite --wrt`` took out of a graph's interface, for who runs both models."""
+"""What ``rewrite --wrt`` removed from a graph's interface, for whoever runs both models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _WHICH = ("input", "output")
 _SHOWN = 8
 
 
-def gone_names(metadata: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Names of the graph ``input``s and ``output``s that are gone, as the file records them."""
+def removed_names(metadata: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """Names of the graph ``input``s and ``output``s that were removed, as the file records them."""
     found = {}
     for which in _WHICH:
         names = metadata.get(f"removed_{which}s", [])
@@ -21,12 +21,12 @@ def gone_names(metadata: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def gone_notes(gone: Mapping[str, tuple[str, ...]]) -> list[str]:
+def removed_notes(removed: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The same as sentences."""
     return [
         f"{len(names)} {which}s are gone from the rewritten model (--wrt), so they are not "
         f"{'compared' if which == 'output' else 'fed'}: {some_names(names)}"
-        for which, names in gone.items()
+        for which, names in removed.items()
         if names
     ]
 
@@ -37,11 +37,11 @@ def some_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def without_inputs(archive: Path, feeds: Mapping[str, Any], gone: tuple[str, ...]) -> Path:
-    """The archive of what the rewritten model is fed: ``archive`` itself where no input is gone,
-    else a new one beside it."""
-    if not gone:
+def without_inputs(archive: Path, feeds: Mapping[str, Any], removed: tuple[str, ...]) -> Path:
+    """The archive of what the rewritten model is fed: ``archive`` itself where no input was
+    removed, else a new one beside it."""
+    if not removed:
         return archive
     fewer = archive.with_name("rewritten_inputs.npz")
-    np.savez(fewer, **{name: value for name, value in feeds.items() if name not in gone})
+    np.savez(fewer, **{name: value for name, value in feeds.items() if name not in removed})
     return fewer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
-from memplan.api.validate.interface import gone_names, gone_notes, without_inputs
+from memplan.api.validate.interface import removed_names, removed_notes, without_inputs
 from memplan.api.validate.result import Run, Validation
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded
@@ -17,9 +17,10 @@ from memplan.proto.metadata import get_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.proto.write import write_model
-from memplan.runtime.compare import compare_outputs
+from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
-from memplan.runtime.measure import Measurement, RunRequest, measure, saved_inputs
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.shapes.prepare import prepare
 from memplan.simulate.fallbacks import fallback_notes
@@ -39,7 +40,12 @@ _UNREPEATABLE = (("ScatterND", "reduction"),)
 
 @dataclass(frozen=True, slots=True)
 class ValidateOptions:
-    """How to validate: ``inputs`` is an .npz with one array per graph input."""
+    """How to validate.
+
+    ``provider`` ``auto`` is what the plan was made for. ``runs`` are timed; ``inputs`` is an .npz
+    with one array per graph input; ``threads`` 0 leaves their number to the runtime. ``plain``:
+    also measure the user's file with every default on.
+    """
 
     provider: str = "auto"
     runs: int = 5
@@ -47,6 +53,19 @@ class ValidateOptions:
     seed: int = 0
     threads: int = 0
     plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A model that was measured, and the archive of its outputs."""
+
+    measured: Measurement
+    outputs: Path
+
+    def compared_with(self, other: _Ran) -> Comparison:
+        """Outputs of this run against those of the same names of another."""
+        names, others = self.measured.output_names, other.measured.output_names
+        return compare_outputs(self.outputs, other.outputs, names, others)
 
 
 @dataclass(slots=True)
@@ -59,10 +78,13 @@ class _Bench:
     request: RunRequest
     notes: list[str] = field(default_factory=list)
 
-    def run(self, path: Path, label: str, session: str) -> tuple[Measurement, Path]:
-        outputs = self.folder / f"{label.replace(' ', '_').replace(',', '')}.npz"
+    def run(self, model: OpenModel, label: str, session: str) -> _Ran:
+        """Measure a model in a session of the kind; ``label`` tells its outputs from others."""
+        path = model.prepared.path
+        outputs = self.folder / f"{label.replace(' ', '_')}.npz"
         inputs = self.fewer_inputs.get(path, self.inputs)
-        return measure(path, replace(self.request, session=session), inputs, outputs), outputs
+        request = replace(self.request, session=session)
+        return _Ran(measure(path, request, inputs, outputs), outputs)
 
 
 def validate(
@@ -85,11 +107,12 @@ def validate(
         ModelError, UsageError: a bad model or bad inputs.
     """
     options = options or ValidateOptions()
-    metadata = get_metadata(read_model(rewritten))
+    proto = read_model(rewritten)
+    metadata = get_metadata(proto)
     bound = dict(dims or _dims(metadata))
-    before, after = open_model(original, bound), open_model(rewritten, bound)
-    gone = gone_names(metadata)
-    _check_same_interface(before, after, gone)
+    before, after = open_model(original, bound), opened(prepare(proto, rewritten, bound))
+    removed = removed_names(metadata)
+    _check_same_interface(before, after, removed)
     provider = _provider(options, metadata)
     feeds: dict[str, Array]
     feeds = (
@@ -99,12 +122,10 @@ def validate(
     )
     with saved_inputs(feeds) as (folder, archive):
         request = RunRequest("tuned", provider, bound, options.runs, options.seed, options.threads)
-        fewer = {after.prepared.path: without_inputs(archive, feeds, gone["input"])}
+        fewer = {after.prepared.path: without_inputs(archive, feeds, removed["input"])}
         bench = _Bench(folder, archive, fewer, request)
-        bench.notes.extend(gone_notes(gone))
-        return _validate(
-            bench, before, after, str(metadata.get("optimize", "none")), metadata, options
-        )
+        bench.notes.extend(removed_notes(removed))
+        return _validate(bench, before, after, metadata, options.plain)
 
 
 def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
@@ -122,11 +143,11 @@ def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
 
 
 def _check_same_interface(
-    before: OpenModel, after: OpenModel, gone: Mapping[str, tuple[str, ...]]
+    before: OpenModel, after: OpenModel, removed: Mapping[str, tuple[str, ...]]
 ) -> None:
     for which in ("input", "output"):
         names = [v.name for v in getattr(before.prepared.proto.graph, which)]
-        names = [name for name in names if name not in gone[which]]
+        names = [name for name in names if name not in removed[which]]
         if names != [v.name for v in getattr(after.prepared.proto.graph, which)]:
             raise UsageError(
                 f"the two models have different graph {which}s",
@@ -138,64 +159,69 @@ def _validate(
     bench: _Bench,
     before: OpenModel,
     after: OpenModel,
-    level: str,
     metadata: Mapping[str, object],
-    options: ValidateOptions,
+    plain: bool,
 ) -> Validation:
-    session = "default" if metadata.get("session") == "default" else "tuned"
-    kind = session_kind(session, bench.request.provider)
-    label = "original" if level == "none" or session == "default" else f"original, {level} fusions"
+    level = str(metadata.get("optimize", "none"))
+    kind = session_kind(
+        "default" if metadata.get("session") == "default" else "tuned", bench.request.provider
+    )
     # A plain session fuses the original itself.
-    treated = before if session == "default" else _treat(before, level, bench)
-    first, first_out = bench.run(treated.prepared.path, "original", session)
-    second, second_out = bench.run(after.prepared.path, "rewritten", session)
+    fused = level != "none" and kind.name == "tuned"
+    treated = _treat(before, level, bench) if fused else before
+    first = bench.run(treated, "original", kind.name)
+    second = bench.run(after, "rewritten", kind.name)
     after = on_devices(after, kind)
     timeline = simulate(after.graph, kind, after.devices)
-    other, other_comparison = None, None
-    if options.plain:
-        model = after if session == "default" else before
-        kept = "rewritten, tuned" if session == "default" else "original, plain default"
-        third_session = "tuned" if session == "default" else "default"
-        third, third_out = bench.run(model.prepared.path, "other", third_session)
-        other = _run(kept, third, model, session_kind(third_session, kind.provider), bench)
-        other_comparison = compare_outputs(
-            third_out, second_out, third.output_names, second.output_names
-        )
-    clones = clone_names(after)
-    comparison = compare_outputs(first_out, second_out, first.output_names, second.output_names)
+    other, other_comparison = _other(bench, before, after, kind, second) if plain else (None, None)
+    clones, ran = clone_names(after), {node.name for node in second.measured.nodes}
+    comparison = first.compared_with(second)
     budget = metadata.get("budget_bytes")
+    label = f"original, {level} fusions" if fused else "original"
     result = Validation(
-        provider=bench.request.provider,
-        session=session,
-        original=_run(label, first, treated, kind, bench),
-        rewritten=_run("rewritten", second, after, kind, bench, timeline),
+        provider=kind.provider,
+        session=kind.name,
+        original=_run(label, first.measured, treated, kind, bench),
+        rewritten=_run("rewritten", second.measured, after, kind, bench, timeline),
         other=other,
         comparison=comparison,
         other_comparison=other_comparison,
         budget_bytes=budget if isinstance(budget, int) else None,
         clones=len(clones),
-        surviving_clones=len(clones & {node.name for node in second.nodes}),
-        order_kept=order_kept(after, timeline, second),
+        surviving_clones=len(clones & ran),
+        order_kept=order_kept(after, timeline, second.measured),
         findings=(),
         notes=(
-            *pattern_notes(second, timeline, session),
+            *pattern_notes(second.measured, timeline, kind.name),
             *fallback_notes(after.devices),
-            *measured_notes(second, timeline.resident_bytes),
+            *measured_notes(second.measured, timeline.resident_bytes),
         ),
         equality="bitwise" if comparison.bitwise else "different",
     )
-    result = _judge_equality(result, bench, treated.prepared.path, first_out, before)
-    findings = [
-        *_findings(result, misplaced(after, second)),
-        *clone_findings(after, timeline, second),
-    ]
-    return replace(result, findings=tuple(findings), notes=(*bench.notes, *result.notes))
+    result = _judge_equality(result, bench, treated, first, before)
+    findings = (
+        *_findings(result, misplaced(after, second.measured)),
+        *clone_findings(after, timeline, second.measured),
+    )
+    return replace(result, findings=findings, notes=(*bench.notes, *result.notes))
+
+
+def _other(
+    bench: _Bench, before: OpenModel, after: OpenModel, kind: SessionKind, rewritten: _Ran
+) -> tuple[Run, Comparison]:
+    """The run that is no part of the claim: the user's file in a plain session or, of a model for
+    plain sessions, the rewritten one in a tuned session; beside the rewritten one's outputs."""
+    if kind.name == "default":
+        model, label, session = after, "rewritten, tuned", "tuned"
+    else:
+        model, label, session = before, "original, plain default", "default"
+    ran = bench.run(model, "other", session)
+    run = _run(label, ran.measured, model, session_kind(session, kind.provider), bench)
+    return run, ran.compared_with(rewritten)
 
 
 def _treat(before: OpenModel, level: str, bench: _Bench) -> OpenModel:
     """The original with the same fusions as the rewritten model, in its original order."""
-    if level == "none":
-        return before
     from memplan.runtime.optimize import optimize_offline
 
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
@@ -251,14 +277,13 @@ def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline |
 
 
 def _judge_equality(
-    result: Validation, bench: _Bench, original: Path, outputs: Path, before: OpenModel
+    result: Validation, bench: _Bench, original: OpenModel, first: _Ran, before: OpenModel
 ) -> Validation:
     """If bits differ: does the original differ from itself as much?"""
     comparison = result.comparison
     if comparison.bitwise:
         return result
-    _, again = bench.run(original, "original again", result.session)
-    itself = compare_outputs(outputs, again, [v.name for v in before.prepared.proto.graph.output])
+    itself = first.compared_with(bench.run(original, "original again", result.session))
     notes = []
     if not itself.bitwise:
         unrepeatable = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.runtime.device import Device, Start
+from memplan.runtime.device import Machine, Start
 from memplan.runtime.gpu import Gpu
 from memplan.units import format_bytes
 
 
-def device_text(device: Device) -> str:
+def device_text(device: Machine) -> str:
     """One fact per line; what was not measured is not there."""
     lines = [f"ONNX Runtime {device.runtime} ({device.package})"]
     lines += [_start(start) for start in device.starts]

@@ -113,7 +113,7 @@ def _compile_beam_beside() -> subprocess.Popen[bytes] | None:
     code = "from memplan.solver.search.anytime import warm_up_beam; warm_up_beam()"
     try:
         return subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [sys.executable, "-P", "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
     except OSError:
         return None

@@ -67,15 +67,15 @@ NOT_RUNNABLE = {"doubled_names", "unknown_operator"}  # ONNX Runtime refuses the
 @pytest.mark.ort
 @pytest.mark.parametrize("name", _names(NOT_COUNTED_EXACTLY | NOT_RUNNABLE))
 def test_odd_models_are_predicted_to_the_byte(name: str, tmp_path: Path) -> None:
-    from memplan.runtime.child import profiled_run
+    from memplan.runtime.child import profiled_runs
+    from memplan.runtime.messages import RunRequest
     from memplan.runtime.options import session_options
 
     path = saved(WORKING[name](), tmp_path)
     analysis = analyze(path)
-    request = {"model": str(path), "provider": "cpu", "threads": 1}
     feeds = feeds_of(WORKING[name]())
-    result = profiled_run(request, feeds, session_options("tuned"), lambda outputs: None)
-    assert result["measured_dynamic_bytes"] == analysis.timeline.dynamic_peak_bytes
+    result = profiled_runs(str(path), RunRequest(threads=1), feeds, session_options("tuned"))
+    assert result.dynamic_bytes == analysis.timeline.dynamic_peak_bytes
 
 
 @pytest.mark.parametrize("opset", range(9, 26))

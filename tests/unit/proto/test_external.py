@@ -11,7 +11,7 @@ from helpers import odd_models as odd
 from helpers.reading import refusal
 from memplan.api.analyze import analyze
 from memplan.errors import UsageError
-from memplan.proto.external import check_external_data, repoint_external_data
+from memplan.proto.external import check_external_data, check_reachable, repoint_external_data
 from memplan.proto.read import read_model
 
 
@@ -90,6 +90,20 @@ def test_a_store_of_links_as_model_hubs_make_it(tmp_path: Path) -> None:
     moved = read_model(link)
     repoint_external_data(moved, link, tmp_path / "blobs/out.onnx")
     check_external_data(moved, tmp_path / "blobs/out.onnx")
+
+
+def test_an_output_that_holds_weights_or_cannot_reach_them_is_refused_early(tmp_path: Path) -> None:
+    path = odd.external(tmp_path / "inner")
+    model = read_model(path)
+    before = model.SerializeToString()
+    data = next(item.value for item in model.graph.initializer[0].external_data)
+    with pytest.raises(UsageError, match="inputs are never overwritten"):
+        check_reachable(model, path, path.parent / data)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match="cannot be referenced from there"):
+        check_reachable(model, path, tmp_path / "other/out.onnx")
+    check_reachable(model, path, tmp_path / "out.onnx")
+    assert model.SerializeToString() == before
 
 
 @pytest.mark.parametrize("location", ["a" * 300, "with\0zero", ""])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.proto.write import check_output, write_atomically
+from memplan.proto.write import check_output, check_target, write_atomically
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -86,3 +86,15 @@ def test_outputs_that_cannot_be_written_are_refused_early(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="not writable"):
         check_output(tmp_path / "out", force=False)
+
+
+def test_an_input_is_never_a_target_by_any_name(tmp_path: Path) -> None:
+    source, link = tmp_path / "in.onnx", tmp_path / "link.onnx"
+    source.write_bytes(b"mine")
+    link.symlink_to(source)
+    for path in (source, link):
+        for force in (False, True):
+            with pytest.raises(UsageError, match="inputs are never overwritten"):
+                check_target(path, force, None, tmp_path / "absent.onnx", source)
+    check_target(tmp_path / "out.onnx", False, source)
+    assert source.read_bytes() == b"mine"

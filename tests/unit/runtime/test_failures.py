@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,14 @@ from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan.runtime import measure
 from memplan.runtime.failures import INSTALL_CUDA, explain
 from memplan.runtime.gpu import find_gpu
+from memplan.runtime.messages import Failure, RunRequest, Started, StartTask, encode
 
 ARENA = (
     "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gemm node. "
     "Name:'layer/7' Status Message: bfc_arena.cc:360 void* AllocateRawInternal(size_t, bool) "
     "Failed to allocate memory for requested buffer of size 3221225472\n"
 )
+START = StartTask(RunRequest(provider="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_a_child_that_dies_leaves_the_parent_alive(
     killer.chmod(0o755)
     monkeypatch.setattr(measure.sys, "executable", str(killer))
     with pytest.raises(RuntimeUnavailableError) as caught:
-        measure.run_child({"provider": "cuda"}, "running m")
+        measure.run_child(START, Started, "running m")
     assert "ran out of memory" in caught.value.message or "killed" in caught.value.message
 
 
@@ -72,12 +73,12 @@ def test_a_child_that_reports_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = tmp_path / "child.sh"
-    answer = json.dumps({"error": ARENA, "error_type": "Fail"})
+    answer = encode(Failure(ARENA))
     child.write_text(f"#!/bin/sh\ncat > \"$4\" <<'END'\n{answer}\nEND\n")
     child.chmod(0o755)
     monkeypatch.setattr(measure.sys, "executable", str(child))
     with pytest.raises(RuntimeUnavailableError, match="3,221,225,472 B"):
-        measure.run_child({"provider": "cuda"}, "running m")
+        measure.run_child(START, Started, "running m")
 
 
 def test_without_a_driver_there_is_a_reason() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from memplan.runtime.times import RunTimes, medians, run_times, steady
+from memplan.runtime.messages import RunTimes
+from memplan.runtime.times import medians, run_times, steady
 
 HALF = 0.5e-6
 

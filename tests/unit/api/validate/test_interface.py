@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from memplan.api.validate.interface import gone_names, gone_notes, some_names, without_inputs
+from memplan.api.validate.interface import removed_names, removed_notes, some_names, without_inputs
 
 
 def test_names_that_are_gone_in_a_file(tmp_path: Path) -> None:
-    gone = gone_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
+    gone = removed_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
     assert gone == {"input": (), "output": ("a", "b")}
-    assert gone_notes(gone) == [
+    assert removed_notes(gone) == [
         "2 outputs are gone from the rewritten model (--wrt), so they are not compared: a, b"
     ]
     assert some_names([str(k) for k in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

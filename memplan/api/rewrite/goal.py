@@ -1,0 +1,116 @@
+"""What ``rewrite`` is asked: its options, and what they come to for one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from memplan.api.analyze import Analysis
+from memplan.errors import UsageError
+from memplan.ops.cost import DEVICES, Device, device_for
+from memplan.passes.base import Pass
+from memplan.passes.manager import ALL
+from memplan.planning.costs import NodeCosts
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.session import SessionKind
+from memplan.solver.strategy import Progress, Strategy
+from memplan.units import SizeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteOptions:
+    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
+
+    ``time_limit`` is in seconds. ``keep`` and ``recompute`` are globs of tensor or node names.
+    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
+    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
+    :mod:`memplan.passes.manager`, ``scan_recompute`` in
+    :func:`memplan.api.rewrite.loops.loops_policy`.
+    """
+
+    budget: SizeSpec
+    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
+    strategy: str = "auto"
+    session: str = "tuned"
+    provider: str = "cpu"
+    optimize: str = "extended"
+    time_limit: float = 10.0
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    costs: Path | None = None
+    profile: bool = False
+    device: str | None = None
+    loss: str | None = None
+    passes: str = ALL
+    wrt: tuple[str, ...] = ()
+    scan_recompute: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file as it was read. ``original``: what it takes in a session of the kind that is
+    planned for; ``notes``: what was done to it."""
+
+    model: OpenModel
+    original: Analysis
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What every candidate is planned for, and how.
+
+    ``budget_bytes`` bounds resident and dynamic bytes with workspace. ``costs`` is None where
+    seconds are to be measured on the graph that is planned. ``loops`` is the policy for loops
+    (:func:`memplan.api.rewrite.loops.loops_policy`).
+    """
+
+    options: RewriteOptions
+    session: SessionKind
+    strategy: Strategy
+    passes: tuple[Pass, ...]
+    budget_bytes: int
+    costs: NodeCosts | None
+    loops: str
+    progress: Progress | None = None
+
+    @property
+    def early_costs(self) -> NodeCosts:
+        """Seconds to choose by before anything is measured."""
+        return self.costs or estimated_costs(self.options)
+
+
+def estimated_costs(options: RewriteOptions) -> NodeCosts:
+    """No node measured: the roofline of the device profile."""
+    return NodeCosts("estimate", device_profile(options), options.provider)
+
+
+def device_profile(options: RewriteOptions) -> Device:
+    """The device that seconds are estimated for.
+
+    Raises:
+        UsageError: there is no profile of that name.
+    """
+    if options.device is None:
+        return device_for(options.provider)
+    if options.device not in DEVICES:
+        raise UsageError(
+            f"there is no device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
+        )
+    return DEVICES[options.device]
+
+
+def budget_bytes(options: RewriteOptions, original: Analysis) -> int:
+    """The budget less the reserve, in bytes.
+
+    Raises:
+        UsageError: nothing is left.
+    """
+    whole = original.timeline.peak_with_workspace_bytes
+    budget = options.budget.resolve(whole) - options.reserve.resolve(whole)
+    if budget <= 0:
+        raise UsageError(
+            f"a budget of {options.budget.text} less a reserve of {options.reserve.text} "
+            "leaves nothing"
+        )
+    return budget

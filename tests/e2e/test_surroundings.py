@@ -1,0 +1,77 @@
+"""What lies around a model stays out of it: files beside it are not run, none are left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.models import SAMPLES
+from helpers.running import Memplan
+from memplan.solver.search import anytime
+
+pytestmark = pytest.mark.e2e
+
+MODEL = SAMPLES / "mlp_adamw.onnx"
+MODULES = ("json", "numpy", "onnx", "onnxruntime", "resource", "statistics")
+REWRITE = ("rewrite", MODEL, "--budget", "90%", "--strategy", "greedy", "--passes", "none")
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Path:
+    """Modules of well-known names lie in ``tmp_path``; the file is there once one of them ran."""
+    mark = tmp_path / "ran"
+    for name in MODULES:
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write('{name} ')\n")
+    return mark
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*REWRITE, "--dry-run"),
+        ("profile", MODEL, "--runs", "1", "-o", "costs.txt"),
+        ("validate", MODEL, MODEL, "--runs", "1", "--no-plain"),
+        ("device",),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_module_in_the_current_directory_is_not_run(
+    memplan: Memplan, ran: Path, arguments: tuple[str | Path, ...]
+) -> None:
+    done = memplan(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert not ran.exists(), ran.read_text()
+
+
+def test_nor_by_the_helper_that_compiles_beside(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    helper = anytime._compile_beam_beside()
+    assert helper is not None
+    assert helper.wait(timeout=300) == 0
+    assert not ran.exists(), ran.read_text()
+
+
+def test_the_runtime_keeps_no_record_of_what_it_ran(
+    memplan: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's telemetry leaves a database in the home and a session file in TMPDIR."""
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
+        monkeypatch.delenv(name)
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    home.mkdir()
+    scratch.mkdir()
+    places = {"HOME": str(home), "TMPDIR": str(scratch)}
+    output = tmp_path / "fits.onnx"
+    done = memplan(*REWRITE, "-o", output, **places)
+    assert done.returncode == 0, done.stderr
+    code = f"import memplan; memplan.load({str(output)!r})"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **places}, check=True)
+    assert not [path for path in home.rglob("*") if "onnxruntime" in str(path).lower()]
+    assert not list(scratch.iterdir())

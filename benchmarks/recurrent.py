@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 import memplan
 from benchmarks.record import write_record
 from memplan.api.validate.run import ValidateOptions, validate
-from memplan.loops.scan_pairs import find_scan_pairs
+from memplan.loops.layers import scan_layers
 
 SETTINGS = ("none", "auto", "*", "all")
 _GATES = {"LSTM": 4, "GRU": 3}
@@ -101,7 +101,7 @@ def measure(case: Case, runs: int, folder: Path) -> list[Row]:
     stored: dict[str, Any] = {}
     for number, setting in enumerate(SETTINGS):
         model = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=setting)
-        (stored[setting],) = find_scan_pairs(model)
+        (stored[setting],) = scan_layers(model)
         paths[setting] = folder / f"{case.op}{number}.onnx"
         onnx.save(model, paths[setting])
     seconds = _seconds(list(paths.values()), case, runs)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import Phases, count_phases
+from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
-from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
 from memplan.plain.as_loaded import as_loaded
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
@@ -58,7 +58,7 @@ class Analysis:
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
     placement: Placement | None = None
-    scans: tuple[ScanPair, ...] = ()
+    scans: tuple[ScanLayer, ...] = ()
     recurrent: tuple[RecurrentPair, ...] = ()
 
     @property
@@ -203,7 +203,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
             *_caveats(session),
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
-        scans=find_scan_pairs(model.prepared.proto, model.prepared.types),
+        scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
     )
 

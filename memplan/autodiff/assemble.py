@@ -12,7 +12,8 @@ from memplan.autodiff.emit.value import Value
 from memplan.autodiff.hoist import hoist
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
-from memplan.proto.nodes import captured_names
+from memplan.proto.edit import copied, live_nodes
+from memplan.proto.nodes import names_read
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
 
 
@@ -35,14 +36,13 @@ def assemble(
     wanted = {value.name for value in forward.graph.output} | renamed.keys()
     new = {node.name for node in emitter.nodes}
     nodes = hoist(_live(forward.graph, emitter, wanted), new, emitter.types, wanted)
-    read = _names_read(nodes)
+    read = names_read(nodes)
     needed = read | wanted
     for node in nodes:
         _drop_unread(node, emitter, needed)
         rename_reads(node, renamed)
         node.output[:] = [renamed.get(name, name) for name in node.output]
-    result = onnx.ModelProto()
-    result.CopyFrom(forward)
+    result = copied(forward)
     graph = result.graph
     del graph.node[:]
     graph.node.extend(nodes)
@@ -81,7 +81,7 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
 def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:
     """The tensor behind each new output → the output's name.
 
-    A backward tensor that is no output yet takes the name; anything else needs a copy.
+    A backward tensor that is not an output yet takes the name; anything else needs a copy.
     """
     found: dict[str, str] = {}
     for name, value in outputs.items():
@@ -102,18 +102,7 @@ def _live(
     for node in graph.node:
         order += [node, *emitter.behind.get(node.name, [])]
     order += emitter.nodes
-    needed = set(wanted)
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(order):
-        if node.name in original or any(name in needed for name in node.output):
-            kept.append(node)
-            needed.update(node.input, captured_names(node))
-    kept.reverse()
-    return kept
-
-
-def _names_read(nodes: Collection[onnx.NodeProto]) -> set[str]:
-    return {name for node in nodes for name in (*node.input, *captured_names(node)) if name}
+    return live_nodes(order, wanted, lambda node: node.name in original)
 
 
 def _drop_unread(node: onnx.NodeProto, emitter: Emitter, read: Collection[str]) -> None:

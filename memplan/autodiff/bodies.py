@@ -7,14 +7,16 @@ written here is a tensor of its own that a node of the body makes: ``Identity`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import helper, numpy_helper
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
-from memplan.proto.nodes import captured_names, subgraphs
+from memplan.loops.edit import is_own_output, own_output
+from memplan.proto.edit import copied, live_nodes, replace_nodes
+from memplan.proto.nodes import domain_of, free_names, names_read, subgraphs
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import TensorType, write_type
 
@@ -23,12 +25,6 @@ def graph_attribute(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     """The body in an attribute of ``node``."""
     found: onnx.GraphProto = next(item.g for item in node.attribute if item.name == name)
     return found
-
-
-def captured_by(graph: onnx.GraphProto) -> tuple[str, ...]:
-    """Outer tensors that a body reads."""
-    probe = helper.make_node("If", [], [], body=graph)
-    return captured_names(probe)
 
 
 def body_model(
@@ -43,7 +39,7 @@ def body_model(
     """
     model = onnx.ModelProto(ir_version=outer.ir_version)
     model.graph.CopyFrom(graph)
-    domains = {node.domain for node in graph.node} - {"", "ai.onnx"}
+    domains = {domain_of(node) for node in graph.node} - {""}
     model.opset_import.append(helper.make_opsetid("", outer.opset))
     model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
     body = model.graph
@@ -52,7 +48,7 @@ def body_model(
         value.type.CopyFrom(write_type(found))
     for value in body.output:
         value.type.tensor_type.ClearField("shape")
-    for name in captured_by(graph):
+    for name in free_names(graph):
         if name in outer.constants:
             body.initializer.append(numpy_helper.from_array(outer.constants[name], name))
         else:
@@ -68,18 +64,17 @@ def restored(model: onnx.ModelProto, graph: onnx.GraphProto, emitter: Emitter) -
 
     What rules placed behind forward nodes comes along; what is captured stays captured.
     """
-    captured = set(captured_by(graph))
+    captured = set(free_names(graph))
     nodes = list(emitter.behind.get("", []))
     for node in model.graph.node:
         nodes += [node, *emitter.behind.get(node.name, [])]
-    read = {name for node in nodes for name in (*node.input, *captured_names(node))}
+    read = names_read(nodes)
     known = {tensor.name for tensor in model.graph.initializer}
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in captured]
     constants += [t for n, t in emitter.initializers.items() if n in read and n not in known]
-    kept_nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    kept = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in constants]
-    del graph.node[:], graph.initializer[:], graph.value_info[:]
-    graph.node.extend(kept_nodes)
+    kept = [copied(tensor) for tensor in constants]
+    replace_nodes(graph, nodes)
+    del graph.initializer[:], graph.value_info[:]
     graph.initializer.extend(kept)
 
 
@@ -152,27 +147,9 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 def separate_outputs(graph: onnx.GraphProto, emitter: Emitter) -> None:
     """Make every output of a body a tensor of its own that a node makes; see the module's text."""
-    made = {name for node in graph.node for name in node.output}
-    seen: set[str] = set()
-    for value in graph.output:
-        if value.name in seen or value.name not in made:
-            name = emitter.fresh(f"{value.name}/output")
-            graph.node.append(helper.make_node("Identity", [value.name], [name], name=name))
-            value.name = name
-        seen.add(value.name)
-
-
-def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes on which the wanted tensors depend, in order."""
-    needed = set(wanted)
-    kept = []
-    for node in reversed(nodes):
-        if any(name in needed for name in node.output):
-            kept.append(node)
-            needed.update(node.input, captured_names(node))
-    return kept[::-1]
-
-
-def names_read(nodes: Collection[onnx.NodeProto]) -> set[str]:
-    """Everything that some nodes or their bodies read."""
-    return {name for node in nodes for name in (*node.input, *captured_names(node)) if name}
+    ends = list(graph.output)
+    del graph.output[:]
+    for value in ends:
+        if not is_own_output(graph, value.name):
+            value.name = own_output(graph, value.name, emitter.fresh(f"{value.name}/output"))
+        graph.output.append(value)

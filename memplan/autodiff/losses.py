@@ -8,10 +8,11 @@ import onnx
 
 from memplan.autodiff.assemble import append
 from memplan.autodiff.emit.emitter import Emitter, Scope
-from memplan.autodiff.emit.operations import INT64
+from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.errors import ModelError, UsageError
+from memplan.proto.edit import copied
 from memplan.shapes.tensor_type import TensorType
 
 KINDS = ("cross-entropy", "mse")
@@ -56,7 +57,7 @@ def add_loss(
             loss, wanted = _cross_entropy(emitter, value, axis)
     kept = [v for v in model.graph.output if v.name != logits]
     gone = [v for v in model.graph.output if v.name == logits]
-    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in (*kept, *gone)]
+    copies = [copied(value) for value in (*kept, *gone)]
     del model.graph.output[:]
     model.graph.output.extend(copies[: len(kept)])
     model.graph.value_info.extend(copies[len(kept) :])
@@ -82,9 +83,9 @@ def _cross_entropy(emitter: Emitter, logits: Value, axis: int) -> tuple[Value, V
     shape = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     labels = emitter.input("labels", TensorType(INT64, shape))
     logs = emitter.op("LogSoftmax", logits, axis=axis)
-    places = emitter.unsqueeze(labels, [axis])
+    places = Operations(emitter).unsqueeze(labels, [axis])
     picked = emitter.op("GatherElements", logs, places, axis=axis)
-    mean = emitter.reduce("ReduceMean", picked, range(logits.rank), keepdims=False)
+    mean = Operations(emitter).reduce("ReduceMean", picked, range(logits.rank), keepdims=False)
     return -mean, labels
 
 
@@ -92,4 +93,4 @@ def _squared_error(emitter: Emitter, predictions: Value) -> tuple[Value, Value]:
     targets = emitter.input("targets", predictions.type)
     apart = predictions - targets
     axes = range(predictions.rank)
-    return emitter.reduce("ReduceMean", apart * apart, axes, keepdims=False), targets
+    return Operations(emitter).reduce("ReduceMean", apart * apart, axes, keepdims=False), targets

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import onnx
 
 from memplan.autodiff.emit.emitter import Emitter, Scope
-from memplan.autodiff.emit.operations import INT64
+from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
@@ -49,14 +49,14 @@ class Optimizer:
         """The learning rate in a parameter's element type."""
         scalar = TensorType(onnx.TensorProto.FLOAT, ())
         rate = emitter.once(RATE, lambda: emitter.input(RATE, scalar))
-        return emitter.once((RATE, like.dtype), lambda: emitter.cast(rate, like.dtype))
+        return emitter.once((RATE, like.dtype), lambda: Operations(emitter).cast(rate, like.dtype))
 
     def step(self, emitter: Emitter) -> Value:
         """The number of this step as a float64: 1 - β₂ᵗ loses four digits in float32."""
         scalar = TensorType(INT64, ())
 
         def build() -> Value:
-            return emitter.cast(emitter.input(STEP, scalar), onnx.TensorProto.DOUBLE)
+            return Operations(emitter).cast(emitter.input(STEP, scalar), onnx.TensorProto.DOUBLE)
 
         return emitter.once(STEP, build)
 
@@ -134,7 +134,7 @@ class Adam(Optimizer):
 
         def missing(beta: float) -> Value:
             power = emitter.op("Pow", emitter.const(beta, onnx.TensorProto.DOUBLE), step)
-            return emitter.cast(1 - power, weight.dtype)
+            return Operations(emitter).cast(1 - power, weight.dtype)
 
         step = self.step(emitter)
         rate = self.rate(emitter, weight)
@@ -165,7 +165,7 @@ def parse_optimizer(text: str) -> Optimizer | None:
     """The optimizer that ``adamw{weight_decay=0.1}`` names; None for ``none``.
 
     Raises:
-        UsageError: there is no such optimizer or option, or a value is no number.
+        UsageError: there is no such optimizer or option, or a value is not a number.
     """
     match = _TEXT.fullmatch(text.strip())
     name = match.group("name") if match else ""

@@ -11,6 +11,7 @@ import onnx
 from memplan.autodiff.activity import Activity
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope, scope_of
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.registry import Entry, Gradient, entry_for
 from memplan.autodiff.emit.value import Value
 from memplan.errors import MemplanError
@@ -134,7 +135,7 @@ class ReversePass:
         producer = self.producer.get(name)
         stem = self.nodes[producer].name if producer is not None else name
         with self.emitter.scope(Scope(f"{stem}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            grad = self.emitter.expand_like(self.sums[name], self.emitter.tensor(name))
+            grad = Operations(self.emitter).expand_like(self.sums[name], self.emitter.tensor(name))
         self.sums[name] = grad
         if producer is None:
             del self.sums[name]

@@ -1,34 +1,29 @@
-"""A ``Scan`` or ``Loop`` with a constant number of steps, read: what stands where.
+"""A ``Scan`` or ``Loop`` as the finder of pairs sees it: by what its steps read and write.
 
-A ``Loop`` that reads a sequence with ``Gather`` at the iteration number, as JAX exports have it,
-is read like a Scan.
+What ONNX says of the node is read by :mod:`memplan.proto.loop_node`. Here a ``Loop`` that reads a
+sequence with ``Gather`` at the iteration number, as JAX exports have it, becomes like a Scan, and a
+state that no step changes an invariant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from memplan.ir.graph import ABSENT, Body, Graph, Node, Tensor
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopNode, Slices, read_loop
+from memplan.proto.nodes import operator_key
+from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
 
 Values = Mapping[str, npt.NDArray[np.generic]]
 """Contents of small constants by name."""
-_LOOP_FIXED = 2
-"""A Loop's trip count and condition, before its states."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """The tensor ``name`` of the graph around, slice by slice along ``axis``; ``reversed_``: the
-    first step has the last slice."""
-
-    name: str
-    axis: int
-    reversed_: bool
+Types = Mapping[str, TensorType]
+"""Types of a graph's tensors by name."""
+SCAN_SINCE = 9
+"""From this opset on a Scan has no batch axis of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +39,23 @@ class State:
 class LoopCall:
     """A loop. Names of the body are roots: a chain of copies is known by what it starts from.
 
-    ``slices`` (body → around) are read step by step, ``stacked`` (body, around) written;
-    ``invariants`` (body → around) are the same at every step. ``counter`` is a Loop's iteration
-    number. ``tensors`` of the body by name; ``graph`` is the body.
+    ``index`` is the node's place in the graph, ``Constant`` nodes not counted; ``steps`` a size, a
+    name, or "" where it is not known. ``slices`` (body → around) are read step by step,
+    ``stacked`` (body, around) written; ``invariants`` (body → around) are the same at every step.
+    ``counter`` is a Loop's iteration number, empty for a Scan. ``types`` are those of the body's
+    tensors, as far as they are known; ``copies`` leads from each copy to its source.
     """
 
     node: onnx.NodeProto
     index: int
-    steps: int
+    steps: Dim
     body: onnx.GraphProto
-    graph: Graph
+    types: Types
     slices: Mapping[str, Slices]
     states: tuple[State, ...]
     invariants: Mapping[str, str]
     stacked: tuple[tuple[str, Slices], ...]
     counter: str
-    tensors: Mapping[str, Tensor]
     copies: Mapping[str, str]
 
     @property
@@ -69,175 +65,163 @@ class LoopCall:
 
     def root(self, name: str) -> str:
         """What a chain of copies in the body starts from."""
-        while name in self.copies:
-            name = self.copies[name]
-        return name
+        return root_of(name, self.copies)
 
 
-def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
-    """The body of a loop."""
-    found: onnx.GraphProto = next(a.g for a in node.attribute if a.name == "body")
-    return found
-
-
-def read_call(proto: onnx.NodeProto, node: Node, graph: Graph, values: Values) -> LoopCall | None:
-    """The loop ``node`` of ``graph``; None if it is none, or shapes or steps are not known."""
-    inner = graph.bodies.get(node.id, ())
-    if node.key not in (":Scan", ":Loop") or len(inner) != 1:
-        return None
-    body = inner[0]
-    if body.graph is None or not body.trips:
-        return None
-    tensors = {tensor.name: tensor for tensor in body.graph.tensors}
-    copies = _copies(body_of(proto), tensors)
-    if node.op == "Scan":
-        return _scan(proto, node, graph, body, tensors, copies)
-    return _loop(proto, node, graph, body, tensors, copies, values)
-
-
-def _copies(body: onnx.GraphProto, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Copy → source: ``Identity``, and ``Cast`` to the type that is there."""
-    found = {}
-    for node in body.node:
-        if node.op_type == "Identity":
-            found[node.output[0]] = node.input[0]
-        elif node.op_type == "Cast":
-            source, result = (tensors.get(name) for name in (node.input[0], node.output[0]))
-            if source is not None and result is not None and source.dtype == result.dtype:
-                found[result.name] = source.name
-    return found
-
-
-def _root(name: str, copies: Mapping[str, str]) -> str:
+def root_of(name: str, copies: Mapping[str, str]) -> str:
+    """What a chain of copies starts from."""
     while name in copies:
         name = copies[name]
     return name
 
 
-def _scan(
-    proto: onnx.NodeProto,
-    node: Node,
-    graph: Graph,
-    body: Body,
-    tensors: Mapping[str, Tensor],
-    copies: Mapping[str, str],
-) -> LoopCall | None:
-    inside, scanned = body_of(proto), node.attributes.get("num_scan_inputs")
-    if not isinstance(scanned, int) or graph.opset < 9 or body.graph is None or not body.trips:
-        return None
-    count = len(proto.input) - scanned
-    names, results = [v.name for v in inside.input], [v.name for v in inside.output]
-    before = zip(names[:count], results[:count], proto.input[:count], strict=True)
-    return LoopCall(
-        node=proto,
-        index=node.id,
-        steps=body.trips,
-        body=inside,
-        graph=body.graph,
-        slices={
-            inner: _slices(node, graph, slot, node.inputs[count + slot], "input")
-            for slot, inner in enumerate(names[count:])
-        },
-        states=tuple(State(b, _root(a, copies), i) for b, a, i in before),
-        invariants={},
-        stacked=tuple(
-            (_root(inner, copies), _slices(node, graph, slot, outer, "output"))
-            for slot, (inner, outer) in enumerate(
-                zip(results[count:], node.outputs[count:], strict=False)
-            )
-            if outer != ABSENT
-        ),
-        counter="",
-        tensors=tensors,
-        copies=copies,
-    )
-
-
-def _slices(node: Node, graph: Graph, slot: int, tensor: int, kind: str) -> Slices:
-    def number(name: str) -> int:
-        given = node.attributes.get(f"scan_{kind}_{name}", [])
-        assert isinstance(given, list)
-        return int(given[slot]) if slot < len(given) else 0
-
-    found, axis = graph.tensors[tensor], number("axes")
-    return Slices(
-        found.name, axis + len(found.shape) if axis < 0 else axis, bool(number("directions"))
-    )
-
-
-def _loop(
-    proto: onnx.NodeProto,
-    node: Node,
-    graph: Graph,
-    body: Body,
-    tensors: Mapping[str, Tensor],
-    copies: Mapping[str, str],
-    values: Values,
-) -> LoopCall | None:
-    inside, steps = body_of(proto), body.trips
-    names, results = [v.name for v in inside.input], [v.name for v in inside.output]
-    initial = list(proto.input[_LOOP_FIXED:])
-    if body.graph is None or not steps or len(names) != _LOOP_FIXED + len(initial):
-        return None
-    condition = proto.input[1] if len(proto.input) > 1 else ""
-    if condition and not np.all(values.get(condition, np.asarray(False))):
-        return None
-    if _root(results[0], copies) != names[1]:  # the condition may end the loop
-        return None
-    rows = list(zip(names[_LOOP_FIXED:], results[1:], initial, strict=False))
-    same = {inner: outer for inner, after, outer in rows if _root(after, copies) == inner}
-    return LoopCall(
-        node=proto,
-        index=node.id,
-        steps=steps,
-        body=inside,
-        graph=body.graph,
-        slices=_gathered(inside, names[0], steps, same, tensors, copies, values),
-        states=tuple(State(b, _root(a, copies), i) for b, a, i in rows if b not in same),
-        invariants=same,
-        stacked=tuple(
-            (_root(inner, copies), Slices(outer, 0, False))
-            for inner, outer in zip(
-                results[1 + len(initial) :], proto.output[len(initial) :], strict=False
-            )
-            if outer
-        ),
-        counter=names[0],
-        tensors=tensors,
-        copies=copies,
-    )
-
-
-def _gathered(
-    body: onnx.GraphProto,
-    counter: str,
-    steps: int,
-    same: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
-    copies: Mapping[str, str],
-    values: Values,
-) -> dict[str, Slices]:
-    """Sequences that the body reads with ``Gather`` at the iteration number, or at that counted
-    from the end, along axis 0."""
-    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {name for node in body.node for name in node.output}
-    numbers = {**values, **{t.name: onnx.numpy_helper.to_array(t) for t in body.initializer}}
-    mirrored = {
-        node.output[0]
-        for node in body.node
-        if node.op_type == "Sub"
-        and _root(node.input[1], copies) == counter
-        and np.array_equal(numbers.get(node.input[0], np.asarray(-1)).reshape(-1), [steps - 1])
-    }
+def copies_in(body: onnx.GraphProto, types: Types) -> dict[str, str]:
+    """Copy → source: ``Identity``, and ``Cast`` to the type that the source has anyway."""
     found = {}
     for node in body.node:
-        index = _root(node.input[1], copies) if node.op_type == "Gather" else ""
-        if index != counter and index not in mirrored:
-            continue
-        data = _root(node.input[0], copies)
-        outer = same.get(data, "" if data in own else data)
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        shape = tensors[data].shape if data in tensors else ()
-        if outer and axis == 0 and shape and shape[0] == steps:
-            found[node.output[0]] = Slices(outer, 0, index in mirrored)
+        if node.op_type == "Identity":
+            found[node.output[0]] = node.input[0]
+        elif node.op_type == "Cast":
+            source, result = (types.get(name) for name in (node.input[0], node.output[0]))
+            if source is not None and result is not None and source.dtype == result.dtype:
+                found[node.output[0]] = node.input[0]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class LoopReader:
+    """Reads the loops of one graph.
+
+    ``types`` and ``values`` are those of the graph's tensors. ``bodies`` has the types inside a
+    loop, and ``trips`` its number of steps where that is known better than from ``values``, both by
+    the node's place among those that are not ``Constant``.
+    """
+
+    opset: int
+    types: Types
+    values: Values = field(default_factory=dict)
+    bodies: Mapping[int, Types] = field(default_factory=dict)
+    trips: Mapping[int, int] = field(default_factory=dict)
+
+    def read(self, proto: onnx.NodeProto, index: int) -> LoopCall | None:
+        """The loop ``proto``; None if data decides how often it runs, or if it is not a loop."""
+        if operator_key(proto) not in (":Scan", ":Loop"):
+            return None
+        types = self.bodies.get(index, {})
+        loop = read_loop(proto, self._rank)
+        copies = copies_in(loop.body, types)
+        if loop.is_scan:
+            return self._scan(loop, index, types, copies)
+        return self._loop(loop, index, types, copies)
+
+    def _rank(self, name: str) -> int:
+        return len(self.types.get(name, UNKNOWN).shape or ())
+
+    def _scan(
+        self, loop: LoopNode, index: int, types: Types, copies: Mapping[str, str]
+    ) -> LoopCall | None:
+        if self.opset < SCAN_SINCE or not loop.sequences:
+            return None
+        shapes = ((self.types.get(s.name, UNKNOWN).shape, s.axis) for s in loop.sequences)
+        states = zip(loop.state_inputs, loop.state_outputs, loop.initials, strict=True)
+        return LoopCall(
+            node=loop.node,
+            index=index,
+            steps=next((shape[axis] for shape, axis in shapes if shape), ""),
+            body=loop.body,
+            types=types,
+            slices=dict(zip(loop.slice_inputs, loop.sequences, strict=True)),
+            states=tuple(State(b, root_of(a, copies), i) for b, a, i in states),
+            invariants={},
+            stacked=_stacked(loop, copies),
+            counter="",
+            copies=copies,
+        )
+
+    def _loop(
+        self, loop: LoopNode, index: int, types: Types, copies: Mapping[str, str]
+    ) -> LoopCall | None:
+        body, steps = loop.body, self._trip_count(loop.node, index)
+        if not steps or len(body.input) != LOOP_FIXED + len(loop.initials):
+            return None
+        counter, going = (value.name for value in body.input[:LOOP_FIXED])
+        condition = loop.node.input[1] if len(loop.node.input) > 1 else ""
+        if condition and not np.all(self.values.get(condition, np.asarray(False))):
+            return None
+        if root_of(body.output[0].name, copies) != going:  # the condition may end the loop
+            return None
+        rows = list(zip(loop.state_inputs, loop.state_outputs, loop.initials, strict=False))
+        same = {inner: outer for inner, after, outer in rows if root_of(after, copies) == inner}
+        return LoopCall(
+            node=loop.node,
+            index=index,
+            steps=steps,
+            body=body,
+            types=types,
+            slices=_Gathers(body, counter, steps, same, types, copies, self.values).found(),
+            states=tuple(State(b, root_of(a, copies), i) for b, a, i in rows if b not in same),
+            invariants=same,
+            stacked=_stacked(loop, copies),
+            counter=counter,
+            copies=copies,
+        )
+
+    def _trip_count(self, node: onnx.NodeProto, index: int) -> int:
+        """A Loop's constant number of steps; 0 if there is none."""
+        if index in self.trips:
+            return self.trips[index]
+        count = self.values.get(node.input[0]) if node.input else None
+        trips = int(count.reshape(-1)[0]) if count is not None and count.size else 0
+        return trips if 0 < trips <= MOST_TRIPS else 0
+
+
+def _stacked(loop: LoopNode, copies: Mapping[str, str]) -> tuple[tuple[str, Slices], ...]:
+    rows = zip(loop.slice_outputs, loop.stacked, strict=False)
+    return tuple((root_of(inner, copies), outer) for inner, outer in rows if outer.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathers:
+    """The sequences that a Loop's body reads with ``Gather`` along axis 0, at the iteration number
+    ``counter`` or at that counted from the end."""
+
+    body: onnx.GraphProto
+    counter: str
+    steps: int
+    invariants: Mapping[str, str]
+    types: Types
+    copies: Mapping[str, str]
+    values: Values
+
+    def found(self) -> dict[str, Slices]:
+        """Name of the slice in the body → the sequence around."""
+        body, copies = self.body, self.copies
+        own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {name for node in body.node for name in node.output}
+        mirrored = self._mirrored()
+        found = {}
+        for node in body.node:
+            index = root_of(node.input[1], copies) if node.op_type == "Gather" else ""
+            if index != self.counter and index not in mirrored:
+                continue
+            data = root_of(node.input[0], copies)
+            outer = self.invariants.get(data, "" if data in own else data)
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            shape = self.types.get(data, UNKNOWN).shape
+            if outer and axis == 0 and shape and shape[0] == self.steps:
+                found[node.output[0]] = Slices(outer, 0, index in mirrored)
+        return found
+
+    def _mirrored(self) -> set[str]:
+        """Names of the iteration number counted from the end: T - 1 less that from the start."""
+        known = {t.name: onnx.numpy_helper.to_array(t) for t in self.body.initializer}
+        numbers = {**self.values, **known}
+        return {
+            node.output[0]
+            for node in self.body.node
+            if node.op_type == "Sub"
+            and root_of(node.input[1], self.copies) == self.counter
+            and np.array_equal(
+                numbers.get(node.input[0], np.asarray(-1)).reshape(-1), [self.steps - 1]
+            )
+        }

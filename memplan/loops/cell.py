@@ -1,4 +1,4 @@
-"""Which tensors of a recurrent cell are stored at every step, and which are made again."""
+"""Which tensors of a recurrent cell are stored at every step, and which are recomputed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from memplan.errors import UsageError
 from memplan.ir.build import tensor_bytes
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
-from memplan.proto.nodes import captured_names
+from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
-from memplan.solver.maxflow import Network
+from memplan.solver.maxflow import Run, cut
 
 _LISTED = 12
 
@@ -74,21 +74,24 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """``stored``: computed tensors of the cell that are kept at every step; ``used``: its inputs
-    that the backward reads, ``needed`` those that it would read if nothing ran again; ``again``:
-    the nodes to run again, in order."""
+class CellPlan:
+    """What a step of the backward gets, and what it recomputes.
+
+    ``stored``: computed tensors of the cell that are stored at every step; ``used``: its inputs
+    that the backward reads, ``needed`` those that it would read if nothing were recomputed;
+    ``recomputed``: the nodes to recompute, in order.
+    """
 
     stored: tuple[str, ...]
     used: frozenset[str]
     needed: frozenset[str]
-    again: tuple[onnx.NodeProto, ...]
+    recomputed: tuple[onnx.NodeProto, ...]
 
 
-def decide(cell: Cell, wish: ScanRecompute) -> Kept:
-    """What is kept of a cell.
+def decide(cell: Cell, policy: ScanRecompute) -> CellPlan:
+    """What is stored of a cell under a policy.
 
-    What depends on nothing within the loop is always made again.
+    What depends on nothing within the loop is always recomputed.
 
     Raises:
         UsageError: an operator could not run again because only some of its outputs are named, or
@@ -96,24 +99,29 @@ def decide(cell: Cell, wish: ScanRecompute) -> Kept:
     """
     constant = constant_tensors(cell)
     computed = [name for node in cell.nodes for name in node.output if name]
-    wish.offered.update(dict.fromkeys(name for name in computed if name not in constant))
-    if wish.text == "all":
+    policy.offered.update(dict.fromkeys(name for name in computed if name not in constant))
+    if policy.text == "all":
         safe = (node for node in cell.nodes if not _unsafe(node))
         chosen = {name for node in safe for name in node.output if name} - cell.stacked
-    elif wish.text == "auto":
+    elif policy.text == "auto":
         chosen = _cheap(cell, constant)
     else:
-        chosen = _named(cell, wish)
-    return trace(cell, chosen | constant)
+        chosen = _named(cell, policy)
+    return plan_cell(cell, chosen | constant)
 
 
-def trace(cell: Cell, chosen: Collection[str]) -> Kept:
-    """Walk back from what is needed to what is kept."""
+def plan_cell(cell: Cell, chosen: Collection[str]) -> CellPlan:
+    """The plan that recomputes what it needs of ``chosen``, and stores the rest.
+
+    Args:
+        cell: the cell.
+        chosen: computed tensors that may be recomputed; an operator is if one of its outputs is.
+    """
     maker = {name: k for k, node in enumerate(cell.nodes) for name in node.output if name}
     inputs = set(cell.inputs)
     stored: set[str] = set()
     used: set[str] = set()
-    again: set[int] = set()
+    recomputed: set[int] = set()
     waiting = sorted(cell.needed)
     while waiting:
         name = waiting.pop()
@@ -121,17 +129,17 @@ def trace(cell: Cell, chosen: Collection[str]) -> Kept:
             used.add(name)
         elif name in maker and name not in chosen:
             stored.add(name)
-        elif name in maker and maker[name] not in again:
+        elif name in maker and maker[name] not in recomputed:
             node = cell.nodes[maker[name]]
-            again.add(maker[name])
-            waiting += [*node.input, *captured_names(node)]
-    made = {name for k in again for name in cell.nodes[k].output}
+            recomputed.add(maker[name])
+            waiting += reads_of(node)
+    made = {name for k in recomputed for name in cell.nodes[k].output}
     order = [name for node in cell.nodes for name in node.output]
-    return Kept(
+    return CellPlan(
         tuple(name for name in order if name in stored - made),
         frozenset(used),
         cell.needed & inputs,
-        tuple(cell.nodes[k] for k in sorted(again)),
+        tuple(cell.nodes[k] for k in sorted(recomputed)),
     )
 
 
@@ -140,7 +148,7 @@ def constant_tensors(cell: Cell) -> set[str]:
     varying = set(cell.inputs)
     found: set[str] = set()
     for node in cell.nodes:
-        reads = (*node.input, *captured_names(node))
+        reads = reads_of(node)
         if _unsafe(node) or any(name in varying for name in reads):
             varying.update(node.output)
         else:
@@ -148,30 +156,26 @@ def constant_tensors(cell: Cell) -> set[str]:
     return found
 
 
-def _key(node: onnx.NodeProto) -> str:
-    return f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-
-
 def _unsafe(node: onnx.NodeProto) -> bool:
     """Whether a second run would give other values."""
-    return _key(node) in RANDOM_OPS | EFFECT_OPS
+    return operator_key(node) in RANDOM_OPS | EFFECT_OPS
 
 
-def _named(cell: Cell, wish: ScanRecompute) -> set[str]:
+def _named(cell: Cell, policy: ScanRecompute) -> set[str]:
     """The tensors that were named; caffe2's rule: all outputs of an operator, or none."""
     chosen: set[str] = set()
     for node in cell.nodes:
         outputs = [str(name) for name in node.output if name]
-        matched = {n: p for n in outputs for p in wish.patterns if fnmatchcase(n, p)}
+        matched = {n: p for n in outputs for p in policy.patterns if fnmatchcase(n, p)}
         if not matched:
             continue
-        wish.seen.update(p for p in wish.patterns if any(fnmatchcase(n, p) for n in outputs))
+        policy.seen.update(p for p in policy.patterns if any(fnmatchcase(n, p) for n in outputs))
         missing = [name for name in outputs if name not in matched]
         if missing:
             raise UsageError(
                 f"--scan-recompute: {node.op_type} '{node.name}' can run again only for all its "
                 f"outputs; not named: {', '.join(missing)}",
-                f"add them: --scan-recompute '{'+'.join((*wish.patterns, *missing))}'",
+                f"add them: --scan-recompute '{'+'.join((*policy.patterns, *missing))}'",
             )
         if _unsafe(node):
             raise UsageError(
@@ -180,55 +184,40 @@ def _named(cell: Cell, wish: ScanRecompute) -> set[str]:
                 "leave it out",
             )
         chosen.update(outputs)
-    return chosen - cell.stacked  # what is there anyway needs no second run
+    return chosen - cell.stacked  # what is stored anyway is not recomputed
 
 
 def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
-    """What to make again so that the fewest bytes are kept, and no contraction runs twice.
+    """What to recompute so that the fewest bytes are stored, and no contraction runs twice.
 
     A minimum cut between what the step is given and what its backward reads, as PyTorch's
     partitioner has it (``torch/_functorch/partitioners.py``), over one step.
     """
     names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
-    number = {name: 2 + 2 * k for k, name in enumerate(names) if name not in constant}
     # What is kept in any case costs nothing more. Of cuts of equal bytes the latest is taken, which
-    # leaves the least to make again.
+    # leaves the least to recompute.
     scale = len(names) ** 2 + 1
-    weight = {
-        name: (0 if free else scale * _bytes(cell.types[name])) + len(names) - place
+    weights = {
+        name: (0 if free else scale * (unit_bytes(cell.types[name]) or 1)) + len(names) - place
         for place, name in enumerate(names)
-        if name in number
+        if name not in constant
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
     }
-    network = Network(2 + 2 * len(names))
-    endless = sum(weight.values()) + 1
-    for name, vertex in number.items():
-        network.connect(vertex, vertex + 1, weight[name])
-        if name in cell.needed:
-            network.connect(vertex + 1, 1, endless)
-    for name in cell.inputs:
-        network.connect(0, number[name], endless)
-    for node in cell.nodes:
-        outputs = [number[name] for name in node.output if name in number]
-        if _unsafe(node) or is_contraction(node.op_type):
-            for vertex in outputs:
-                network.connect(0, vertex, endless)
-        for name in (*node.input, *captured_names(node)):
-            for vertex in outputs if name in number else ():
-                network.connect(number[name] + 1, vertex, endless)
-    network.saturate()
-    side = network.source_side()
-    kept = {name for name, v in number.items() if v in side and v + 1 not in side}
-    return {
-        name
+    runs = (
+        node_run(node, None if _unsafe(node) or is_contraction(node.op_type) else 0)
         for node in cell.nodes
-        if not (_unsafe(node) or is_contraction(node.op_type))
-        for name in node.output
-        if name and name not in kept
-    }
+    )
+    found = cut(weights, cell.inputs, cell.needed, runs)
+    assert found is not None
+    return set(found.below)
 
 
-def _bytes(found: TensorType) -> int:
-    """Bytes, with symbolic dimensions (the batch, mostly) taken as 1."""
+def node_run(node: onnx.NodeProto, cost: int | None) -> Run[str]:
+    """A node as the flow network has it; see :func:`memplan.solver.maxflow.cut`."""
+    return Run(reads_of(node), tuple(n for n in node.output if n), cost)
+
+
+def unit_bytes(found: TensorType) -> int:
+    """Bytes of a tensor, with symbolic dimensions (the batch, mostly) taken as 1."""
     shape = (dim if isinstance(dim, int) else 1 for dim in found.shape or ())
-    return tensor_bytes(found.dtype, shape) or 1
+    return tensor_bytes(found.dtype, shape)

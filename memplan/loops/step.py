@@ -1,4 +1,4 @@
-"""One step of a pair as a problem of its own: what may be stored, what may run again, at what cost.
+"""One step of a pair as a problem of its own: what may be stored or recomputed, at what cost.
 
 The nodes are those of the forward body, without copies, and projections: products of inputs and
 weights before the loop, a slice of which a step can make from a slice of the inputs.
@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import helper
 
 from memplan.ir.graph import Graph, TensorKind
-from memplan.loops.call import LoopCall, Slices
+from memplan.loops.call import LoopCall
 from memplan.loops.cell import Cell, constant_tensors
-from memplan.loops.pairs import RecurrentPair
+from memplan.loops.pairs import RecurrentPair, sized_bytes
+from memplan.loops.sequences import Projection, projection_of
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
-from memplan.proto.nodes import subgraphs
+from memplan.proto.edit import copied
+from memplan.proto.loop_node import Slices
+from memplan.proto.nodes import operator_key, subgraphs
 from memplan.shapes.tensor_type import TensorType
 
 Seconds = Callable[[Graph], list[float]]
@@ -25,13 +27,13 @@ Seconds = Callable[[Graph], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PairStep:
     """One step of a pair.
 
     ``weights`` are bytes per step that the backward part holds if a tensor is stored; 0 for what
-    it holds anyway. ``seconds`` (by a node's first output) are those of running it again.
+    it holds anyway. ``seconds`` (by a node's first output) are those of recomputing it.
     ``formals`` are names that projections read slices of ``Slices`` under. ``fixed`` are outputs
-    of nodes that cannot run again.
+    of nodes that cannot be recomputed.
     """
 
     pair: RecurrentPair
@@ -43,7 +45,7 @@ class Step:
 
     @property
     def constants(self) -> set[str]:
-        """Tensors that are the same at every step: made again without being asked for."""
+        """Tensors that are the same at every step: recomputed without being asked for."""
         return constant_tensors(self.cell)
 
 
@@ -64,7 +66,7 @@ def read_step(
     nodes: Sequence[onnx.NodeProto],
     estimate: Seconds,
     exact: bool,
-) -> Step:
+) -> PairStep:
     """The step of a pair.
 
     Args:
@@ -76,27 +78,32 @@ def read_step(
             has, but for a single row).
     """
     call, draft = pair.forward, _Draft()
-    held = _Held(graph, pair)
+    held, seconds = _Held(graph, pair), estimate(graph)
     for name, found in call.slices.items():
-        made = _projection(graph, nodes, found, name) if exact else None
+        made = _projection(graph, nodes, found) if exact else None
         if made is None:
             draft.inputs.append(name)
         else:
-            node, source, seconds = made
-            draft.nodes.append(node)
-            draft.formals[node.input[0]] = Slices(source, 0, found.reversed_)
-            draft.inputs.append(node.input[0])
-            draft.weights[node.input[0]] = held.weight(source, call.steps)
+            projection, product = made
+            formal, source = f"{name}/source", projection.source
+            draft.nodes.append(
+                projection.step_node(formal, name, f"{projection.product.name}/step")
+            )
+            draft.formals[formal] = Slices(source, 0, found.reversed_)
+            draft.inputs.append(formal)
+            draft.weights[formal] = held.weight(source)
             whole = graph.tensor_named(source)
             assert whole is not None
-            draft.types[node.input[0]] = TensorType(whole.dtype, whole.shape[1:])
-            draft.seconds[name] = seconds(call.steps, estimate(graph))
-        draft.weights[name] = held.weight(found.name, call.steps)
+            draft.types[formal] = TensorType(whole.dtype, whole.shape[1:])
+            draft.seconds[name] = seconds[product] / pair.steps
+        draft.weights[name] = held.weight(found.name)
     draft.inputs += [state.before for state in call.states]
     if call.counter:
         draft.inputs.append(call.counter)
         draft.weights[call.counter] = 0
-    _add_body(call, draft, estimate(call.graph))
+    body = graph.bodies[call.index][0].graph
+    assert body is not None
+    _add_body(call, body, draft, estimate(body))
     _weigh(call, draft, held)
     reads = set(pair.reads.values())
     cell = Cell(
@@ -106,42 +113,35 @@ def read_step(
         stacked=frozenset(n for n, weight in draft.weights.items() if not weight) - {*draft.inputs},
         types=draft.types,
     )
-    return Step(pair, cell, draft.weights, draft.seconds, draft.formals, frozenset(draft.fixed))
+    return PairStep(pair, cell, draft.weights, draft.seconds, draft.formals, frozenset(draft.fixed))
 
 
-def _add_body(call: LoopCall, draft: _Draft, seconds: Sequence[float]) -> None:
+def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[float]) -> None:
     """The nodes of the forward body, reading roots."""
-    cost = {
-        call.graph.tensors[t].name: seconds[node.id]
-        for node in call.graph.nodes
-        for t in node.writes
-    }
+    cost = {body.tensors[t].name: seconds[node.id] for node in body.nodes for t in node.writes}
     for node in call.body.node:
         outputs = [name for name in node.output if name]
         if not outputs or outputs[0] in call.copies or outputs[0] in call.slices:
             continue
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
+        clone = copied(node)
         for slot, name in enumerate(clone.input):
             clone.input[slot] = call.root(name)
         draft.nodes.append(clone)
         draft.seconds[outputs[0]] = cost.get(outputs[0], 0.0)
-        key = f"{'' if node.domain == 'ai.onnx' else node.domain}:{node.op_type}"
-        if key in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
+        if operator_key(node) in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
             draft.fixed.update(outputs)
 
 
 def _weigh(call: LoopCall, draft: _Draft, held: _Held) -> None:
     """Bytes of what the body computes, and of the states before the step."""
-    for name, tensor in call.tensors.items():
-        draft.types[name] = TensorType(tensor.dtype, tensor.shape)
-        draft.weights.setdefault(name, tensor.nbytes)
-    for inner, found in call.stacked:
-        if held.anyway(found.name):
+    for name, found in call.types.items():
+        draft.types[name] = found
+        draft.weights.setdefault(name, sized_bytes(found, {}) or 0)
+    for inner, item in call.stacked:
+        if held.anyway(item.name):
             draft.weights[inner] = 0
     for state in call.states:
-        homes = [
-            found.name for inner, found in call.stacked if inner in (state.before, state.after)
-        ]
+        homes = [n.name for inner, n in call.stacked if inner in (state.before, state.after)]
         if any(held.anyway(name) for name in homes):
             draft.weights[state.before] = 0
 
@@ -161,11 +161,11 @@ class _Held:
         resident = tensor.kind is not TensorKind.COMPUTED
         return resident or tensor.is_output or last > self.pair.backward.index
 
-    def weight(self, name: str, steps: int) -> int:
+    def weight(self, name: str) -> int:
         """Bytes of one slice; 0 if it is held anyway."""
         tensor = self.graph.tensor_named(name)
         assert tensor is not None
-        return 0 if self.anyway(name) else tensor.nbytes // steps
+        return 0 if self.anyway(name) else tensor.nbytes // self.pair.steps
 
     def _end(self, node: int) -> int:
         """The last node that reads a tensor through views of it."""
@@ -177,48 +177,28 @@ class _Held:
         return len(self.graph.nodes) if outputs else max(map(self._end, readers), default=node)
 
 
-_Product = tuple[onnx.NodeProto, str, Callable[[int, list[float]], float]]
-
-
 def _projection(
-    graph: Graph, nodes: Sequence[onnx.NodeProto], found: Slices, inner: str
-) -> _Product | None:
-    """How a step makes its slice ``inner`` of a product; None where the sequence is none.
+    graph: Graph, nodes: Sequence[onnx.NodeProto], found: Slices
+) -> tuple[Projection, int] | None:
+    """The product that a sequence is, if its slices have the same bits: of float32 and at least two
+    rows; and the id of the product's node. None for other sequences."""
 
-    ``MatMul(X, W)``, or ``Reshape(Gemm(Reshape(X), W, b))`` as LSTM, GRU and RNN are written out,
-    of float32 and at least two rows.
-    """
-    whole = graph.tensor_named(found.name)
-    if whole is None or whole.producer < 0 or found.axis != 0 or len(whole.shape) != 3:
+    def makers(name: str) -> onnx.NodeProto | None:
+        tensor = graph.tensor_named(name)
+        return nodes[tensor.producer] if tensor is not None and tensor.producer >= 0 else None
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        tensor = graph.tensor_named(name)
+        return None if tensor is None else tensor.shape
+
+    whole, maker = graph.tensor_named(found.name), makers(found.name)
+    if whole is None or maker is None or found.axis != 0 or len(whole.shape) != 3:
         return None
-    maker = nodes[whole.producer]
-    product, source, others = maker, maker.input[0], list(maker.input[1:])
-    if maker.op_type == "Reshape":
-        flat = _maker(graph, nodes, maker.input[0])
-        before = flat and flat.op_type == "Gemm" and _maker(graph, nodes, flat.input[0])
-        if not flat or not before or before.op_type != "Reshape":
-            return None
-        product, source, others = flat, before.input[0], list(flat.input[1:])
-        if any(a.name == "transA" and a.i for a in flat.attribute):
-            return None
-    elif maker.op_type != "MatMul":
+    if whole.shape[1] < 2 or whole.dtype != onnx.TensorProto.FLOAT:
         return None
-    given = graph.tensor_named(source)
-    ranks = [len(t.shape) for t in map(graph.tensor_named, others) if t is not None]
-    if given is None or len(given.shape) != 3 or given.shape[:2] != whole.shape[:2]:
+    projection = projection_of(maker, makers, shape)
+    if projection is None:
         return None
-    if ranks[:1] != [2] or ranks[1:] not in ([], [1]) or whole.shape[1] < 2 or whole.dtype != 1:
-        return None
-    formal = f"{inner}/source"
-    node = helper.make_node(
-        product.op_type, [formal, *others], [inner], name=f"{product.name}/step"
-    )
-    node.attribute.extend(product.attribute)
-    made = graph.tensor_named(product.output[0])
+    made = graph.tensor_named(projection.product.output[0])
     assert made is not None
-    return node, source, lambda steps, seconds: seconds[made.producer] / steps
-
-
-def _maker(graph: Graph, nodes: Sequence[onnx.NodeProto], name: str) -> onnx.NodeProto | None:
-    tensor = graph.tensor_named(name)
-    return nodes[tensor.producer] if tensor is not None and tensor.producer >= 0 else None
+    return projection, made.producer

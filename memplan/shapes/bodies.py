@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import ValueType, check_calls, infer, stated_types
-
-_MOST_TRIPS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +98,22 @@ def _bind_inputs(
 def _source_type(
     node: onnx.NodeProto, slot: int, types: Mapping[str, ValueType]
 ) -> ValueType | None:
-    if node.op_type == "Loop":
-        if slot < 2:  # iteration number and condition
-            return ValueType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
-        return types.get(node.input[slot]) if slot < len(node.input) else None
-    if node.op_type == "Scan" and slot < len(node.input):
-        outer = types.get(node.input[slot])
-        first = len(node.input) - _scanned(node)
-        if outer is None or outer.shape is None or slot < first:
-            return outer
-        shape = list(outer.shape)
-        if shape:
-            del shape[_scan_axis(node, slot - first, len(shape))]
-        return ValueType(outer.dtype, tuple(shape))
-    return None
+    if node.op_type == "Loop" and slot < LOOP_FIXED:  # iteration number and condition
+        return ValueType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
+    if node.op_type not in ("Loop", "Scan") or slot >= len(node.input):
+        return None
+    outer, layout = types.get(node.input[slot]), layout_of(node)
+    if outer is None or outer.shape is None or slot < layout.first_sequence:
+        return outer
+    shape = list(outer.shape)
+    if shape:
+        del shape[_input_axis(layout, slot - layout.first_sequence, len(shape))]
+    return ValueType(outer.dtype, tuple(shape))
 
 
-def _scanned(node: onnx.NodeProto) -> int:
-    """How many of a Scan's inputs, the last ones, are read slice by slice."""
-    return int(next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0))
-
-
-def _scan_axis(node: onnx.NodeProto, index: int, rank: int) -> int:
-    """The axis along which a Scan reads its scan input ``index``, which has ``rank`` axes."""
-    axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
-    axis = axes[index] if index < len(axes) else 0
+def _input_axis(layout: LoopLayout, slot: int, rank: int) -> int:
+    """The axis of a Scan's sequence ``slot``, which has ``rank`` axes; 0 where there is no such."""
+    axis = layout.input_axis(slot)
     return axis if -rank <= axis < rank else 0
 
 
@@ -137,12 +127,12 @@ def _trips(
         if count is None or not np.asarray(count).size:
             return None
         trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
-        # Exporters write the largest integer for a loop that only its condition ends.
-        return trips if trips <= _MOST_TRIPS else None
-    if node.op_type == "Scan" and _scanned(node):
+        return trips if trips <= MOST_TRIPS else None
+    layout = layout_of(node)
+    if node.op_type == "Scan" and layout.sequences:
         last = types.get(node.input[-1])
         if last is not None and last.shape:
-            return last.shape[_scan_axis(node, _scanned(node) - 1, len(last.shape))]
+            return last.shape[_input_axis(layout, layout.sequences - 1, len(last.shape))]
     return None
 
 
@@ -158,9 +148,7 @@ def output_types(
     inner = [body.types.get(value.name) for value in body.model.graph.output]
     if node.op_type == "Loop":
         inner = inner[1:]
-        states = len(node.input) - 2
-    else:
-        states = len(node.input) - _scanned(node)
+    states = layout_of(node).states
     found = {}
     for slot, (name, value) in enumerate(zip(node.output, inner, strict=False)):
         if not name or value is None or value.shape is None:

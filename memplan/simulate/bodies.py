@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node
+from memplan.proto.loop_node import LoopLayout, loop_layout
 from memplan.simulate.allocation import passes_through
 from memplan.simulate.session import SessionKind
 
@@ -87,12 +88,12 @@ def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
     if node.op == "If":
         return 0, 0
     if node.op == "Scan":
-        states = sum(outer.tensors[t].nbytes for t in node.inputs[: _state_count(node)])
+        states = sum(outer.tensors[t].nbytes for t in node.inputs[: _layout(node).states])
         buffers = 2 if body.trips is None else min(max(trips - 1, 0), 2)
         return buffers * states, _transposed(outer, node, node.inputs, "input")
     if trips < 2 and body.trips is not None:
         return 0, 0
-    outputs, count = body.graph.outputs[1:], _state_count(node)
+    outputs, count = body.graph.outputs[1:], _layout(node).states
     carried = _made_bytes(body.graph, (*outputs[:count], body.graph.outputs[0]))  # the condition
     stacked = (trips - 1) * sum(body.graph.tensors[t].nbytes for t in outputs[count:])
     return carried, stacked
@@ -100,10 +101,13 @@ def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
 
 def _transposed(outer: Graph, node: Node, tensors: tuple[int, ...], kind: str) -> int:
     """Scan only: bytes of the sequences whose axis of steps is not the first."""
-    axes = node.attributes.get(f"scan_{kind}_axes", [])
-    assert isinstance(axes, list)
-    sequences = zip(tensors[_state_count(node) :], axes, strict=False)
-    return sum(outer.tensors[t].nbytes for t, axis in sequences if t != ABSENT and axis)
+    layout = _layout(node)
+    axis = layout.input_axis if kind == "input" else layout.output_axis
+    return sum(
+        outer.tensors[t].nbytes
+        for slot, t in enumerate(tensors[layout.states :])
+        if t != ABSENT and axis(slot)
+    )
 
 
 def _kept_at_end(outer: Graph, node: Node, body: Body) -> int:
@@ -115,7 +119,7 @@ def _kept_at_end(outer: Graph, node: Node, body: Body) -> int:
         return 0
     assert body.graph is not None
     outputs = body.graph.outputs[1:]
-    states = _state_count(node)
+    states = _layout(node).states
     trips = body.trips if body.trips is not None else 1
     stacked = trips * sum(body.graph.tensors[t].nbytes for t in outputs[states:])
     return stacked + _made_bytes(body.graph, outputs[:states])
@@ -126,12 +130,8 @@ def _made_bytes(graph: Graph, tensors: tuple[int, ...]) -> int:
     return sum(graph.tensors[t].nbytes for t in tensors if not passes_through(graph, t))
 
 
-def _state_count(node: Node) -> int:
-    if node.op == "Loop":
-        return sum(1 for t in node.inputs[2:] if t != ABSENT)
-    sequences = node.attributes.get("num_scan_inputs", 0)
-    assert isinstance(sequences, int)
-    return len(node.inputs) - sequences
+def _layout(node: Node) -> LoopLayout:
+    return loop_layout(node.op, node.attributes, len(node.inputs))
 
 
 def _note(node: Node, body: Body) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
 
 
 class Network:
@@ -77,3 +81,80 @@ class Network:
             self.left[edge] -= pushed
             self.left[edge ^ 1] += pushed
         return pushed
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[K]):
+    """What makes ``writes`` of ``reads`` again, at ``cost``; None: it must not."""
+
+    reads: tuple[K, ...]
+    writes: tuple[K, ...]
+    cost: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Generic[K]):
+    """``kept`` are stored; what is ``below`` the cut is made again of them if it is needed."""
+
+    kept: frozenset[K]
+    below: frozenset[K]
+
+
+def cut(
+    weights: Mapping[K, int],
+    given: Iterable[K],
+    needed: Iterable[K],
+    runs: Iterable[Run[K]],
+    late: Callable[[], bool] = lambda: False,
+) -> Cut[K] | None:
+    """What to keep of the values of a graph so that the rest can be made again, at least weight.
+
+    A minimum cut, as ``min_cut_rematerialization_partition`` of PyTorch has it
+    (``torch/_functorch/partitioners.py``), with a price for a run where that has a ban. Of cuts of
+    equal weight it is the one nearest to what is given.
+
+    Args:
+        weights: of keeping a value; values that are not among them are always there.
+        given: values that nothing makes.
+        needed: values that must be kept or made again.
+        runs: what makes the others; each of their weights and costs is a whole number.
+        late: whether time is over.
+
+    Returns:
+        The cut, or None when it got late.
+    """
+    runs = list(runs)
+    number = {value: 2 + 2 * k for k, value in enumerate(weights)}
+    priced = sum(1 for run in runs if run.cost)
+    network = Network(2 + 2 * len(number) + priced)
+    endless = sum(weights.values()) + sum(run.cost or 0 for run in runs) + 1
+    for value, vertex in number.items():
+        network.connect(vertex, vertex + 1, weights[value])
+    for value in given:
+        if value in number:
+            network.connect(0, number[value], endless)
+    for value in needed:
+        if value in number:
+            network.connect(number[value] + 1, 1, endless)
+    extra = 2 + 2 * len(number)
+    for run in runs:
+        reads = [number[value] + 1 for value in run.reads if value in number]
+        writes = [number[value] for value in run.writes if value in number]
+        if run.cost is None:
+            reads = [0]
+        elif run.cost:
+            network.connect(0, extra, run.cost)
+            for vertex in reads:
+                network.connect(vertex, extra, endless)
+            reads = [extra]
+            extra += 1
+        for source in reads:
+            for target in writes:
+                network.connect(source, target, endless)
+    if network.saturate(late) is None:
+        return None
+    side = network.source_side()
+    return Cut(
+        frozenset(value for value, v in number.items() if v in side and v + 1 not in side),
+        frozenset(value for value, v in number.items() if v not in side),
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.solver.maxflow import Network
+from memplan.solver.maxflow import Run, cut
 from memplan.solver.problem import Problem
 from memplan.solver.strategy import Outcome, Progress
 from memplan.strategies.keepset import Contest, Step, step_of
@@ -99,21 +99,21 @@ class StashGraph:
 
     def cut(self, banned: Set[int], late: Callable[[], bool]) -> set[int] | None:
         """The roots to keep so that no ``banned`` node runs again, or None when it got late."""
-        number = {root: 2 + 2 * k for k, root in enumerate(self.made_by)}
-        network = Network(2 + 2 * len(number))
-        endless = sum(self.weight.values()) + 1
-        for root, vertex in number.items():
-            network.connect(vertex, vertex + 1, self.weight[root])
-            if root in self.links.fixed or not self.made_by[root].isdisjoint(banned):
-                network.connect(0, vertex, endless)
-            for source in self.sources[root]:
-                network.connect(number[source] + 1, vertex, endless)
-        for root in self.step.stash:
-            network.connect(number[root] + 1, 1, endless)
-        if network.saturate(late) is None:
-            return None
-        side = network.source_side()
-        return {root for root, v in number.items() if v in side and v + 1 not in side}
+        found = cut(
+            self.weight,
+            given=(),
+            needed=self.step.stash,
+            runs=(
+                Run(
+                    tuple(self.sources[root]),
+                    (root,),
+                    None if root in self.links.fixed or made_by & banned else 0,
+                )
+                for root, made_by in self.made_by.items()
+            ),
+            late=late,
+        )
+        return None if found is None else set(found.kept)
 
     def _weights(self) -> dict[int, int]:
         """Bytes by root, weighed by distance from the backward part; graph outputs are free."""

@@ -15,7 +15,7 @@ from memplan.autodiff.build import Request, build_gradients
 from memplan.loops.choose import named
 from memplan.loops.pairs import RecurrentPair, find_pairs
 from memplan.loops.rewrite import store_less
-from memplan.loops.step import Step, read_step
+from memplan.loops.step import PairStep, read_step
 from memplan.ops.cost import device_for
 from memplan.planning.costs import NodeCosts
 from memplan.runtime.child import profiled_runs
@@ -110,7 +110,7 @@ def pairs_of(model: OpenModel) -> tuple[RecurrentPair, ...]:
     return find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
 
 
-def steps_of(model: OpenModel) -> list[Step]:
+def steps_of(model: OpenModel) -> list[PairStep]:
     """Their steps."""
     protos = [n for n in model.prepared.proto.graph.node if n.op_type != "Constant"]
     return [read_step(p, model.graph, protos, COSTS.estimate, True) for p in pairs_of(model)]

@@ -18,7 +18,7 @@ from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
-from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.proto.external import check_reachable, repoint_external_data
 from memplan.proto.faults import find_fault
 from memplan.proto.metadata import node_metadata, set_metadata
@@ -66,7 +66,7 @@ class TrainingGraph:
     new_inputs: tuple[str, ...]
     new_outputs: tuple[str, ...]
     class_axis: int | None
-    scans: tuple[ScanPair, ...] = ()
+    scans: tuple[ScanLayer, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -196,7 +196,7 @@ def grad(
         new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
         new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
         class_axis=class_axis,
-        scans=find_scan_pairs(result),
+        scans=scan_layers(result),
         dims=dims or {},
     )
 

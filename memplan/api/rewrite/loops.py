@@ -1,6 +1,6 @@
 """Pairs of loops in a plan: what their steps make again, and the graph around as before.
 
-The problem of one step is solved for every price of a byte (:mod:`memplan.loops.front`), which
+The problem of one step is solved for every price of a byte (:mod:`memplan.loops.choose`), which
 leaves a handful of graphs, from the one that is there to the one that stores the least. They are
 simulated by rising cost up to the first that keeps the budget without anything else; of that, what
 the budget does not ask for is left out again. Those that cost less are given to the planner, which
@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.ir.graph import Graph
-from memplan.loops.cell import Kept, trace
-from memplan.loops.choose import FIT, NONE, named
-from memplan.loops.front import Choice, choice_of, front
-from memplan.loops.pairs import find_pairs
+from memplan.loops.cell import CellPlan, plan_cell
+from memplan.loops.choose import FIT, NONE, Choice, choice_of, front, named
+from memplan.loops.pairs import find_pairs, sized_bytes
 from memplan.loops.rewrite import store_less
-from memplan.loops.step import Step, read_step
+from memplan.loops.step import PairStep, read_step
 from memplan.passes.manager import PassStep
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
@@ -132,7 +131,7 @@ class _Maker:
 
     model: OpenModel
     session: SessionKind
-    steps: Sequence[Step]
+    steps: Sequence[PairStep]
     loss: str | None
 
     def made(self, choice: Choice) -> LoopStep:
@@ -169,19 +168,19 @@ class _Maker:
     def _less(self, choice: Choice) -> Iterator[Choice]:
         """Choices in which one node of one pair runs again no more, nor what only it needed."""
         for place, (step, kept) in enumerate(zip(self.steps, choice.kept, strict=True)):
-            again = {name for node in kept.again for name in node.output if name}
-            for node in kept.again:
+            again = {name for node in kept.recomputed for name in node.output if name}
+            for node in kept.recomputed:
                 fewer = again - set(node.output)
                 if again <= step.constants | fewer:
                     continue
                 kept_then = [*choice.kept]
-                kept_then[place] = trace(step.cell, fewer | step.constants)
+                kept_then[place] = plan_cell(step.cell, fewer | step.constants)
                 found = choice_of(self.steps, kept_then)
                 if found.seconds < choice.seconds:
                     yield found
 
 
-def _change(step: Step, kept: Kept) -> PairChange:
+def _change(step: PairStep, kept: CellPlan) -> PairChange:
     pair = step.pair
     return PairChange(
         pair.forward.node.name,
@@ -189,16 +188,17 @@ def _change(step: Step, kept: Kept) -> PairChange:
         pair.steps,
         pair.step_bytes,
         _stored_bytes(step, kept),
-        tuple(next(o for o in node.output if o) for node in kept.again),
+        tuple(next(o for o in node.output if o) for node in kept.recomputed),
         choice_of([step], [kept]).seconds,
     )
 
 
-def _stored_bytes(step: Step, kept: Kept) -> int:
+def _stored_bytes(step: PairStep, kept: CellPlan) -> int:
     """Bytes per step that the backward loop then reads of what the forward loop stacks."""
     call = step.pair.forward
     given = {*call.slices, *step.formals, call.counter}
-    return sum(call.tensors[name].nbytes for name in {*kept.stored, *kept.used} - given)
+    names = {*kept.stored, *kept.used} - given
+    return sum(sized_bytes(call.types[name], {}) or 0 for name in names)
 
 
 def loops_policy(asked: str, strategy: Strategy, session: SessionKind) -> str:

@@ -12,7 +12,7 @@ from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.ir.graph import Graph
-from memplan.loops.scan_pairs import ScanPair, find_scan_pairs
+from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.passes import manager as free
 from memplan.plain.finish import PlainModel
 from memplan.planning.costs import NodeCosts
@@ -58,9 +58,9 @@ class Rewrite:
         return self.costs.measured_nodes(self.planned)
 
     @property
-    def scans(self) -> tuple[ScanPair, ...]:
+    def scans(self) -> tuple[ScanLayer, ...]:
         """The recurrent layers of the rewritten model."""
-        return find_scan_pairs(self.model)
+        return scan_layers(self.model)
 
     @property
     def pairs(self) -> tuple[PairChange, ...]:

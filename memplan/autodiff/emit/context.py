@@ -1,4 +1,4 @@
-"""What a gradient rule gets to see of its node, and builds with."""
+"""What a gradient rule gets to see of its node; it builds with the operations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from onnx import helper
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
-from memplan.autodiff.emit.value import Array, Number, Operand, Value
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-from memplan.shapes.tensor_type import TensorType
 
 T = TypeVar("T")
 
@@ -36,8 +35,7 @@ class Context(Operations):
         sums: MutableMapping[str, Value] | None = None,
         needed: Collection[str] = (),
     ) -> None:
-        self.emitter = emitter
-        self.opset = emitter.opset
+        super().__init__(emitter)
         self.node = node
         self.inputs = tuple(emitter.tensor(name) if name else None for name in node.input)
         self.outputs = tuple(emitter.tensor(name) if name else None for name in node.output)
@@ -111,10 +109,6 @@ class Context(Operations):
         """Whether the node states an attribute."""
         return any(item.name == name for item in self.node.attribute)
 
-    def constant(self, value: Value | None) -> Array | None:
-        """What a small constant holds; None for what is absent, large, trained or computed."""
-        return self.emitter.constant(value)
-
     def integers(self, slot: int, name: str) -> list[int] | None:
         """Integers that newer opsets give as input ``slot`` and older ones as an attribute.
 
@@ -156,38 +150,6 @@ class Context(Operations):
             self.emitter.further_outputs.add(name)
         return self.emitter.tensor(node.output[index])
 
-    def maker(self, value: Value) -> onnx.NodeProto | None:
-        """The node that makes ``value``, forward or new; None for an input or a constant."""
-        return self.emitter.makers.get(value.name)
-
-    def in_backward_part(self, value: Value) -> bool:
-        """Whether ``value`` is made by the backward part."""
-        return self.emitter.in_backward_part(value)
-
-    def tensor(self, name: str) -> Value:
-        """The tensor of that name."""
-        return self.emitter.tensor(name)
-
-    # -- building ------------------------------------------------------------------------------
-
-    def op(
-        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
-    ) -> Value:
-        """A node with one output; see :meth:`memplan.autodiff.emit.emitter.Emitter.op`."""
-        return self.emitter.op(op, *inputs, result=result, **attributes)
-
-    def ops(self, op: str, *inputs: Operand, outputs: int, **attributes: Any) -> tuple[Value, ...]:
-        """A node with several outputs; see :meth:`memplan.autodiff.emit.emitter.Emitter.ops`."""
-        return self.emitter.ops(op, *inputs, outputs=outputs, **attributes)
-
-    def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
-        """A constant; see :meth:`memplan.autodiff.emit.emitter.Emitter.const`."""
-        return self.emitter.const(content, dtype)
-
     def in_forward(self) -> AbstractContextManager[None]:
         """Nodes made inside stand right behind the forward node, as part of the forward."""
         return self.emitter.placed_behind(self.node.name)
-
-    def beside(self, value: Value) -> AbstractContextManager[None]:
-        """Nodes made inside stand right behind the node that makes ``value``."""
-        return self.emitter.beside(value)

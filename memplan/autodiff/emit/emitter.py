@@ -1,4 +1,4 @@
-"""Builds nodes: names them, finds their types, interns constants; rules see a context of it."""
+"""Builds nodes: names them, finds their types, interns constants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import ScanRecompute
+from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.names import NameAuthority
+from memplan.proto.nodes import domain_of
 from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
 
 _SMALL = 64
@@ -30,7 +32,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-FORWARD_KEY = "memplan.forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +42,44 @@ class Scope:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-class Emitter(Operations):
-    """New nodes of one graph (the main graph, or a body).
-
-    ``nodes`` are those of the backward part, in order; ``behind[name]`` are to stand right behind
-    the forward node of that name (``""``: at the very front). ``types`` and ``constants`` (by
-    tensor name) grow with every new tensor, ``inputs`` are new graph inputs. ``taken`` are names in
-    use; ``places`` gives the node
-    behind which a computed tensor is there (None: a tensor of the backward part);
-    ``further_outputs`` are outputs of forward nodes that rules asked for; ``makers`` gives the
-    node that makes a tensor, forward or new. ``mark`` tells the dimensions that a body names from
-    those of the graph around it; ``scan_recompute`` is the request's.
-    """
+class Emitter:
+    """New nodes of one graph: the main graph, or a body."""
 
     def __init__(
         self,
         opset: int,
         types: MutableMapping[str, TensorType],
         constants: MutableMapping[str, Array],
-        taken: set[str],
+        names: NameAuthority,
         ir_version: int = 10,
         mark: str = "",
     ) -> None:
         self.opset = opset
-        self.types = types
-        self.constants = constants
-        self.taken = taken
-        self.nodes: list[onnx.NodeProto] = []
-        self.behind: dict[str, list[onnx.NodeProto]] = {}
-        self.initializers: dict[str, onnx.TensorProto] = {}
-        self.inputs: dict[str, TensorType] = {}
-        self._dims = 0
-        self._mark = mark
         self.ir_version = ir_version
+        self.types = types
+        """Of every tensor by name; grows with every new one."""
+        self.constants = constants
+        """Contents of small constants by name; grows, too."""
+        self.names = names
+        """Gives out names of tensors and nodes; bodies share those of the graph around."""
+        self.nodes: list[onnx.NodeProto] = []
+        """The nodes of the backward part, in order."""
+        self.behind: dict[str, list[onnx.NodeProto]] = {}
+        """Nodes that are to stand right behind the forward node of that name (``""``: in front)."""
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        """New constants by name."""
+        self.inputs: dict[str, TensorType] = {}
+        """New graph inputs."""
         self.places: dict[str, str | None] = {}
-        self.further_outputs: set[str] = set()
+        """The node behind which a computed tensor is there; None: it is of the backward part."""
         self.makers: dict[str, onnx.NodeProto] = {}
+        """The node that makes a tensor, forward or new."""
+        self.further_outputs: set[str] = set()
+        """Outputs of forward nodes that rules asked for."""
         self.scan_recompute = ScanRecompute()
+        """What the backward of a Scan recomputes: the request's policy."""
+        self._dims = 0
+        self._mark = mark  # tells the dimensions that a body names from those around it
         self._scope = Scope("grad")
         self._place: str | None = None
         self._interned: dict[tuple[object, ...], Value] = {}
@@ -116,12 +118,7 @@ class Emitter(Operations):
 
     def fresh(self, stem: str) -> str:
         """A name that is not in use: ``stem``, or ``stem_1``, ``stem_2``, ..."""
-        name, count = stem, 0
-        while name in self.taken:
-            count += 1
-            name = f"{stem}_{count}"
-        self.taken.add(name)
-        return name
+        return self.names.fresh(stem)
 
     # -- values --------------------------------------------------------------------------------
 
@@ -262,7 +259,7 @@ class Emitter(Operations):
             ) from None
 
     def _operands(self, inputs: tuple[Operand, ...]) -> list[Value | None]:
-        """Numbers become constants of the first tensor's type that is no bool."""
+        """Numbers become constants of the first tensor's type that is not bool."""
         kinds = (v.dtype for v in inputs if isinstance(v, Value))
         kind = next((k for k in kinds if k != onnx.TensorProto.BOOL), None)
         return [
@@ -321,7 +318,7 @@ def infer_types(
         onnx.shape_inference.InferenceError: the inputs do not fit the operator.
     """
     unknown = (UNKNOWN,) * len(node.output)
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = domain_of(node)
     schema = schema_of(domain, node.op_type, opset) if domain == "" else None
     if schema is None:
         return unknown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
@@ -22,40 +22,48 @@ _BEFORE_ALL = -(2**31)
 """The end of a slice that goes backwards to the first element."""
 
 
-class Operations(ABC):
-    """Mixed into the contexts of rules and into the builder."""
+class Operations:
+    """Operators on tensors, built by ``emitter``; the context of a rule is one."""
 
-    opset: int
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.opset = emitter.opset
 
-    @abstractmethod
+    # -- single nodes --------------------------------------------------------------------------
+
     def op(
         self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
     ) -> Value:
-        """See :meth:`memplan.autodiff.emit.emitter.Emitter.op`."""
+        """A node with one output; see :meth:`memplan.autodiff.emit.emitter.Emitter.op`."""
+        return self.emitter.op(op, *inputs, result=result, **attributes)
 
-    @abstractmethod
+    def ops(self, op: str, *inputs: Operand, outputs: int, **attributes: Any) -> tuple[Value, ...]:
+        """A node with several outputs; see :meth:`memplan.autodiff.emit.emitter.Emitter.ops`."""
+        return self.emitter.ops(op, *inputs, outputs=outputs, **attributes)
+
     def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
-        """See :meth:`memplan.autodiff.emit.emitter.Emitter.const`."""
+        """A constant; see :meth:`memplan.autodiff.emit.emitter.Emitter.const`."""
+        return self.emitter.const(content, dtype)
 
-    @abstractmethod
     def constant(self, value: Value | None) -> Array | None:
-        """What a small constant holds; None for anything else."""
+        """What a small constant holds; None for what is absent, large, trained or computed."""
+        return self.emitter.constant(value)
 
-    @abstractmethod
-    def maker(self, value: Value) -> onnx.NodeProto | None:
-        """The node that makes ``value``, forward or new; None for an input or a constant."""
-
-    @abstractmethod
-    def in_backward_part(self, value: Value) -> bool:
-        """Whether ``value`` is made by the backward part."""
-
-    @abstractmethod
     def tensor(self, name: str) -> Value:
         """The tensor of that name."""
+        return self.emitter.tensor(name)
 
-    @abstractmethod
+    def maker(self, value: Value) -> onnx.NodeProto | None:
+        """The node that makes ``value``, forward or new; None for an input or a constant."""
+        return self.emitter.maker(value)
+
+    def in_backward_part(self, value: Value) -> bool:
+        """Whether ``value`` is made by the backward part."""
+        return self.emitter.in_backward_part(value)
+
     def beside(self, value: Value) -> AbstractContextManager[None]:
         """Nodes made inside stand right behind the node that makes ``value``."""
+        return self.emitter.beside(value)
 
     # -- shapes --------------------------------------------------------------------------------
 

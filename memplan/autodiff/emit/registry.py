@@ -59,6 +59,7 @@ import onnx
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
+from memplan.proto.nodes import domain_of
 
 Gradient = Value | None | Callable[[], Value | None]
 Gradients = Sequence[Gradient] | Mapping[str, Gradient]
@@ -151,8 +152,7 @@ def _merged(rule: Entry, rewriting: Entry) -> Entry | None:
 def entry_for(node: onnx.NodeProto) -> Entry | None:
     """What is registered for a node's operator."""
     _load_rules()
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return _ENTRIES.get((domain, node.op_type))
+    return _ENTRIES.get((domain_of(node), node.op_type))
 
 
 def registered() -> frozenset[tuple[str, str]]:

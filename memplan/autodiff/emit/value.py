@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Shape, TensorType
 
-if TYPE_CHECKING:
-    from memplan.autodiff.emit.emitter import Emitter
-
 Array = npt.NDArray[Any]
 Number = int | float
+
+
+class AddsNodes(Protocol):
+    """What arithmetic on tensors needs: somebody who adds nodes to a graph."""
+
+    def op(
+        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
+    ) -> Value:
+        """A node with one output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class Value:
 
     name: str
     type: TensorType = field(compare=False)
-    emitter: Emitter = field(compare=False, repr=False)
+    emitter: AddsNodes = field(compare=False, repr=False)
 
     @property
     def dtype(self) -> int:

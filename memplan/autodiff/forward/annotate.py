@@ -12,7 +12,10 @@ from memplan.autodiff.emit.emitter import infer_types
 from memplan.autodiff.emit.registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
+from memplan.proto.edit import copied
+from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
+from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import constant_type, infer
 from memplan.shapes.prepare import inline_functions, name_nodes
@@ -36,8 +39,7 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
             f"gradients are built for opset {OLDEST_OPSET} and newer; the model has opset {opset}",
             "convert it with onnx.version_converter",
         )
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     kept = frozenset(op for domain, op in registered() if domain == "")
     copy, _ = inline_functions(copy, kept)
     name_nodes(copy.graph)
@@ -54,26 +56,16 @@ def _lift_weights(body: onnx.GraphProto, graph: onnx.GraphProto) -> None:
         for inner in subgraphs(node):
             _lift_weights(inner, graph)
     large = [t for t in body.initializer if t.data_type in FLOATS and math.prod(t.dims) > _SMALL]
-    taken = {tensor.name for tensor in graph.initializer} | {v.name for v in graph.input}
-    taken |= {name for node in graph.node for name in node.output}
+    free = NameAuthority(defined_names(graph, bodies=False))
     names: dict[str, str] = {}
     for tensor in large:
-        name, count = tensor.name, 0
-        while name in taken:
-            count += 1
-            name = f"{tensor.name}_{count}"
-        taken.add(name)
+        name = free.fresh(tensor.name)
         names[tensor.name] = name
         graph.initializer.append(tensor)
         graph.initializer[-1].name = name
         body.initializer.remove(tensor)
     for node in body.node:
         rename_reads(node, names)
-
-
-def default_opset(model: onnx.ModelProto) -> int:
-    """Version of the default operator set."""
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def constants_of(graph: onnx.GraphProto, trained: Collection[str]) -> dict[str, Array]:

@@ -14,9 +14,12 @@ from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.emit.registry import entry_for
-from memplan.autodiff.forward.annotate import Annotator, constants_of, default_opset
+from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.errors import MemplanError, ModelError
-from memplan.proto.nodes import subgraphs
+from memplan.proto.edit import replace_nodes
+from memplan.proto.names import NameAuthority
+from memplan.proto.nodes import is_standard, subgraphs
+from memplan.proto.opset import default_opset
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, write_type
 
@@ -36,16 +39,16 @@ def expand_all(
     model: onnx.ModelProto,
     ys: Collection[str],
     xs: Collection[str],
-    taken: set[str] | None = None,
+    names: NameAuthority | None = None,
     mark: str = "",
 ) -> Expanded:
     """Rewrite nodes by their expansions, and inline function operators without a rule.
 
-    ``model`` is changed. Only operators that gradients flow through are touched. ``taken`` and
+    ``model`` is changed. Only operators that gradients flow through are touched. ``names`` and
     ``mark``: see :func:`emitter_for`.
     """
     for _ in range(_ROUNDS):
-        emitter = emitter_for(model, xs, taken, mark)
+        emitter = emitter_for(model, xs, names, mark)
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]
@@ -61,19 +64,19 @@ def expand_all(
 
 
 def emitter_for(
-    model: onnx.ModelProto, xs: Collection[str], taken: set[str] | None = None, mark: str = ""
+    model: onnx.ModelProto, xs: Collection[str], names: NameAuthority | None = None, mark: str = ""
 ) -> Emitter:
     """An emitter that knows the types, constants and names of ``model``.
 
-    Where ``model`` stands for a body, ``taken`` are the names of the whole model, which grow, and
+    Where ``model`` stands for a body, ``names`` gives out those of the whole model, and
     ``mark`` tells its unnamed dimensions from those around it.
     """
     graph = model.graph
     constants = constants_of(graph, xs)
     types = Annotator(model, constants, mark).run()
-    taken = set() if taken is None else taken
-    taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
-    emitter = Emitter(default_opset(model), types, constants, taken, model.ir_version, mark)
+    names = NameAuthority() if names is None else names
+    names.taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
+    emitter = Emitter(default_opset(model), types, constants, names, model.ir_version, mark)
     for node in graph.node:
         emitter.places.update(dict.fromkeys(node.output, node.name))
         emitter.makers.update(dict.fromkeys(node.output, node))
@@ -99,9 +102,7 @@ def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodePr
     for node in model.graph.node:
         result += replaced.get(node.name) or [node]
         result += emitter.behind.pop(node.name, [])
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in result]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+    replace_nodes(model.graph, result)
     model.graph.initializer.extend(emitter.initializers.values())
     _state_types(model.graph, emitter)
 
@@ -146,7 +147,7 @@ def _is_function(node: onnx.NodeProto, opset: int) -> bool:
     """Whether ONNX defines the node's operator by others, and no rule of ours knows it."""
     entry = entry_for(node)
     known = entry is not None and (entry.rule or entry.zero or entry.expands(node))
-    if node.domain not in ("", "ai.onnx") or known:
+    if not is_standard(node.domain) or known:
         return False
     schema = schema_of("", node.op_type, opset)
     return schema is not None and is_function(schema)

@@ -1,1 +1,5 @@
-"""Gradient rules, one file per operator family; every module here is loaded by the registry."""
+"""Gradient rules and expansions, one module per family of operators.
+
+Each takes the context of a node and gives gradients of its inputs, or simpler nodes; how is said in
+:mod:`memplan.autodiff.emit.registry`, which finds the modules by itself.
+"""

@@ -17,16 +17,14 @@ from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.bodies import (
     BodyWriter,
     body_model,
-    captured_by,
     graph_attribute,
-    live_nodes,
-    names_read,
     rename_reads,
     restored,
     separate_outputs,
 )
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import expand_all
@@ -34,6 +32,8 @@ from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.edit import copied, live_nodes
+from memplan.proto.nodes import free_names, names_read
 from memplan.shapes.tensor_type import TensorType, write_type
 
 _BRANCHES = ("then_branch", "else_branch")
@@ -69,14 +69,14 @@ class _Branch:
         self.body = graph_attribute(ctx.node, attribute)
         outer = ctx.emitter
         separate_outputs(self.body, outer)
-        xs = {name for name in captured_by(self.body) if name in ctx.needed}
+        xs = {name for name in free_names(self.body) if name in ctx.needed}
         ends = [value.name for value in self.body.output]
         grads = {
             inner: grad for inner, grad in zip(ends, ctx.grads, strict=False) if grad is not None
         }
         model = body_model(outer, self.body, [])
         mark = f"{ctx.node.name}/{attribute}:"
-        expanded = expand_all(model, set(grads), xs, outer.taken, mark)
+        expanded = expand_all(model, set(grads), xs, outer.names, mark)
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
@@ -113,7 +113,9 @@ class _Branch:
             for target in targets:
                 grad = self.found.get(target.name)
                 self.writer.output(
-                    self.emitter.full_like(self.writer.captured(target)) if grad is None else grad
+                    Operations(self.emitter).full_like(self.writer.captured(target))
+                    if grad is None
+                    else grad
                 )
 
     def kept(self) -> list[str]:
@@ -134,7 +136,7 @@ class _Branch:
         constants = {tensor.name: tensor for tensor in self.body.initializer}
         for node in self.emitter.nodes:
             rename_reads(node, {k: v for k, v in self.known.items() if v})
-        clones = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.again]
+        clones = [copied(node) for node in self.again]
         for clone in clones:
             clone.name = f"{clone.name}/recompute"
         return self.writer.graph(f"{self.body.name}_grad", constants, clones)

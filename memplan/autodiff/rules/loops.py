@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from memplan.autodiff.bodies import graph_attribute, separate_outputs
+from memplan.autodiff.bodies import separate_outputs
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import expansion
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-
-_MOST_TRIPS = 2**31
+from memplan.proto.edit import copied
+from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, body_of
 
 
 @expansion("Loop")
@@ -25,17 +25,16 @@ def loop(ctx: Context) -> Sequence[Value | None]:
         ModelError: data decides how often the loop runs.
     """
     node = ctx.node
-    body = onnx.GraphProto()
-    body.CopyFrom(graph_attribute(node, "body"))
+    body = copied(body_of(node))
     trips = _trips(ctx, body)
     number, condition = body.input[0], body.input[1]
-    states = list(body.input[2:])
+    states = list(body.input[LOOP_FIXED:])
     true = numpy_helper.from_array(np.asarray(True), condition.name)
     body.initializer.append(true)
     del body.input[:], body.output[0]
     body.input.extend([*states, number])
     separate_outputs(body, ctx.emitter)
-    initials = [value for value in ctx.inputs[2:] if value is not None]
+    initials = [value for value in ctx.inputs[LOOP_FIXED:] if value is not None]
     numbers = ctx.const(list(range(trips)))
     kinds = [ctx.tensor(name).type for name in node.output]
     return ctx.emitter.ops(
@@ -56,7 +55,7 @@ def _trips(ctx: Context, body: onnx.GraphProto) -> int:
     started = going is None or (start is not None and bool(start.reshape(-1)[0]))
     fixed = started and _stays_true(body)
     trips = int(known.reshape(-1)[0]) if known is not None else 0
-    if not fixed or not 0 < trips < _MOST_TRIPS:
+    if not fixed or not 0 < trips < MOST_TRIPS:
         raise ModelError(
             f"Loop '{ctx.node.name}' runs as often as data decides: its gradient would have to "
             "keep an unknown number of steps",

@@ -17,10 +17,10 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.registry import expansion
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.scan.call import Sequence as Scanned
-from memplan.autodiff.scan.call import scan_attributes, slice_type
-from memplan.autodiff.scan.cells import Cell, Gru, Lstm, Rnn, Weights, activations
+from memplan.autodiff.scan.call import slice_type
+from memplan.autodiff.scan.cells import Gru, Lstm, RecurrentCell, Rnn, Weights, activations
 from memplan.errors import ModelError
+from memplan.proto.loop_node import Slices, scan_attributes
 from memplan.shapes.tensor_type import TensorType
 
 
@@ -46,7 +46,12 @@ class _Expansion:
     """An operator of this family, written out."""
 
     def __init__(
-        self, ctx: Context, cell: type[Cell], gates: int, states: int, defaults: tuple[str, ...]
+        self,
+        ctx: Context,
+        cell: type[RecurrentCell],
+        gates: int,
+        states: int,
+        defaults: tuple[str, ...],
     ) -> None:
         self.ctx = ctx
         self.cell = cell
@@ -163,8 +168,8 @@ class _Expansion:
         scanned = [projected, *([self.mask] if self.mask is not None else [])]
         body = self._body(initials, scanned, weights, direction, sequence)
         stem = f"{ctx.node.name}/{'reverse' if backward else 'forward'}"
-        items = [Scanned(value.name, 0, int(backward)) for value in scanned]
-        stacked = [Scanned("", 0, int(backward))] if sequence else []
+        items = [Slices(value.name, 0, backward) for value in scanned]
+        stacked = [Slices("", 0, backward)] if sequence else []
         types = [value.type for value in initials]
         if sequence:
             shape = (*self.x.shape[:2], self.hidden)
@@ -191,7 +196,7 @@ class _Expansion:
     ) -> onnx.GraphProto:
         """One step."""
         outer = self.ctx.emitter
-        emitter = Emitter(outer.opset, {}, dict(outer.constants), outer.taken, outer.ir_version)
+        emitter = Emitter(outer.opset, {}, dict(outer.constants), outer.names, outer.ir_version)
         writer = BodyWriter(emitter)
         stem = f"{self.ctx.node.name}/{'reverse' if direction else 'forward'}"
         with emitter.scope(Scope(f"{stem}/step")):

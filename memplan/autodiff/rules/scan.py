@@ -8,24 +8,21 @@ sequences. What is kept of a step is a further output of the forward Scan.
 
 from __future__ import annotations
 
+from functools import partial
+
 import onnx
 
-from memplan.autodiff.bodies import live_nodes, names_read
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.scan.body import Hoisted, ScanBody
-from memplan.autodiff.scan.call import (
-    Sequence,
-    read_scan,
-    scan_attributes,
-    slice_type,
-)
-from memplan.autodiff.scan.projections import Projection, find_projection
-from memplan.autodiff.scan.stash import ScanStash, run_again
-from memplan.loops.cell import Cell, Kept, decide
-
-_END = 2**31 - 1
+from memplan.autodiff.scan.call import kept_as, rank_in, slice_type, stacked_as
+from memplan.autodiff.scan.projections import RecomputedSlice, recomputed_slice
+from memplan.autodiff.scan.stash import ScanStash, recomputed_nodes
+from memplan.loops.cell import Cell, CellPlan, decide
+from memplan.proto.edit import live_nodes
+from memplan.proto.loop_node import Slices, read_loop, scan_attributes
+from memplan.proto.nodes import names_read
 
 
 @gradient("Scan")
@@ -40,7 +37,7 @@ class _ScanGradient:
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.outer = ctx.emitter
-        self.call = read_scan(ctx.node, self.outer)
+        self.call = read_loop(ctx.node, partial(rank_in, self.outer))
         self.step = ScanBody(ctx, self.call)
         self.writer = self.step.writer
         self.body = self.step.emitter
@@ -54,7 +51,7 @@ class _ScanGradient:
             return {}
         kept = self._kept()
         scanned = [
-            Sequence(grad.name, item.axis, 1 - item.direction)
+            item.backwards(grad.name)
             for item, grad in (
                 (call.stacked[k], self.ctx.grads[len(call.finals) + k]) for k in step.seeded
             )
@@ -65,19 +62,19 @@ class _ScanGradient:
             source = found.source
             kind = slice_type(self.outer.tensor(source.name).type, source.axis)
             self.writer.input(found.formal, kind, new=False)
-            scanned.append(Sequence(source.name, source.axis, 1 - source.direction))
+            scanned.append(source.backwards())
         used = [n for n in self._inputs if n in kept.used and n not in projections]
         if not (scanned or used or kept.stored):  # a Scan must read something to count its steps
             used = [call.slice_inputs[0]]
         for inner in (*used, *kept.stored):
             self.writer.input(inner, self.body.types[inner], new=False)
             scanned.append(self.stash.sequence(inner))
-        stacked = [
-            Sequence("", call.sequences[k].axis, 1 - call.sequences[k].direction)
-            for k in step.sliced
+        stacked = [call.sequences[k].backwards("") for k in step.sliced]
+        recomputed = [
+            *(item.node for item in projections.values()),
+            *recomputed_nodes(kept, self.outer),
         ]
-        again = [*(item.node for item in projections.values()), *run_again(kept, self.outer)]
-        outs = self._emit(again, scanned, stacked)
+        outs = self._emit(recomputed, scanned, stacked)
         names = [call.initials[k] for k in step.states] + step.captured
         names += [call.sequences[k].name for k in step.sliced]
         result: dict[str, Value | None] = {}
@@ -101,18 +98,20 @@ class _ScanGradient:
             width, count = value.shape[2], value.type.elements
             assert isinstance(width, int)
             rows = count // width if count is not None and width else ""
-            sides.append(self.outer.reshape(value, (rows, width)))
-        return self.outer.gemm(sides[0], sides[1], 1)
+            sides.append(self.ctx.reshape(value, (rows, width)))
+        return self.ctx.gemm(sides[0], sides[1], 1)
 
-    def _projections(self, kept: Kept) -> dict[str, Projection]:
-        """Slices that only a step run again reads, and that are made again, too."""
+    def _projections(self, kept: CellPlan) -> dict[str, RecomputedSlice]:
+        """Slices that only recomputed nodes read, and that are recomputed, too."""
         if self.outer.scan_recompute.text != "all":
             return {}
         names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
-        found = {name: find_projection(self.outer, self.call.kept_as(name), name) for name in names}
+        found = {
+            name: recomputed_slice(self.outer, kept_as(self.call, name), name) for name in names
+        }
         return {name: item for name, item in found.items() if item is not None}
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> CellPlan:
         """What the backward step reads of the forward step, and how it comes by it."""
         nodes = live_nodes(self.body.nodes, [value.name for value in self.writer.outputs])
         made = {name for node in nodes for name in node.output}
@@ -125,14 +124,14 @@ class _ScanGradient:
                 name
                 for node in self.call.body.node
                 for name in node.output
-                if self.call.stacked_as(name)
+                if stacked_as(self.call, name)
             ),
             types=self.body.types,
         )
         return decide(cell, self.outer.scan_recompute)
 
     def _emit(
-        self, again: list[onnx.NodeProto], scanned: list[Sequence], stacked: list[Sequence]
+        self, recomputed: list[onnx.NodeProto], scanned: list[Slices], stacked: list[Slices]
     ) -> tuple[Value, ...]:
         """The backward Scan; its outputs."""
         ctx, step, call = self.ctx, self.step, self.call
@@ -140,7 +139,7 @@ class _ScanGradient:
         for k in step.states:
             grad = ctx.grads[k] if k < len(ctx.grads) else None
             initial = self.outer.tensor(call.initials[k])
-            inputs.append(self.outer.full_like(initial) if grad is None else grad)
+            inputs.append(ctx.full_like(initial) if grad is None else grad)
         types = [value.type for value in inputs]
         for name in step.captured:
             inputs.append(ctx.base_of(name))
@@ -148,7 +147,7 @@ class _ScanGradient:
         types += [self.outer.tensor(call.sequences[k].name).type for k in step.sliced]
         inputs += [self.outer.tensor(item.name) for item in scanned]
         constants = {tensor.name: tensor for tensor in call.body.initializer}
-        body = self.writer.graph(f"{call.body.name}_grad", constants, again)
+        body = self.writer.graph(f"{call.body.name}_grad", constants, recomputed)
         return self.outer.ops(
             "Scan",
             *inputs,

@@ -10,19 +10,21 @@ from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.bodies import (
     BodyWriter,
     body_model,
-    captured_by,
     restored,
     separate_outputs,
 )
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for, expand_all
 from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
-from memplan.autodiff.scan.call import ScanCall, input_types
+from memplan.autodiff.scan.call import input_types, kept_as
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.loop_node import LoopNode
+from memplan.proto.nodes import free_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,14 @@ class ScanBody:
     The forward body is changed as rules want it.
     """
 
-    def __init__(self, ctx: Context, call: ScanCall) -> None:
+    def __init__(self, ctx: Context, call: LoopNode) -> None:
         self.call = call
         self.name = ctx.node.name
         outer = ctx.emitter
         mark = f"{self.name}:"
         separate_outputs(call.body, outer)
         model = body_model(outer, call.body, input_types(call, outer))
-        captured = [name for name in captured_by(call.body) if name in ctx.needed]
+        captured = [name for name in free_names(call.body) if name in ctx.needed]
         formal = zip(ctx.node.input, self._formal(), strict=True)
         xs = {*captured, *(inner for name, inner in formal if name in ctx.needed)}
         xs = {name for name in xs if name}
@@ -68,7 +70,7 @@ class ScanBody:
         }
         self._grow_below(list(model.graph.node), xs)
         self.states = self._grow_above(ctx, list(model.graph.node), xs, ys)
-        expanded = expand_all(model, ys, xs, outer.taken, mark)
+        expanded = expand_all(model, ys, xs, outer.names, mark)
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
@@ -173,13 +175,13 @@ class ScanBody:
             self.hoisted.append(Hoisted(name, left, right))
             self.captured.remove(name)
             self.sums.remove(total)
-            gone = next(v for v in self.writer.inputs if v.name == total.name)
-            self.writer.inputs.remove(gone)
+            unused = next(v for v in self.writer.inputs if v.name == total.name)
+            self.writer.inputs.remove(unused)
 
     def _aligned(self, sides: list[int | str | None]) -> bool:
         """Whether two sequences have their steps along axis 0, in the same order."""
         items = [
-            self.call.sequences[side] if isinstance(side, int) else self.call.kept_as(str(side))
+            self.call.sequences[side] if isinstance(side, int) else kept_as(self.call, str(side))
             for side in sides
         ]
         widths = [
@@ -190,7 +192,7 @@ class ScanBody:
             t.shape is not None and len(t.shape) == 2 and isinstance(t.shape[1], int)
             for t in widths
         )
-        axes, orders = {item.axis for item in items}, {item.direction for item in items}
+        axes, orders = {item.axis for item in items}, {item.reversed_ for item in items}
         return flat and axes == {0} and len(orders) == 1
 
     def _finish(self, found: dict[str, Value]) -> None:
@@ -204,7 +206,9 @@ class ScanBody:
 
     def _or_zero(self, found: dict[str, Value], name: str) -> Value:
         grad = found.get(name)
-        return self.emitter.full_like(self.emitter.tensor(name)) if grad is None else grad
+        return (
+            Operations(self.emitter).full_like(self.emitter.tensor(name)) if grad is None else grad
+        )
 
     def _added(self, total: Value, grad: Value) -> Value:
         """``total + grad``; a matrix product adds by itself."""

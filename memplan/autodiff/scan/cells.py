@@ -35,7 +35,7 @@ class Weights:
     peepholes: Value | None
 
 
-class Cell:
+class RecurrentCell:
     """The arithmetic of one step, in a body."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Cell:
         return size
 
 
-class Rnn(Cell):
+class Rnn(RecurrentCell):
     """Hₜ = f(Xₜ·Wᵀ + Hₜ₋₁·Rᵀ + b)."""
 
     def step(self, x: Value, *states: Value) -> list[Value]:
@@ -100,7 +100,7 @@ class Rnn(Cell):
             return [self.activations[0](self.product(states[0], self.recurrent, x))]
 
 
-class Lstm(Cell):
+class Lstm(RecurrentCell):
     """Gates in the order input, output, forget, candidate; peepholes read the cell state."""
 
     def step(self, x: Value, *states: Value) -> list[Value]:
@@ -128,7 +128,7 @@ class Lstm(Cell):
         return part + self.peepholes[which] * c if self.peepholes else part
 
 
-class Gru(Cell):
+class Gru(RecurrentCell):
     """Gates in the order update, reset, candidate."""
 
     @classmethod

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
-from memplan.autodiff.emit.emitter import FORWARD_KEY, Emitter
-from memplan.autodiff.scan.call import ScanCall, Sequence, add_stacked, stacked_type
+from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.operations import Operations
+from memplan.autodiff.scan.call import kept_as, stacked_as, stacked_type
 from memplan.ir.graph import Phase
 from memplan.ir.phases import KEY as PHASE_KEY
-from memplan.loops.cell import Kept
+from memplan.loops.cell import CellPlan
+from memplan.loops.edit import append_stacked, is_own_output, own_output
+from memplan.loops.sequences import Shift
+from memplan.proto.edit import copied
+from memplan.proto.loop_node import LoopNode, Slices
+from memplan.proto.metadata import FORWARD_KEY
 from memplan.shapes.tensor_type import Dim, TensorType, write_type
-
-_END = 2**31 - 1
 
 
 class ScanStash:
@@ -24,40 +28,35 @@ class ScanStash:
     what is not there yet becomes a further output.
     """
 
-    def __init__(self, outer: Emitter, call: ScanCall, types: Mapping[str, TensorType]) -> None:
+    def __init__(self, outer: Emitter, call: LoopNode, types: Mapping[str, TensorType]) -> None:
         self.outer = outer
         self.call = call
         self.types = types
-        self.read: dict[str, Sequence] = {}
+        self.read: dict[str, Slices] = {}
 
-    def sequence(self, inner: str) -> Sequence:
+    def sequence(self, inner: str) -> Slices:
         """A tensor of the body at all steps, read from the last step on."""
         if inner not in self.read:
             self.read[inner] = self._new_sequence(inner)
         return self.read[inner]
 
-    def _new_sequence(self, inner: str) -> Sequence:
+    def _new_sequence(self, inner: str) -> Slices:
         call = self.call
-        found = call.kept_as(inner)
+        found = kept_as(call, inner)
         if not found.name:
             found = self._stack(inner, found)
-        elif inner in call.state_inputs and call.stacked_as(inner) is None:
+        elif inner in call.state_inputs and stacked_as(call, inner) is None:
             found = self._shifted(found, call.initials[call.state_inputs.index(inner)])
-        return Sequence(found.name, found.axis, 1 - found.direction)
+        return found.backwards()
 
-    def _stack(self, inner: str, place: Sequence) -> Sequence:
+    def _stack(self, inner: str, place: Slices) -> Slices:
         """Make the forward Scan stack a tensor of its body."""
-        call, body = self.call, self.call.body
-        name = self.outer.fresh(f"{inner}/stash")
-        last = {value.name for value in body.output}
-        made = {out for node in body.node for out in node.output}
-        source = inner
-        if inner in last or inner not in made:
-            source = self.outer.fresh(f"{inner}/kept")
-            body.node.append(helper.make_node("Identity", [inner], [source], name=source))
-        found = self.types[inner]
-        item = Sequence(name, 0, place.direction)
-        add_stacked(call, item, source, write_type(found, final=True))
+        call, name = self.call, self.outer.fresh(f"{inner}/stash")
+        source, found = inner, self.types[inner]
+        if not is_own_output(call.body, inner):
+            source = own_output(call.body, inner, self.outer.fresh(f"{inner}/kept"))
+        kind = write_type(found, final=True)
+        item = append_stacked(call.node, source, kind, name, reversed_=place.reversed_)
         self.outer.types[name] = stacked_type(found, 0, self._steps())
         self.outer.places[name] = call.node.name
         self.outer.makers[name] = call.node
@@ -68,23 +67,22 @@ class ScanStash:
         shape = self.outer.tensor(item.name).type.shape
         return "" if shape is None else shape[item.axis]
 
-    def _shifted(self, after: Sequence, initial: str) -> Sequence:
+    def _shifted(self, after: Slices, initial: str) -> Slices:
         """The states before all steps, from those behind them: nothing more needs to be kept."""
-        whole, axis = self.outer.tensor(after.name), after.axis
-        first = self.outer.unsqueeze(self.outer.tensor(initial), [axis])
-        if after.direction:
-            parts = [self.outer.slice(whole, [1], [_END], [axis]), first]
-        else:
-            parts = [first, self.outer.slice(whole, [0], [-1], [axis])]
-        found = self.outer.op("Concat", *parts, axis=axis, result=whole.type)
-        return Sequence(found.name, axis, after.direction)
+        whole, shift = self.outer.tensor(after.name), Shift(after)
+        build = Operations(self.outer)
+        first = build.unsqueeze(self.outer.tensor(initial), shift.axes)
+        others = build.slice(whole, *shift.bounds, shift.axes)
+        parts = shift.parts(first, others)
+        found = build.op("Concat", *parts, axis=after.axis, result=whole.type)
+        return Slices(found.name, after.axis, after.reversed_)
 
 
-def run_again(kept: Kept, outer: Emitter) -> list[onnx.NodeProto]:
-    """The nodes that run again, as nodes of the backward step."""
+def recomputed_nodes(kept: CellPlan, outer: Emitter) -> list[onnx.NodeProto]:
+    """What a plan recomputes, as nodes of the backward step."""
     clones = []
-    for node in kept.again:
-        clone = onnx.NodeProto.FromString(node.SerializeToString())
+    for node in kept.recomputed:
+        clone = copied(node)
         clone.name = outer.fresh(f"{node.name}/recompute")
         helper.set_metadata_props(clone, {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: node.name})
         clones.append(clone)

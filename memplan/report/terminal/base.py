@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from memplan.report.terminal.scans import scan_line
+from memplan.report.terminal.scans import scan_line, untabled_scans
 from memplan.simulate.explain import Live
 from memplan.units import echo_size, format_bytes, format_delta
 
@@ -97,7 +97,7 @@ def render_analysis(
     ]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
-    facts += [scan_line(pair, analysis.dims, details) for pair in analysis.scans]
+    facts += [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
     parts: list[RenderableType] = [Text(headline(analysis), style="bold"), *map(Text, facts)]
     parts += [Text(), _class_table(analysis)]
     if analysis.stashes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.markup import escape
+from rich.text import Text
 
 from memplan.report.terminal.base import _table as table_of
 from memplan.report.terminal.base import _titled as titled
@@ -14,6 +15,7 @@ from memplan.units import format_bytes
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
     from memplan.api.rewrite.run import Rewrite
+    from memplan.loops.pairs import RecurrentPair
 
 _SHOWN = 8
 
@@ -36,16 +38,32 @@ def pair_tables(analysis: Analysis) -> list[Group]:
                 ("in total", "right"),
             ]
         )
-        for item in sorted(pair.stored, key=lambda row: -row.nbytes):
+        for item in sorted(pair.stored, key=lambda row: -(row.step_bytes() or 0)):
             table.add_row(
                 escape(item.name),
                 escape(item.tensor),
                 "×".join(map(str, item.shape)),
-                format_bytes(item.nbytes),
-                format_bytes(pair.steps * item.nbytes),
+                format_bytes(item.step_bytes() or 0),
+                format_bytes(pair.steps * (item.step_bytes() or 0)),
             )
-        found.append(titled(title, table))
+        rest = _read_behind(analysis, pair)
+        found.append(Group(titled(title, table), Text(rest)) if rest else titled(title, table))
     return found
+
+
+def _read_behind(analysis: Analysis, pair: RecurrentPair) -> str:
+    """What the backward part reads of the forward loop beside its backward loop, and the sum with
+    that; empty if there is nothing."""
+    names = (pair.forward.node.name, pair.backward.node.name)
+    known = {item.name for item in pair.stored}
+    for layer in analysis.scans:
+        more = [item for item in layer.stored if item.name not in known]
+        nbytes = pair.step_bytes + sum(item.step_bytes(analysis.dims) or 0 for item in more)
+        if (layer.forward, layer.backward) == names and more:
+            listed, total = ", ".join(item.name for item in more), format_bytes(pair.steps * nbytes)
+            each = f"{format_bytes(nbytes)} a step × {pair.steps}"
+            return f"with {listed}, read behind the loop: {each} = {total}"
+    return ""
 
 
 def change_table(result: Rewrite) -> Group | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from memplan.loops.scan_pairs import ScanPair
+from memplan.loops.layers import ScanLayer
 from memplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from memplan.api.analyze import Analysis
 
 _SHOWN = 5
 
 
-def scan_line(pair: ScanPair, dims: Mapping[str, int], details: bool) -> str:
+def scan_line(pair: ScanLayer, dims: Mapping[str, int], details: bool) -> str:
     """One layer; ``details`` lists every tensor."""
     each, total = pair.step_bytes(dims), pair.total_bytes(dims)
     names = [item.tensor for item in pair.stored]
@@ -24,3 +28,10 @@ def scan_line(pair: ScanPair, dims: Mapping[str, int], details: bool) -> str:
             steps = total // each if each else 0
             size += f" × {steps} = {total:,} B ({format_bytes(total)})"
     return f"{pair.forward}: stored for the backward: {listed or 'nothing'}{size}"
+
+
+def untabled_scans(analysis: Analysis) -> list[ScanLayer]:
+    """The layers that no table of pairs tells about: those in bodies, or of which nothing that
+    their forward Scan computes is read."""
+    tabled = {pair.forward.node.name for pair in analysis.recurrent}
+    return [layer for layer in analysis.scans if layer.forward not in tabled]

@@ -18,7 +18,7 @@ import pytest
 import memplan
 from helpers.gradients import runtime
 from memplan.errors import UsageError
-from memplan.loops.scan_pairs import find_scan_pairs
+from memplan.loops.layers import scan_layers
 
 FOLDER = Path(__file__).parent
 SETTINGS = {"none": "none", "names": "left+right+g+n", "all": "all", "auto": "auto"}
@@ -43,7 +43,7 @@ def test_expected_text(name: str) -> None:
     if os.environ.get("MEMPLAN_UPDATE_GOLDEN") == "1":
         path.write_text(text)
     assert text == path.read_text(), "set MEMPLAN_UPDATE_GOLDEN=1 to accept it"
-    (pair,) = find_scan_pairs(model)
+    (pair,) = scan_layers(model)
     assert [item.tensor for item in pair.stored] == STORED[name]
 
 

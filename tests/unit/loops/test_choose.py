@@ -16,9 +16,8 @@ from helpers.running import runner
 from memplan.api.analyze import analyze
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
-from memplan.loops.cell import trace
-from memplan.loops.choose import named
-from memplan.loops.front import choice_of, front
+from memplan.loops.cell import plan_cell
+from memplan.loops.choose import choice_of, front, named
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.units import parse_size
 
@@ -30,7 +29,7 @@ def test_what_a_pair_stores() -> None:
     """The gate outputs, both states before the step, and tanh(c), which is the state h as well:
     so h before the step is read from the same tensor, shifted."""
     (pair,) = pairs_of(cell())
-    found = {item.tensor: (item.name, item.nbytes) for item in pair.stored}
+    found = {item.tensor: (item.name, item.step_bytes()) for item in pair.stored}
     assert pair.steps == 5
     assert {name: nbytes for name, (_, nbytes) in found.items()} == {
         "h": ONE,
@@ -59,7 +58,7 @@ def test_the_front_is_the_hull(model: OpenModel, corners: int) -> None:
     (step,) = steps = steps_of(model)
     nodes = step.cell.nodes
     every = [
-        choice_of(steps, [trace(step.cell, {n for k in chosen for n in nodes[k].output})])
+        choice_of(steps, [plan_cell(step.cell, {n for k in chosen for n in nodes[k].output})])
         for size in range(len(nodes) + 1)
         for chosen in itertools.combinations(range(len(nodes)), size)
     ]
@@ -93,7 +92,7 @@ def test_names_are_all_outputs_or_none() -> None:
     assert e.value.hint == "add them: --scan-recompute 'i+ii+f+g'"
     (kept,) = named(steps, "i+f+g+ii")
     assert "s" in kept.stored
-    assert [node.name for node in kept.again] == ["split", "si"]
+    assert [node.name for node in kept.recomputed] == ["split", "si"]
 
 
 def test_names_of_what_is_stacked() -> None:
@@ -123,8 +122,8 @@ def test_random_numbers_are_not_drawn_again() -> None:
         named(steps, "d+m")
     (kept,) = named(steps, "all")
     assert "m" in kept.stored
-    assert "drop" not in [node.name for node in kept.again]
-    assert all("drop" not in [n.name for n in c.kept[0].again] for c in front(steps))
+    assert "drop" not in [node.name for node in kept.recomputed]
+    assert all("drop" not in [n.name for n in c.kept[0].recomputed] for c in front(steps))
 
 
 @pytest.fixture
@@ -183,6 +182,7 @@ def test_the_commands(
     out = memplan("analyze", saved).stdout
     assert "Stored by Scan layer0/forward/Scan" in out
     assert "1.50 KiB a step × 12 = 18.0 KiB" in out
+    assert "stored for the backward" not in out  # the table says it, once
     common = ("rewrite", saved, "--budget", "100%", "--optimize", "none", "--dry-run")
     found = memplan(*common, "--scan-recompute", "*/Split")
     assert (found.returncode, found.stdout) == (2, "")

@@ -21,8 +21,7 @@ from helpers.loops import (
 )
 from helpers.scans import MIXED, ODD, RNN
 from memplan.autodiff.build import Request, build_gradients
-from memplan.loops.choose import named
-from memplan.loops.front import Choice, choice_of, front
+from memplan.loops.choose import Choice, choice_of, front, named
 from memplan.loops.rewrite import store_less
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened

@@ -18,7 +18,7 @@ from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
 from helpers.running import runner
 from helpers.scans import MIXED, RNN, feeds_for, model_of_text
 from memplan.errors import UsageError
-from memplan.loops.scan_pairs import find_scan_pairs
+from memplan.loops.layers import scan_layers
 
 
 def same_bits(one: onnx.ModelProto, other: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
@@ -38,7 +38,7 @@ def test_as_if_it_had_been_made_so(op: str, wish: str) -> None:
     plain = memplan.gradients(forward, "loss", ["W", "R", "B"])
     rewritten = recompute_in_scans(plain, wish, N=BATCH)
     direct = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=wish)
-    (found,), (wanted,) = find_scan_pairs(rewritten), find_scan_pairs(direct)
+    (found,), (wanted,) = scan_layers(rewritten), scan_layers(direct)
     assert found.step_bytes({"N": 1}) == wanted.step_bytes({"N": 1})
     assert Counter(n.op_type for n in rewritten.graph.node) == Counter(
         n.op_type for n in direct.graph.node
@@ -93,11 +93,19 @@ def test_a_pair_of_another_tool() -> None:
         rewritten = recompute_in_scans(model, wish)
         assert list(rewritten.graph.node[0].output) == outputs
         same_bits(model, rewritten, feeds)
-    (pair,) = find_scan_pairs(model)
+    (pair,) = scan_layers(model)
     assert (pair.forward, pair.backward, pair.steps) == ("forward", "back", 4)
     assert [item.tensor for item in pair.stored] == ["eo", "t", "ho"]
     with pytest.raises(UsageError, match="--scan-recompute a: no forward loop"):
         recompute_in_scans(model, "a")
+
+
+def test_a_pair_that_reads_copies() -> None:
+    """One finder serves every report: it sees through copies without a note, too."""
+    text = FOREIGN.replace("[back]", "[e2] e2 = Identity(es) [t2] t2 = Identity(ts) [back]")
+    model = model_of_text(text.replace("(d, es, ts, hs)", "(d, e2, t2, hs)"))
+    (pair,) = scan_layers(model)
+    assert [item.tensor for item in pair.stored] == ["eo", "t", "ho"]
 
 
 def test_rewrite_command(
@@ -128,7 +136,8 @@ def test_rewrite_command(
     assert "nodes recomputed and inside loops" in " ".join(found.stdout.split())
     assert "rnn/forward/c/kept, 4,096 B per step × 6" in " ".join(found.stdout.split())
     text = " ".join(run("analyze", "step.onnx", "--dim", "N=64").stdout.split())
-    assert "rnn/forward/candidate/Tanh, ..., 14,336 B per step × 6 = 86,016 B" in text
+    assert "rnn/forward/candidate/Tanh 64×8 2.00 KiB" in text
+    assert "read behind the loop: 14.0 KiB a step × 6 = 84.0 KiB" in text
     found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
     assert found.returncode == 2
     assert "not named: rnn/forward/gates/Split/1" in found.stderr

@@ -137,7 +137,7 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
     Raises:
         VerificationError: the plan does not hold; nothing is to be reported.
     """
-    from memplan.solver.search.anytime import warm_up
+    from memplan.solver.search.warm_up import warm_up
 
     instance = load_instance(path)
     problem = to_problem(instance, ratio, order == "fixed")

@@ -167,7 +167,7 @@ def _feed_forward(tape: Tape, x: int) -> int:
 
 def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
     """Plan one graph at one ratio; the plan is verified independently."""
-    from memplan.solver.search.anytime import warm_up
+    from memplan.solver.search.warm_up import warm_up
     from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
 
     warm_up()

@@ -267,7 +267,7 @@ def row(result: Result) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points one by one; rows are written after each."""
     from memplan.errors import ModelError
-    from memplan.solver.search.anytime import warm_up
+    from memplan.solver.search.warm_up import warm_up
     from memplan.units import parse_size
 
     options = arguments(argv)

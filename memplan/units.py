@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``4GB``, ``512MiB``, ``80%`` and plain bytes."""
+"""How people read and write values: sizes (``4GB``, ``80%``), counts, and names out of files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ _UNITS = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY, "B": 
 _SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]+|%)?\s*")
 _MOST_BYTES = 2**60  # a million tebibytes; sums of a few of these still fit into 64 bits
 _MOST_PERCENT = 1_000_000
+# What a CI service takes for a command: '::' at the start of a line, '##[' and '##vso[' anywhere.
+_LINE_COMMAND = re.compile(r"^(\s*):(?=:)")
+_COMMAND = re.compile(r"#(?=#(?:vso)?\[)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ def parse_size(text: str) -> SizeSpec:
     """Read a size.
 
     Raises:
-        UsageError: the text is no size, has an ambiguous unit (``4G``), is zero or negative, or
+        UsageError: the text is not a size, has an ambiguous unit (``4G``), is zero or negative, or
             larger than any memory.
     """
     match = _SIZE.fullmatch(text)
@@ -102,3 +105,20 @@ def format_delta(nbytes: int) -> str:
 def echo_size(spec: SizeSpec, nbytes: int) -> str:
     """A size in every notation: ``4GB = 4,000,000,000 B (3.73 GiB)``."""
     return f"{spec.text} = {nbytes:,} B ({format_bytes(nbytes)})"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: ``1 node``, ``1,016 nodes``; ``plural`` where it does not end in s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, as a terminal or a CI log may safely show it.
+
+    Names come from files that others wrote. Raw, they could break a line, steer a terminal
+    (control characters of C0 and C1, escape sequences), reverse the reading direction, or be
+    taken for a command by a CI service. What is not printable is escaped as in Python.
+    """
+    # A lone surrogate stands for a byte of a file name that is not UTF-8; it is escaped, too.
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _COMMAND.sub(r"\\x23", _LINE_COMMAND.sub(r"\1\\x3a", line))

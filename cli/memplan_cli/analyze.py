@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from memplan.errors import UsageError
+from memplan_cli.command import memplan_command
 from memplan_cli.options import (
-    SESSIONS,
+    PATH,
+    Report,
     bound,
-    configuration_option,
-    emit,
-    keep_inputs,
-    model_options,
-    output_options,
+    dim_option,
+    loss_option,
+    provider_option,
+    report_options,
+    session_option,
 )
 from memplan_cli.progress import announce_compilation
 
@@ -24,40 +28,34 @@ if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
     from memplan.api.frontier import FrontierPoint
 
-FORMATS = ("text", "json", "html", "chrome-trace", "torch-snapshot")
+# Lines that a report takes beside its list of tensors, and the shortest list on a small terminal.
+_LINES_BESIDE_TENSORS = 30
+_FEWEST_TENSORS = 5
 
 
-@click.command("analyze")
-@click.argument("model", type=click.Path(path_type=Path))
-@model_options
-@click.option(
-    "--session",
-    type=click.Choice(SESSIONS),
-    default="tuned",
-    show_default=True,
-    help="How the model will be loaded.",
+@memplan_command(
+    "analyze",
+    "memplan analyze step.onnx --dim N=32",
+    "memplan analyze step.onnx --format html -o step.html",
 )
-@click.option(
-    "--provider",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="Which execution provider's rules apply.",
-)
+@click.argument("model", type=PATH)
+@dim_option()
+@loss_option
+@session_option("How the model will be loaded.")
+@provider_option("The execution provider whose rules apply.")
 @click.option(
     "--top",
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="How many tensors to list.",
+    help="How many tensors to list; unless given, fewer on a small terminal.",
 )
-@click.option("--frontier", is_flag=True, help="Also: budget -> extra time, for a dozen budgets.")
-@click.option("--placement", is_flag=True, help="Also: the smallest arena that holds all buffers.")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
-@output_options
-@configuration_option
+@click.option("--frontier", is_flag=True, help="Also show what a dozen budgets cost in extra time.")
+@click.option("--placement", is_flag=True, help="Also find the smallest arena for all buffers.")
+@report_options("text", "json", "html", "chrome-trace", "torch-snapshot")
+@click.pass_context
 def command(
+    ctx: click.Context,
     model: Path,
     dims: tuple[str, ...],
     loss: str | None,
@@ -66,29 +64,20 @@ def command(
     top: int,
     frontier: bool,
     placement: bool,
-    form: str,
-    output: Path | None,
-    quiet: bool,
-    verbose: int,
-    color: str,
-    force: bool,
+    report: Report,
 ) -> int:
     """Say what every byte of MODEL's peak is, and why it is alive.
 
-    Nothing is run and no weights are read.
+    Nothing is run, and no weights are read.
     """
     from memplan.api.analyze import analyze, with_placement
     from memplan.simulate.opened import open_model
 
-    keep_inputs(output, model)
-    if output is not None and str(output) != "-":
-        from memplan.proto.write import check_output
-
-        check_output(output, force)
+    report.guard(model)
     if frontier and session != "tuned":
-        raise UsageError("--frontier plans for tuned sessions only", "leave --session away")
+        raise UsageError("--frontier plans for tuned sessions only", "leave --session out")
     points: tuple[FrontierPoint, ...] = ()
-    if (frontier or placement) and not quiet:
+    if (frontier or placement) and not report.quiet:
         announce_compilation()
     if frontier:
         from memplan.api.frontier import find_frontier
@@ -98,31 +87,58 @@ def command(
         analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
     if placement:
         analysis = with_placement(analysis)
-    if form == "text" and output is None:
-        from memplan.report.terminal.base import print_analysis
-
-        print_analysis(analysis, points, top=top, color=color, brief=quiet, details=verbose > 0)
-        return 0
-    emit(_render(analysis, points, form, top), output, force)
-    return 0
-
-
-def _render(
-    analysis: Analysis, points: tuple[FrontierPoint, ...], form: str, top: int
-) -> str | bytes:
-    if form == "json":
+    if report.form == "json":
         result = analysis.as_json()
         if points:
             result["frontier"] = [point.as_json() for point in points]
-        return json.dumps(result, indent=2) + "\n"
-    if form == "text":
-        from memplan.report.terminal.base import analysis_text
+        report.emit_json(result)
+    elif report.form == "text":
+        if ctx.get_parameter_source("top") is ParameterSource.DEFAULT:
+            top = _fitting(top, report)
+        report.emit(_text(analysis, points, top, report))
+    else:
+        report.emit(_exported(analysis, points, top, report.form))
+    return 0
 
-        return analysis_text(analysis, points, top=top)
+
+def _text(analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, report: Report) -> str:
+    from memplan.report.terminal.analyze import headline, render
+    from memplan.report.terminal.tables import line
+
+    answer = line(headline(analysis), "bold")
+    if report.quiet:
+        return report.text_of(answer)
+    details = report.details or report.output is not None
+    text = report.text_of(render(analysis, points, top=top, details=details))
+    height = _screen_lines(report)
+    if height is not None and text.count("\n") >= height:
+        # The first line has left the screen; the answer is to be the last thing to be seen.
+        text += "\n" + report.text_of(answer)
+    return text
+
+
+def _fitting(top: int, report: Report) -> int:
+    """``top``, or fewer tensors where the report would fill a small terminal twice."""
+    height = _screen_lines(report)
+    if height is None or report.details:
+        return top
+    return min(top, max(_FEWEST_TENSORS, height - _LINES_BESIDE_TENSORS))
+
+
+def _screen_lines(report: Report) -> int | None:
+    """The height of the terminal that a report goes to; None if there is none."""
+    if not (report.to_stdout and sys.stdout.isatty()):
+        return None
+    return shutil.get_terminal_size().lines
+
+
+def _exported(
+    analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, form: str
+) -> str | bytes:
     if form == "html":
         from memplan.report.html.page import analysis_html
 
-        return analysis_html(analysis, top=top)
+        return analysis_html(analysis, top=top, points=points)
     if form == "chrome-trace":
         from memplan.report.chrome_trace import chrome_trace
 

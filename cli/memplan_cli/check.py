@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +12,21 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_FINDING, EXIT_OK, UsageError
+from memplan_cli.command import memplan_command
+from memplan_cli.failures import tell
 from memplan_cli.options import (
-    SESSIONS,
+    PATH,
+    Report,
     bound,
-    configuration_option,
-    emit,
-    output_options,
+    dim_option,
+    provider_option,
+    report_options,
+    session_option,
 )
+from memplan_cli.progress import models_progress
 
 if TYPE_CHECKING:
-    from memplan.check.run import CheckResult, Progress, UpdateResult
+    from memplan.check.run import CheckResult, UpdateResult
 
 # The first word of a line decides its colour.
 _COLORS = {
@@ -35,45 +38,29 @@ _COLORS = {
     "changed": "yellow",
     "removed": "yellow",
 }
-_SILENT_SECONDS = 1.0
 
 
-@click.command("check")
-@click.argument("models", nargs=-1, metavar="[MODEL]...", type=click.Path(path_type=Path))
+@memplan_command(
+    "check",
+    "memplan check --update step.onnx --dim N=32",
+    "memplan check --max-peak 4GB",
+)
+@click.argument("models", nargs=-1, metavar="[MODEL]...", type=PATH)
 @click.option(
     "--lock",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default="memplan.lock",
     show_default=True,
-    help="The lock file; models are named in it relative to its folder.",
+    help="The lock file; it names models relative to its folder.",
 )
-@click.option("--update", is_flag=True, help="Record today's peaks (of MODELs, else of the lock).")
+@click.option(
+    "--update", is_flag=True, help="Record today's peaks (of MODELs, else of the whole lock)."
+)
 @click.option("--max-peak", metavar="SIZE", help="Also fail every model with a higher peak.")
-@click.option(
-    "--dim",
-    "dims",
-    multiple=True,
-    metavar="NAME=SIZE",
-    help="With --update: bind a symbolic dimension.",
-)
-@click.option(
-    "--session",
-    type=click.Choice(SESSIONS),
-    default="tuned",
-    help="With --update: how models will be loaded (else as locked).",
-)
-@click.option(
-    "--provider",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    help="With --update: whose rules apply (else as locked).",
-)
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
-@output_options
-@configuration_option
+@dim_option("With --update: give a symbolic dimension its size.")
+@session_option("With --update: how models will be loaded; else as in the lock.")
+@provider_option("With --update: whose rules apply; else as in the lock.")
+@report_options()
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -84,26 +71,18 @@ def command(
     dims: tuple[str, ...],
     session: str,
     provider: str,
-    form: str,
-    output: Path | None,
-    quiet: bool,
-    verbose: int,
-    color: str,
-    force: bool,
+    report: Report,
 ) -> int:
     """Compare the peaks of models with a committed lock; exit 1 when one is above its limit.
 
     Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
     nothing is run, and nothing is written without --update.
     """
-    from memplan.check.run import Request, run_check, run_update
+    from memplan.check.run import CheckRequest, run_check, run_update
 
-    if output is not None and str(output) != "-":
-        from memplan.proto.write import check_output
-
-        check_output(output, force)
+    report.guard()
     cap = _cap(max_peak)
-    request = Request(
+    request = CheckRequest(
         lock=lock,
         models=models,
         dims=bound(dims),
@@ -114,16 +93,16 @@ def command(
         max_peak_bytes=cap,
     )
     result: CheckResult | UpdateResult
-    with _progress(quiet) as progress:
+    with models_progress(report) as progress:
         result = run_update(request, progress) if update else run_check(request, progress)
-    if form == "json":
+    if report.form == "json":
         text = _json(result)
     else:
-        lines = [_echoed(max_peak)] if max_peak is not None and not quiet else []
-        lines += _lines(result, brief=quiet, details=verbose > 0)
-        text = _painted(lines, _colored(color, output))
-    emit(text, output, force)
-    _raise_problems(result)
+        lines = [_echoed(max_peak)] if max_peak is not None and not report.quiet else []
+        lines += _lines(result, brief=report.quiet, details=report.details)
+        text = _painted(lines, _colored(report))
+    report.emit(text)
+    _raise_failures(result)
     return EXIT_FINDING if result.failed else EXIT_OK
 
 
@@ -175,17 +154,15 @@ def _lines(result: CheckResult | UpdateResult, *, brief: bool, details: bool) ->
     return update_lines(result, brief=brief)
 
 
-def _raise_problems(result: CheckResult | UpdateResult) -> None:
+def _raise_failures(result: CheckResult | UpdateResult) -> None:
     """Say what could not be read, after all else was reported; the worst one ends the command.
 
     Raises:
-        MemplanError: there was a problem.
+        MemplanError: a model could not be read.
     """
-    errors = sorted((problem.error for problem in result.problems), key=lambda e: e.exit_code)
+    errors = sorted((failure.error for failure in result.failures), key=lambda e: e.exit_code)
     for error in errors[:-1]:
-        click.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+        tell(error.message, error.hint)
     if errors:
         raise errors[-1]
 
@@ -202,30 +179,8 @@ def _painted(lines: Iterable[str], colored: bool) -> str:
     return text
 
 
-def _colored(color: str, output: Path | None) -> bool:
-    if color != "auto":
-        return color == "always"
-    to_terminal = (output is None or str(output) == "-") and sys.stdout.isatty()
+def _colored(report: Report) -> bool:
+    if report.color != "auto":
+        return report.color == "always"
+    to_terminal = report.to_stdout and sys.stdout.isatty()
     return to_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A line on stderr once the analyses take longer than a second; None when not a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    started, shown = time.monotonic(), [False]
-
-    def update(index: int, total: int, path: str) -> None:
-        if time.monotonic() - started > _SILENT_SECONDS:
-            shown[0] = True
-            sys.stderr.write(f"\r\x1b[Kanalyzing {index + 1}/{total}: {path}")
-            sys.stderr.flush()
-
-    try:
-        yield update
-    finally:
-        if shown[0]:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
-import click
-
-from memplan_cli.options import configuration_option, emit, output_options
+from memplan_cli.command import memplan_command
+from memplan_cli.options import Report, provider_option, report_options
 
 
-@click.command("device")
-@click.option(
-    "--provider",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="Exit with 5 if this provider does not start.",
-)
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@output_options
-@configuration_option
-def command(provider: str, form: str, quiet: bool, verbose: int, color: str, force: bool) -> int:
+@memplan_command("device", "memplan device", "memplan device --provider cuda --format json")
+@provider_option("Exit with 5 if this provider does not start.")
+@report_options(output=None)
+def command(provider: str, report: Report) -> int:
     """Say what the runtime, the GPU and the machine are, and which providers really start."""
     from memplan.runtime.device import describe_device, require
 
     require(provider)
     device = describe_device()
-    if form == "json":
-        emit(json.dumps(device.as_json(), indent=2) + "\n", None, force)
-    elif not quiet:
-        from memplan.report.terminal.device import device_text
+    if report.form == "json":
+        report.emit_json(device.as_json())
+    elif not report.quiet:
+        from memplan.report.terminal.device import render
 
-        emit(device_text(device), None, force)
+        report.emit_text(render(device))
     return 0

@@ -1,10 +1,10 @@
-"""Entry point: the command group, and errors turned into two lines and an exit code."""
+"""Entry point: the command group, and failures turned into two lines and an exit code."""
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
+from memplan_cli.failures import show_traceback, tell
 
 # What shells expect of a program that a signal ends: 128 + SIGINT, 128 + SIGPIPE.
 EXIT_INTERRUPTED = 130
@@ -20,12 +21,12 @@ EXIT_PIPE = 141
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
-    "device": "Say what the runtime, the GPU and the machine are, and what starts.",
-    "grad": "Turn a forward graph into a training graph in standard operators.",
-    "profile": "Measure the seconds of every node, for plans that count with them.",
+    "device": "Describe the runtime and the machine, and which providers start.",
+    "grad": "Turn a forward graph into a training graph (standard operators).",
+    "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
-    "strategies": "List the ways to plan, their sources and their options.",
-    "validate": "Run two models, and prove the peaks and the equality of results.",
+    "strategies": "List the strategies of rewrite, with sources and options.",
+    "validate": "Run two models, and prove that peaks and outputs are as promised.",
 }
 
 
@@ -35,6 +36,14 @@ class ReaderGone(Exception):
     For click that is exit code 1, which would be a finding; and a gate must not look as if it had
     passed.
     """
+
+
+class NoSuchCommand(click.UsageError):
+    """A command that does not exist; ``possibilities`` have similar names."""
+
+    def __init__(self, name: str, ctx: click.Context) -> None:
+        super().__init__(f"there is no command '{name}'", ctx)
+        self.possibilities = get_close_matches(name, COMMANDS)
 
 
 class LazyGroup(click.Group):
@@ -51,16 +60,21 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(f"memplan_cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; one that does not exist is told without importing the others."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            raise NoSuchCommand(name, ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and tell a broken pipe from other failures."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             raise ReaderGone from None
-        except SystemExit as end:
-            if isinstance(end.__context__, BrokenPipeError):  # what rich makes of it
-                raise ReaderGone from None
-            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without importing them."""
@@ -84,53 +98,54 @@ def main(arguments: list[str] | None = None) -> int:
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MemplanError as error:
-        return _report(error.message, error.hint, error.exit_code, arguments)
+        return _told(error.message, error.hint, error.exit_code, arguments)
     except click.UsageError as error:
-        return _report(error.format_message(), _usage_hint(error), error.exit_code, arguments)
+        return _told(_usage_message(error), _usage_hint(error), error.exit_code, arguments)
     except click.ClickException as error:
-        return _report(error.format_message(), "", error.exit_code, arguments)
+        return _told(error.format_message(), "", error.exit_code, arguments)
     except ReaderGone:
         # What is still buffered must not fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
-            return _report_bug(error.__cause__, arguments)
-        return _report("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
+            return _told_bug(error.__cause__, arguments)
+        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
     except KeyboardInterrupt:
-        return _report("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
+        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
     except Exception as error:  # the last resort: our bug, told in two lines
-        return _report_bug(error, arguments)
+        return _told_bug(error, arguments)
 
 
-def _report_bug(error: Exception, arguments: list[str]) -> int:
+def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
+    tell(message, hint)
+    show_traceback(arguments)
+    return code
+
+
+def _told_bug(error: Exception, arguments: list[str]) -> int:
     message = f"{type(error).__name__}: {error}"
-    return _report(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
+    return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
+
+
+def _usage_message(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption):
+        return f"there is no option '{error.option_name}'"
+    return error.format_message()
 
 
 def _usage_hint(error: click.UsageError) -> str:
-    """Where to look: a value that nobody typed comes from a file."""
+    """Where to look: a similar name, or the file of a value that nobody typed."""
     ctx, parameter = error.ctx, getattr(error, "param", None)
+    similar = getattr(error, "possibilities", None)
+    if similar:
+        return "did you mean " + " or ".join(f"'{name}'" for name in similar) + "?"
     if ctx is None:
         return "see 'memplan --help'"
     name = parameter.name if parameter is not None else None
     if name and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return "the value stands under [tool.memplan] in pyproject.toml"
+        return "the value is set under [tool.memplan] in pyproject.toml"
     return f"see '{ctx.command_path} --help'"
-
-
-def _report(message: str, hint: str, code: int, arguments: list[str]) -> int:
-    click.echo(f"error: {_line(message)}", err=True)
-    if hint:
-        click.echo(f"hint: {_line(hint)}", err=True)
-    if "-vv" in arguments:
-        traceback.print_exc()
-    return code
-
-
-def _line(text: str) -> str:
-    """``text`` on one line: names in a model may hold anything."""
-    return " ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
 def run() -> None:

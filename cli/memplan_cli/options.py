@@ -1,58 +1,204 @@
-"""Options that several commands share, and defaults from pyproject.toml."""
+"""Options that several commands share, each declared once, and where results go."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from memplan.errors import UsageError
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-SESSIONS = ("tuned", "default")
 # Up to 18 digits: what fits into the 64 bits of an ONNX dimension.
 _SIZE = re.compile(r"[0-9]{1,18}")
+PATH = click.Path(path_type=Path)
 
 
-def model_options(function: Function) -> Function:
-    """``--dim``, ``--loss``."""
-    function = click.option(
-        "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Bind a symbolic dimension."
-    )(function)
-    return click.option("--loss", metavar="NAME", help="The loss output, if the search errs.")(
-        function
+def dim_option(help: str = "Give a symbolic dimension its size.") -> Callable[[Function], Function]:
+    """``--dim NAME=SIZE``, as ``dims``."""
+    return click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help=help)
+
+
+def loss_option(function: Function) -> Function:
+    """``--loss`` of a graph that has one."""
+    help = "The loss output, where memplan does not find the right one."
+    return click.option("--loss", metavar="NAME", help=help)(function)
+
+
+def session_option(help: str) -> Callable[[Function], Function]:
+    """``--session``."""
+    kinds = click.Choice(["tuned", "default"])
+    return click.option("--session", type=kinds, default="tuned", show_default=True, help=help)
+
+
+def provider_option(help: str, auto: bool = False) -> Callable[[Function], Function]:
+    """``--provider``; with ``auto`` it may be left to the machine."""
+    providers = [*(["auto"] if auto else []), "cpu", "cuda"]
+    return click.option(
+        "--provider",
+        type=click.Choice(providers),
+        default=providers[0],
+        show_default=True,
+        help=help,
     )
 
 
-def output_options(function: Function) -> Function:
-    """``-q``, ``-v``, ``--color``, ``--force``."""
-    function = click.option("-q", "--quiet", is_flag=True, help="Only errors and results.")(
-        function
-    )
-    function = click.option("-v", "--verbose", count=True, help="Say more; -vv: tracebacks.")(
-        function
-    )
-    function = click.option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        help="Colours (NO_COLOR is respected).",
-    )(function)
-    return click.option("--force", is_flag=True, help="Overwrite the output file.")(function)
+def measuring_options(runs_help: str) -> Callable[[Function], Function]:
+    """``--runs``, ``--inputs``, ``--seed``, ``--threads``: how a model is run to measure it."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(
+            (
+                click.option(
+                    "--runs",
+                    type=click.IntRange(min=1),
+                    default=5,
+                    show_default=True,
+                    help=runs_help,
+                ),
+                click.option("--inputs", type=PATH, help="Inputs as .npz.  [default: generated]"),
+                click.option(
+                    "--seed",
+                    type=int,
+                    default=0,
+                    show_default=True,
+                    help="Seed of generated inputs.",
+                ),
+                click.option(
+                    "--threads",
+                    type=click.IntRange(min=0),
+                    default=0,
+                    show_default=True,
+                    help="Threads within an operator; 0 leaves them to the runtime.",
+                ),
+            )
+        ):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a command tells its result: what all commands have in common.
+
+    ``output`` is None for stdout, as it is for commands whose ``-o`` names another file.
+    """
+
+    form: str
+    quiet: bool
+    verbose: int
+    color: str
+    force: bool
+    output: Path | None = None
+
+    @property
+    def details(self) -> bool:
+        """Whether reports leave nothing out."""
+        return self.verbose > 0
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether the result goes to stdout."""
+        return is_stdout(self.output)
+
+    def guard(self, *inputs: Path | None) -> None:
+        """Refuse an output that cannot be written, before any work: see :func:`guard_output`."""
+        guard_output(self.output, self.force, *inputs)
+
+    def emit(self, result: str | bytes) -> None:
+        """Write ``result`` to where it belongs."""
+        emit(result, self.output, self.force)
+
+    def emit_json(self, value: object) -> None:
+        """Write a JSON object."""
+        self.emit(json.dumps(value, indent=2) + "\n")
+
+    def text_of(self, content: RenderableType) -> str:
+        """A text report as it goes to where it belongs."""
+        from memplan.report.terminal.console import show
+
+        return show(content, color=self.color, stdout=self.to_stdout)
+
+    def emit_text(self, content: RenderableType) -> None:
+        """Write a text report."""
+        self.emit(self.text_of(content))
+
+
+def report_options(
+    *forms: str,
+    output: str | None = "A file, or - for stdout.",
+    format_help: str = "Form of the result.",
+) -> Callable[[Function], Function]:
+    """``--format``, ``-o``, ``-q``, ``-v``, ``--color`` and ``--force``, as one :class:`Report`.
+
+    Args:
+        forms: the formats, the default first; none: ``text`` and ``json``.
+        output: the help of ``-o``; None where the command has none, or one of its own.
+        format_help: the help of ``--format``.
+    """
+    choices = forms or ("text", "json")
+    options = [
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice(choices),
+            default=choices[0],
+            show_default=True,
+            help=format_help,
+        ),
+        *([click.option("-o", "--output", type=PATH, help=output)] if output else []),
+        click.option("-q", "--quiet", is_flag=True, help="Only errors and the answer."),
+        click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            help="Leave nothing out, and log to stderr; -vv: log more, and show tracebacks.",
+        ),
+        click.option(
+            "--color",
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            show_default=True,
+            help="Colours (NO_COLOR is respected).",
+        ),
+        click.option("--force", is_flag=True, help="Overwrite the output file."),
+    ]
+    names = ["form", "quiet", "verbose", "color", "force", *(["output"] if output else [])]
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **params: Any) -> Any:
+            report = Report(**{name: params.pop(name) for name in names})
+            return function(*args, report=report, **params)
+
+        decorated: Any = call
+        for option in reversed(options):
+            decorated = option(decorated)
+        result: Function = decorated
+        return result
+
+    return decorate
 
 
 def bound(dims: Sequence[str]) -> dict[str, int]:
     """The ``--dim NAME=SIZE`` options as a dictionary.
 
     Raises:
-        UsageError: malformed, or a dimension is bound twice to different sizes.
+        UsageError: malformed, or a dimension is given two different sizes.
     """
     result: dict[str, int] = {}
     for text in dims:
@@ -66,13 +212,18 @@ def bound(dims: Sequence[str]) -> dict[str, int]:
     return result
 
 
+def is_stdout(output: Path | None) -> bool:
+    """Whether an ``-o`` means stdout."""
+    return output is None or str(output) == "-"
+
+
 def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
     """Refuse to write over a file that is read, ``--force`` or not.
 
     Raises:
         UsageError: ``output`` is one of ``inputs``.
     """
-    if output is None or str(output) == "-" or not os.path.exists(output):
+    if output is None or is_stdout(output) or not os.path.exists(output):
         return
     for path in inputs:
         if path is not None and os.path.exists(path) and output.samefile(path):
@@ -82,120 +233,40 @@ def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
             )
 
 
-def emit(text: str | bytes, output: Path | None, force: bool) -> None:
+def guard_output(output: Path | None, force: bool, *inputs: Path | None) -> None:
+    """Refuse an output before any work is done for it.
+
+    Raises:
+        UsageError: ``output`` is one of ``inputs``, exists without ``force``, or its folder
+            cannot be written to.
+    """
+    keep_inputs(output, *inputs)
+    if output is not None and not is_stdout(output):
+        from memplan.proto.write import check_output
+
+        check_output(output, force)
+
+
+def one_on_stdout(output: Path | None, form: str, product: str) -> bool:
+    """Whether the product of a command goes to stdout, where its report then cannot go.
+
+    Raises:
+        UsageError: both were asked for.
+    """
+    to_stdout = output is not None and is_stdout(output)
+    if to_stdout and form == "json":
+        raise UsageError(f"{product} cannot both go to stdout", "give a file name to -o")
+    return to_stdout
+
+
+def emit(result: str | bytes, output: Path | None = None, force: bool = False) -> None:
     """Write a result to a file, or to stdout when none is given or it is ``-``."""
-    # File names may hold bytes that are no text; they are shown, not a reason to fail.
-    data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-    if output is None or str(output) == "-":
+    # File names may hold bytes that are not text; they are shown, not a reason to fail.
+    data = result.encode(errors="backslashreplace") if isinstance(result, str) else result
+    if output is None or is_stdout(output):
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     else:
         from memplan.proto.write import write_atomically
 
         write_atomically(output, data, force=force)
-
-
-def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]:
-    """Defaults for a command's parameters from ``[tool.memplan]`` of the nearest pyproject.toml.
-
-    Keys are option names (``session``, ``time-limit``, ...); a table ``[tool.memplan.COMMAND]``
-    holds those of one command and wins.
-
-    Raises:
-        UsageError: no valid TOML, a key that is no option, or a value of the wrong type.
-    """
-    here = folder or Path.cwd()
-    file = next((f for p in (here, *here.parents) if (f := p / "pyproject.toml").is_file()), None)
-    if file is None:
-        return {}
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
-        raise UsageError(f"{file} cannot be read: {error}", "it must be valid TOML") from None
-    table = table.get("memplan", {}) if isinstance(table, dict) else {}
-    if not isinstance(table, dict):
-        raise UsageError(f"{file}: tool.memplan is no table", "write [tool.memplan]")
-    shared = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    own = table.get(ctx.info_name or "", {})
-    if not isinstance(own, dict):
-        raise UsageError(f"{file}: tool.memplan.{ctx.info_name} is no table")
-    for key in sorted(table.keys() - shared.keys() - set(_command_names(ctx))):
-        raise UsageError(f"{file}: there is no command '{key}' for the table tool.memplan.{key}")
-    result: dict[str, Any] = {}
-    options = _options_of(ctx.command)
-    for key, value in {**shared, **own}.items():
-        option = options.get(key.replace("_", "-"))
-        if option is not None:
-            result[str(option.name)] = _typed(option, value, f"{file}: tool.memplan.{key}")
-        elif key in own or key.replace("_", "-") not in _all_options(ctx):
-            raise UsageError(
-                f"{file}: tool.memplan.{key} is no option", "keys are long option names without --"
-            )
-    return result
-
-
-def _options_of(command: click.Command) -> dict[str, click.Option]:
-    """Options by long name without dashes."""
-    return {
-        name.removeprefix("--"): option
-        for option in command.params
-        if isinstance(option, click.Option) and not option.hidden
-        for name in option.opts
-        if name.startswith("--")
-    }
-
-
-def _command_names(ctx: click.Context) -> list[str]:
-    """The commands beside which this one stands."""
-    group = ctx.parent.command if ctx.parent is not None else None
-    return group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.info_name)]
-
-
-def _all_options(ctx: click.Context) -> set[str]:
-    """Names of the options of every command."""
-    group = ctx.parent.command if ctx.parent is not None else None
-    if not isinstance(group, click.Group):
-        return set()
-    commands = [group.get_command(ctx, name) for name in group.list_commands(ctx)]
-    return {name for command in commands if command for name in _options_of(command)}
-
-
-def _typed(option: click.Option, value: object, where: str) -> object:
-    """The value as the option takes it; TOML knows the difference between 1, "1" and true."""
-    if option.multiple:
-        values = value if isinstance(value, list) else [value]
-        return [_single(option, item, where) for item in values]
-    return _single(option, value, where)
-
-
-def _single(option: click.Option, value: object, where: str) -> object:
-    wanted: tuple[type, ...]
-    if option.is_flag:
-        wanted, what = (bool,), "true or false"
-    elif option.count or isinstance(option.type, click.types.IntParamType):
-        wanted, what = (int,), "a whole number"
-    elif isinstance(option.type, click.types.FloatParamType):
-        wanted, what = (int, float), "a number"
-    else:
-        wanted, what = (str, int), "a text"
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise UsageError(f"{where} = {value!r} is not {what}")
-    return str(value) if str in wanted else value
-
-
-def use_configuration(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Eager callback that fills click's default map from pyproject.toml."""
-    ctx.default_map = configured(ctx)
-    return value
-
-
-def configuration_option(function: Function) -> Function:
-    """Adds a hidden eager option whose only work is to read pyproject.toml."""
-    option = click.option(
-        "--_configuration",
-        is_eager=True,
-        hidden=True,
-        expose_value=False,
-        callback=use_configuration,
-    )
-    return option(function)

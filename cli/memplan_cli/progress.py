@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from memplan.units import format_bytes
+from memplan_cli.options import Report
 
-_PATIENCE = 1.0
-_INTERVAL = 0.2
+_PATIENCE_SECONDS = 1.0
+_INTERVAL_SECONDS = 0.2
+_CLEAR = "\r\x1b[K"
 
 
 def announce_compilation() -> None:
@@ -24,30 +26,63 @@ def announce_compilation() -> None:
         sys.stderr.flush()
 
 
+class _StatusLine:
+    """A line that is written over and over, and removed at the end."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._shown: float | None = None
+
+    def show(self, text: str) -> None:
+        """Write ``text`` and the seconds so far, unless it is too early for it."""
+        now = time.monotonic()
+        last = self._started + _PATIENCE_SECONDS - _INTERVAL_SECONDS
+        if now - (self._shown or last) >= _INTERVAL_SECONDS:
+            self._shown = now
+            sys.stderr.write(f"{_CLEAR}{text}, {now - self._started:.0f} s")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Remove the line, if there is one."""
+        if self._shown is not None:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+
+
 @contextmanager
-def planning_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
-    """Yields a callback for the planner's present peak in bytes and extra cost, or None."""
-    if quiet or not sys.stderr.isatty():
+def _status_line(report: Report) -> Iterator[_StatusLine | None]:
+    """None where nobody would see it, and beside a log, which it would break."""
+    if report.quiet or report.verbose or not sys.stderr.isatty():
         yield None
         return
-    announce_compilation()
-    started = time.monotonic()
-    shown = [0.0]
-
-    def update(peak: int, extra: float) -> None:
-        now = time.monotonic()
-        if now - started < _PATIENCE or now - shown[0] < _INTERVAL:
-            return
-        shown[0] = now
-        sys.stderr.write(
-            f"\r\x1b[Kplanning: dynamic peak {format_bytes(peak)}, "
-            f"{100 * extra:.2f}% extra time, {now - started:.0f} s"
-        )
-        sys.stderr.flush()
-
+    line = _StatusLine()
     try:
-        yield update
+        yield line
     finally:
-        if shown[0]:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        line.clear()
+
+
+@contextmanager
+def planning_progress(report: Report) -> Iterator[Callable[[int, float], None] | None]:
+    """Yields a callback for the planner's present peak in bytes and extra cost, or None."""
+    if not report.quiet:
+        announce_compilation()
+    with _status_line(report) as line:
+        yield (
+            None
+            if line is None
+            else lambda peak, extra: line.show(
+                f"planning: dynamic peak {format_bytes(peak)}, {100 * extra:.2f}% extra time"
+            )
+        )
+
+
+@contextmanager
+def models_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Yields a callback for a model's index, the number of models and its path, or None."""
+    with _status_line(report) as line:
+        yield (
+            None
+            if line is None
+            else lambda index, total, path: line.show(f"analyzing {index + 1}/{total}: {path}")
+        )

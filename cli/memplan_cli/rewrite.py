@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from memplan.errors import UsageError
+from memplan.errors import InfeasibleError
+from memplan_cli.command import memplan_command
 from memplan_cli.options import (
-    SESSIONS,
+    PATH,
+    Report,
     bound,
-    configuration_option,
+    dim_option,
     emit,
     keep_inputs,
-    model_options,
-    output_options,
+    loss_option,
+    one_on_stdout,
+    provider_option,
+    report_options,
+    session_option,
 )
 from memplan_cli.progress import planning_progress
 
 
-@click.command("rewrite")
-@click.argument("model", type=click.Path(path_type=Path))
+# What the function does not name goes into RewriteOptions: such an option is named for its field.
+@memplan_command(
+    "rewrite",
+    "memplan rewrite step.onnx --budget 60%",
+    "memplan rewrite step.onnx --budget 4GB --session default -o small.onnx",
+)
+@click.argument("model", type=PATH)
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="4GB, 3.7GiB, bytes, or 60% of the peak before. Required, except for strategies "
-    "that ignore it: 100% then.",
+    help="4GB, 3.7GiB, plain bytes, or 60% of the peak before. Required, except for strategies "
+    "that ignore it: those get 100%.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Default: MODEL.memplan.onnx."
+    "-o", "--output", type=PATH, help="A file, or - for stdout.  [default: MODEL.memplan.onnx]"
 )
-@model_options
+@dim_option()
+@loss_option
 @click.option(
     "--strategy",
     default="auto",
     show_default=True,
     metavar="NAME{opt=..}",
-    help="How to choose what to recompute.",
+    help="How to choose what to recompute; 'memplan strategies' lists them.",
 )
-@click.option("--session", type=click.Choice(SESSIONS), default="tuned", show_default=True)
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@session_option("How the result will be loaded: tuned, or with every option on its default.")
+@provider_option("The execution provider to plan for.")
 @click.option(
     "--optimize",
     type=click.Choice(["none", "basic", "extended"]),
@@ -53,29 +64,29 @@ from memplan_cli.progress import planning_progress
     default="all",
     show_default=True,
     metavar="NAMES",
-    help="Free savings first: all, none, or elide,prune,order,early-update.",
+    help="Free savings first: all, none, or names out of elide,prune,order,early-update.",
 )
 @click.option(
-    "--wrt",
-    multiple=True,
-    metavar="GLOB",
-    help="Only the gradients of these parameters are wanted.",
+    "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
 )
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
 @click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
 @click.option(
     "--scan-recompute",
+    default="",
     metavar="NAMES",
-    help="What backward loops make again at every step instead of reading what forward loops "
+    help="What backward loops recompute at every step instead of reading what forward loops "
     "stacked: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget needs; "
     "the default with --strategy auto).",
 )
-@click.option("--reserve", default=None, metavar="SIZE", help="Take this off the budget.")
-@click.option("--costs", type=click.Path(path_type=Path), help="Measured seconds per node (JSON).")
+@click.option("--reserve", metavar="SIZE", help="Take this off the budget.")
+@click.option("--costs", type=PATH, help="Measured seconds per node (JSON), from 'profile'.")
 @click.option(
-    "--profile", is_flag=True, help="Measure the seconds per node first (runs the model as it is)."
+    "--profile",
+    is_flag=True,
+    help="Measure the seconds per node first, which runs the model as it is.",
 )
-@click.option("--device", default=None, metavar="NAME", help="Device profile for cost estimates.")
+@click.option("--device", metavar="NAME", help="Device profile for cost estimates.")
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
@@ -84,38 +95,17 @@ from memplan_cli.progress import planning_progress
     metavar="S",
     help="Seconds for planning.",
 )
-@click.option("--dry-run", is_flag=True, help="Plan and verify, write nothing.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@output_options
-@configuration_option
+@click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
+@report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     model: Path,
     budget: str | None,
+    reserve: str | None,
     output: Path | None,
     dims: tuple[str, ...],
-    loss: str | None,
-    strategy: str,
-    session: str,
-    provider: str,
-    optimize: str,
-    passes: str,
-    wrt: tuple[str, ...],
-    keep: tuple[str, ...],
-    recompute: tuple[str, ...],
-    scan_recompute: str | None,
-    reserve: str | None,
-    costs: Path | None,
-    profile: bool,
-    device: str | None,
-    time_limit: float,
     dry_run: bool,
-    form: str,
-    quiet: bool,
-    verbose: int,
-    color: str,
-    force: bool,
+    report: Report,
+    **options: Any,
 ) -> int:
     """Rewrite MODEL so that its peak fits a memory budget.
 
@@ -123,57 +113,60 @@ def command(
     file. MODEL is not touched.
     """
     from memplan.api.rewrite.run import RewriteOptions, rewrite
-    from memplan.strategies.builtin import parse_strategy
-    from memplan.units import SizeSpec, parse_size
+    from memplan.units import parse_size
 
-    if budget is None:
-        if not getattr(parse_strategy(strategy), "ignores_budget", False):
-            raise click.MissingParameter(param_type="option", param_hint="'--budget'")
-        # Such a plan is not to be worse than the graph as it is.
-        budget = "100%"
-    options = RewriteOptions(
-        budget=parse_size(budget),
-        reserve=parse_size(reserve) if reserve else SizeSpec("0", 0, None),
-        strategy=strategy,
-        session=session,
-        provider=provider,
-        optimize=optimize,
-        time_limit=time_limit,
-        keep=keep,
-        recompute=recompute,
-        scan_recompute=scan_recompute or "",
-        costs=costs,
-        profile=profile,
-        device=device,
-        loss=loss,
-        passes=passes,
-        wrt=wrt,
-    )
-    to_stdout = output is not None and str(output) == "-" and not dry_run
-    if to_stdout and form == "json":
-        raise UsageError(
-            "the model and the JSON cannot both go to stdout", "give a file name to -o"
-        )
-    keep_inputs(output, model, costs)
-    with planning_progress(quiet) as progress:
-        result = rewrite(
-            model,
-            options,
-            None if to_stdout or dry_run else output,
-            dims=bound(dims),
-            force=force,
-            dry_run=dry_run or to_stdout,
-            progress=progress,
-        )
+    budget = _budget(budget, options["strategy"])
+    if reserve:
+        options["reserve"] = parse_size(reserve)
+    asked = RewriteOptions(budget=parse_size(budget), **options)
+    to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
+    keep_inputs(output, model, asked.costs)
+    with planning_progress(report) as progress:
+        try:
+            result = rewrite(
+                model,
+                asked,
+                None if to_stdout or dry_run else output,
+                dims=bound(dims),
+                force=report.force,
+                dry_run=dry_run or to_stdout,
+                progress=progress,
+            )
+        except InfeasibleError as error:
+            error.hint = _percent_hint(budget) or error.hint
+            raise
     if to_stdout:
-        emit(result.model.SerializeToString(), None, force)
-    elif form == "json":
-        emit(json.dumps(result.as_json(), indent=2) + "\n", None, force)
-    elif quiet:
+        emit(result.model.SerializeToString())
+    elif report.form == "json":
+        report.emit_json(result.as_json())
+    elif report.quiet:
         if result.output is not None:
             click.echo(str(result.output))
     else:
-        from memplan.report.terminal.base import print_rewrite
+        from memplan.report.terminal.rewrite import render
 
-        print_rewrite(result, color=color, details=verbose > 0)
+        report.emit_text(render(result, details=report.details))
     return 0
+
+
+def _budget(budget: str | None, strategy: str) -> str:
+    """The budget; strategies that ignore it get one so as not to be worse than the graph as it is.
+
+    Raises:
+        click.MissingParameter: there is none, and the strategy needs it.
+    """
+    from memplan.strategies.builtin import parse_strategy
+
+    if budget is None:
+        if not parse_strategy(strategy).ignores_budget:
+            raise click.MissingParameter(param_type="option", param_hint="'--budget'")
+        return "100%"
+    return budget
+
+
+def _percent_hint(budget: str) -> str:
+    """For ``--budget 60``, which is 60 bytes."""
+    number = budget.strip()
+    if not number.isdecimal() or int(number) > 100:
+        return ""
+    return f"a bare number is bytes; did you mean --budget {number}%?"

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from memplan_cli.options import configuration_option, emit, output_options
+from memplan.units import printable
+from memplan_cli.command import memplan_command
+from memplan_cli.options import Report, report_options
 
 if TYPE_CHECKING:
-    from memplan.strategies.builtin import Listed, Option
+    from memplan.strategies.builtin import Listed
+    from memplan.strategies.spec import Option
 
 SCHEMA = "memplan.strategies/1"
 
 
-@click.command("strategies")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, or - for stdout.")
-@output_options
-@configuration_option
-def command(
-    form: str, output: Path | None, quiet: bool, verbose: int, color: str, force: bool
-) -> int:
+@memplan_command("strategies", "memplan strategies", "memplan strategies -q")
+@report_options()
+def command(report: Report) -> int:
     """List the strategies of 'memplan rewrite --strategy', with their options.
 
-    Those of installed packages are among them. -q: names only; broken ones are left out then.
+    Those of installed packages are among them. -q: names only, without broken ones.
     """
     from memplan.strategies.builtin import ALIAS, DEFAULT, list_strategies
 
+    report.guard()
     found = list_strategies()
-    if form == "json":
+    if report.form == "json":
         rows = [as_json(item) for item in found]
-        text = (
-            json.dumps({"schema": SCHEMA, "default": DEFAULT, "strategies": rows}, indent=2) + "\n"
-        )
-    elif quiet:
-        text = "".join(f"{item.name}\n" for item in found if not item.broken)
+        report.emit_json({"schema": SCHEMA, "default": DEFAULT, "strategies": rows})
+    elif report.quiet:
+        report.emit("".join(f"{item.name}\n" for item in found if not item.broken))
     else:
         alias = {DEFAULT: f" (or {ALIAS}: what rewrite does unless told otherwise)"}
-        text = "\n".join(as_text(item, alias.get(item.name, "")) for item in found)
-    emit(text, output, force)
+        report.emit("\n".join(as_text(item, alias.get(item.name, "")) for item in found))
     return 0
 
 
@@ -71,19 +61,19 @@ def as_json(item: Listed) -> dict[str, object]:
 def as_text(item: Listed, remark: str) -> str:
     """A strategy as a few lines."""
     if item.broken:
-        return f"{item.name}: broken\n  {' '.join(item.broken.split())}\n"
+        return f"{item.name}: broken\n  {printable(' '.join(item.broken.split()))}\n"
     lines = [f"{item.name}{remark}", f"  {item.summary}", f"  source: {item.source}"]
     if item.owner != "memplan":
         lines.append(f"  package: {item.owner}")
     if item.ignores_budget:
         lines.append("  makes one plan, whatever the budget")
     lines += [f"  {option_line(option)}" for option in item.options]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def option_line(option: Option) -> str:
     """``count=0: a whole number``, with the default behind the ``=``."""
-    kinds = {"number": "a whole number", "text": "a text"}
+    kinds = {"number": "a whole number", "text": "a word"}
     return f"{option.name}={option.default}: " + (
         " or ".join(option.allowed) if option.allowed else kinds[option.kind]
     )

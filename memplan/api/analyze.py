@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 3
+ACCOUNTING_VERSION = 4
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 _LOOPS_AS_THEY_ARE = (

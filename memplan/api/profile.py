@@ -221,7 +221,7 @@ def _notes(
     if missing:
         notes.append(f"{missing} nodes did not run under their own name and were not measured")
     if options.inputs is None:
-        notes.append("inputs are made up; times that depend on values may differ (--inputs)")
+        notes.append("inputs are generated; times that depend on values may differ (--inputs)")
     if options.provider == "cuda":
         notes.append(
             "cuda: every launch waits for its kernel, so that a node's time holds some "

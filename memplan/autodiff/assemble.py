@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.hoist import hoist
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
-from memplan.proto.edit import copied, live_nodes
+from memplan.proto.edit import copied, live_nodes, rename_reads
+from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import names_read
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
 

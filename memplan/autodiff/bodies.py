@@ -16,7 +16,7 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.loops.edit import is_own_output, own_output
 from memplan.proto.edit import copied, live_nodes, replace_nodes
-from memplan.proto.nodes import domain_of, free_names, names_read, subgraphs
+from memplan.proto.nodes import domain_of, free_names, names_read
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import TensorType, write_type
 
@@ -133,16 +133,6 @@ class BodyWriter:
 
 def _info(name: str, found: TensorType) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
-
-
-def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Let a node, and its bodies at any depth, read other tensors (no body may define them)."""
-    node.input[:] = [names.get(name, name) for name in node.input]
-    for body in subgraphs(node):
-        for inner in body.node:
-            rename_reads(inner, names)
-        for value in body.output:
-            value.name = names.get(value.name, value.name)
 
 
 def separate_outputs(graph: onnx.GraphProto, emitter: Emitter) -> None:

@@ -17,8 +17,8 @@ from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import ScanRecompute
+from memplan.proto.metadata import PHASE_KEY
 
 Seed = str | Array | None
 OnGradient = Callable[[Emitter, str, Value], Mapping[str, Value]]

@@ -12,7 +12,8 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.elements import ELEMENT_BITS
+from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
@@ -97,7 +98,7 @@ class _State:
         known = [self.types.get(name, UNKNOWN) for name in names]
         if any(kind.dtype == 0 or kind.shape is None for kind in known):
             return False
-        sizes = [helper.tensor_dtype_to_np_dtype(kind.dtype).itemsize for kind in known]
+        sizes = [ELEMENT_BITS.get(kind.dtype, 0) for kind in known]
         if len({kind.shape for kind in known}) > 1:  # else, whatever the dimensions turn out to be
             counts = [kind.elements for kind in known]
             sizes = [n * width for n, width in zip(counts, sizes, strict=True) if n is not None]

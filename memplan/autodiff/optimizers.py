@@ -7,9 +7,8 @@ PyTorch's (``torch.optim``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import onnx
@@ -19,8 +18,9 @@ from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import TensorType
+from memplan.strategies.spec import build, did_you_mean, split_spec
 
 RATE, STEP = "lr", "step"
 """Graph inputs: a float32 and an int64 scalar; the first step is 1."""
@@ -158,7 +158,6 @@ class AdamW(Adam):
 
 
 KINDS: dict[str, type[Any]] = {kind.name: kind for kind in (Sgd, Momentum, Adam, AdamW)}
-_TEXT = re.compile(r"(?P<name>[a-z]+)(\{(?P<options>[^{}]*)\})?")
 
 
 def parse_optimizer(text: str) -> Optimizer | None:
@@ -167,28 +166,14 @@ def parse_optimizer(text: str) -> Optimizer | None:
     Raises:
         UsageError: there is no such optimizer or option, or a value is not a number.
     """
-    match = _TEXT.fullmatch(text.strip())
-    name = match.group("name") if match else ""
-    if text.strip() == "none":
+    spec = split_spec(text)
+    if spec is not None and spec.name == "none" and not spec.options:
         return None
-    if match is None or name not in KINDS:
+    if spec is None or spec.name not in KINDS:
+        near = did_you_mean(spec.name, KINDS) if spec is not None else ""
         raise UsageError(
             f"--optimizer {text}: there is no such optimizer",
-            "there are none, " + ", ".join(KINDS) + "; options as in adamw{weight_decay=0.1}",
+            f"{near}there are none, {', '.join(KINDS)}; options as in adamw{{weight_decay=0.1}}",
         )
-    known = [item.name for item in fields(KINDS[name])]
-    options: dict[str, float] = {}
-    for part in filter(None, (match.group("options") or "").split(",")):
-        key, _, number = (piece.strip() for piece in part.partition("="))
-        try:
-            value = float(number)
-        except ValueError:
-            value = float("nan")
-        if key not in known or not 0 <= value < float("inf"):
-            raise UsageError(
-                f"--optimizer {text}: '{part.strip()}' is no option with a number of at least 0",
-                f"options of {name}: {', '.join(known)}",
-            )
-        options[key] = value
-    chosen: Optimizer = KINDS[name](**options)
-    return chosen
+    kind: type[Optimizer] = KINDS[spec.name]
+    return build(kind, spec, "optimizer", "--optimizer: ")

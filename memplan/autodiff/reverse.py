@@ -16,7 +16,7 @@ from memplan.autodiff.emit.registry import Entry, Gradient, entry_for
 from memplan.autodiff.emit.value import Value
 from memplan.errors import MemplanError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
+from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import TensorType
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.api.analyze import ACCOUNTING_VERSION, Analysis, analyze_open
-from memplan.check.lock import Binding, LockEntry, TopTensors, printable
+from memplan.check.lock import Binding, LockEntry, TopTensors
 from memplan.errors import ModelError
 from memplan.proto.read import read_model
-from memplan.shapes.infer import symbolic_dims
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import on_devices, opened
 from memplan.simulate.session import session_kind
+from memplan.units import printable
 
 # Families, not tensors: ten of them are most of the peak, and a lock stays short enough to review.
 TOP_FAMILIES = 10
@@ -57,7 +58,11 @@ def family_of(name: str) -> str:
 
     Exporters number the tensors of an operator; the number shifts when a layer is added.
     """
-    return re.sub(r"(_?\*)+$", "", re.sub(r"[0-9]+", "*", name))
+    # Not by a pattern for the end: it would be tried anew at every '_*' of a name.
+    pattern = re.sub(r"[0-9]+", "*", name)
+    while pattern.endswith("*"):
+        pattern = pattern[:-2] if pattern.endswith("_*") else pattern[:-1]
+    return pattern
 
 
 def measure(

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from memplan.check.lock import Binding, printable
+from memplan.check.lock import Binding
 from memplan.errors import UsageError
+from memplan.units import printable
 
 DEFAULT_LOCK = "memplan.lock"
 DEFAULTS = Binding({}, "tuned", "cpu")

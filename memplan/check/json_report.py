@@ -7,25 +7,27 @@ import json
 from memplan.api.analyze import ACCOUNTING_VERSION
 from memplan.check.compare import CheckEntry, diff
 from memplan.check.lock import LockEntry
-from memplan.check.run import CheckResult, Problem, UpdateResult
+from memplan.check.run import CheckResult, Unreadable, UpdateResult
 
 SCHEMA = "memplan.check/1"
 
 
 def check_json(result: CheckResult) -> str:
     """The text of the object for a comparison."""
-    return _dump([_entry(entry) for entry in result.entries], result.problems)
+    return _dump([_entry(entry) for entry in result.entries], result.failures)
 
 
 def update_json(result: UpdateResult) -> str:
     """The same for an update; ``change`` says what happened to each entry."""
     pairs = zip(result.entries, result.changes, strict=True)
     entries = [{**_entry(entry), "change": str(change)} for entry, change in pairs]
-    return _dump(entries, result.problems, updated=result.accepted)
+    return _dump(entries, result.failures, updated=result.accepted)
 
 
-def _dump(entries: list[dict[str, object]], problems: tuple[Problem, ...], **more: object) -> str:
-    errors = [{"path": p.path, "message": p.error.message, "hint": p.error.hint} for p in problems]
+def _dump(
+    entries: list[dict[str, object]], failures: tuple[Unreadable, ...], **more: object
+) -> str:
+    errors = [{"path": f.path, "message": f.error.message, "hint": f.error.hint} for f in failures]
     whole = {
         "schema": SCHEMA,
         "accounting_version": ACCOUNTING_VERSION,

@@ -8,33 +8,21 @@ from __future__ import annotations
 
 import posixpath
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from memplan.check.toml import Lines, parse_toml
 from memplan.errors import LockError, UsageError
 from memplan.runtime.providers import PROVIDERS
 from memplan.simulate.session import SESSIONS
-from memplan.units import parse_size
+from memplan.units import parse_size, printable
 
 LOCK_VERSION = 1
-_FIELDS = frozenset(
-    {
-        "accounting",
-        "classes",
-        "dims",
-        "fingerprint",
-        "peak_bytes",
-        "peak_node",
-        "peak_with_workspace_bytes",
-        "provider",
-        "session",
-        "tolerance",
-        "top",
-    }
-)
-_TOP_FIELDS = frozenset({"name", "class", "count", "nbytes"})
+# The largest size that ONNX, and memplan's arrays, can hold.
+_MOST = 2**63 - 1
 _RESTORE = "restore it from version control, or delete it and run memplan check --update MODEL..."
 _CONFLICT = re.compile(r"^(<{7}|>{7})( |$)", re.MULTILINE)
 _ZERO = re.compile(r"^\s*0+(\.0+)?\s*(%|[kKMGT]?i?B)?\s*$")
@@ -128,18 +116,10 @@ def tolerance_bytes(tolerance: str | int | None, peak_bytes: int) -> int:
     return 0 if _ZERO.match(tolerance) else parse_size(tolerance).resolve(peak_bytes)
 
 
-def printable(text: str) -> str:
-    """``text`` on one line: what no terminal shows is escaped.
-
-    Names come from files that others wrote; raw, they could break a line or steer a terminal.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def path_problem(path: str) -> str | None:
     """Why ``path`` cannot be the path of an entry, or None when it can."""
     if not path or "\0" in path:
-        return "is no path"
+        return "is not a path"
     if path.startswith("/"):
         return "is absolute; paths are relative to the lock's folder"
     if posixpath.normpath(path) != path:
@@ -156,24 +136,25 @@ def read_lock(path: Path) -> Lock:
     """
     text = _read_text(path)
     try:
-        data: dict[str, object] = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _not_toml(path, text, error) from None
-    source = _Source(path, text)
+        data = parse_toml(text)
+    except ValueError as error:
+        raise _not_toml(path, text, str(error)) from None
+    source = _Source(path, Lines(text, "models"))
     version = data.get("version")
     if type(version) is not int:
         raise source.error("version", "the lock has no version number", _RESTORE)
     if version != LOCK_VERSION:
         hint = "upgrade memplan" if version > LOCK_VERSION else _RESTORE
-        problem = f"lock version {version}, where this memplan reads version {LOCK_VERSION}"
+        shown = f"{version}" if abs(version) <= _MOST else f"{str(version)[:9]}…"
+        problem = f"lock version {shown}, where this memplan reads version {LOCK_VERSION}"
         raise source.error("version", problem, hint)
     for name in sorted(set(data) - {"version", "models"}):
         raise source.error(name, f"unknown field '{printable(name)}'", _RESTORE)
     models = data.get("models", {})
     if not isinstance(models, dict):
         raise source.error("models", "'models' is not a table", _RESTORE)
-    entries = {name: _Block(source, name, models[name]).entry() for name in sorted(models)}
-    return Lock(path, entries, dict(source.headers), text)
+    entries = {name: _entry(source, name, models[name]) for name in sorted(models)}
+    return Lock(path, entries, dict(source.lines.headers), text)
 
 
 def _read_text(path: Path) -> str:
@@ -191,7 +172,7 @@ def _read_text(path: Path) -> str:
         raise LockError(f"lock {path} cannot be read: {error.strerror}") from None
 
 
-def _not_toml(path: Path, text: str, error: Exception) -> LockError:
+def _not_toml(path: Path, text: str, problem: str) -> LockError:
     conflict = _CONFLICT.search(text)
     if conflict is not None:
         line = text.count("\n", 0, conflict.start()) + 1
@@ -199,171 +180,143 @@ def _not_toml(path: Path, text: str, error: Exception) -> LockError:
             f"{path}:{line}: the lock holds an unresolved merge conflict",
             "keep one side of it, then run memplan check --update",
         )
-    found = re.search(r"\(at line (\d+)", str(error))
+    found = re.search(r"\(at line (\d+)", problem)
+    where = f"{path}"
     if found is not None:
         where = f"{path}:{found.group(1)}"
-    else:
-        where = (
-            f"{path}:{text.count(chr(10)) + 1}" if "end of document" in str(error) else f"{path}"
-        )
-    reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).split(" (")[0]
-    return LockError(f"{where}: the lock is not valid TOML: {printable(reason)}", _RESTORE)
+    elif "end of document" in problem:
+        where = f"{path}:{text.count(chr(10)) + 1}"
+    reason = printable(problem.split(" (")[0])
+    return LockError(f"{where}: the lock is not valid TOML: {reason}", _RESTORE)
 
 
+@dataclass(frozen=True, slots=True)
 class _Source:
-    """The text of a lock, to tell on which line something stands."""
+    """Where a lock comes from, to say in errors where something stands."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
-        # Not splitlines: it also breaks at characters that TOML allows inside strings.
-        self.lines = text.split("\n")
-        self.headers: dict[str, int] = {}
-        for number, line in enumerate(self.lines, 1):
-            model = _header_model(line)
-            if model is not None:
-                self.headers.setdefault(model, number)
-
-    def line_of(self, name: str, start: int = 1) -> int:
-        """Line of ``name = ...`` from line ``start`` to the end of that table; 0 if not found."""
-        pattern = re.compile(rf"\s*\"?{re.escape(name)}\"?\s*=")
-        for number in range(start, len(self.lines) + 1):
-            line = self.lines[number - 1]
-            if pattern.match(line):
-                return number
-            if number > start and line.lstrip().startswith("["):
-                break
-        return 0
+    path: Path
+    lines: Lines
 
     def error(self, name: str, problem: str, hint: str, start: int = 1) -> LockError:
         """An error at the line of field ``name``, or of its table, or of the file alone."""
-        line = self.line_of(name, start) or (start if start > 1 else 0)
+        line = self.lines.line_of(name, start) or (start if start > 1 else 0)
         where = f"{self.path}:{line}" if line else f"{self.path}"
         return LockError(f"{where}: {problem}", hint)
 
-
-def _header_model(line: str) -> str | None:
-    """The model whose table this line opens; parsing it covers every way to quote a key."""
-    line = line.strip()
-    if not line.startswith("["):
-        return None
-    try:
-        models = tomllib.loads(line).get("models")
-    except (ValueError, RecursionError):
-        return None
-    return next(iter(models), None) if isinstance(models, dict) else None
-
-
-class _Block:
-    """The table of one model, field by field."""
-
-    def __init__(self, source: _Source, path: str, table: object) -> None:
-        self.source = source
-        self.path = path
-        self.start = source.headers.get(path, 1)
-        if not isinstance(table, dict):
-            raise self.error("", "is not a table")
-        self.table: dict[str, object] = table
-
-    def error(self, field: str, problem: str) -> LockError:
-        """The error for one field, or for the whole block when ``field`` is empty."""
-        model = f"model '{printable(self.path)}'"
-        shown = f"'{printable(field)}' of {model}" if field else model
+    def entry_error(self, model: str, field: str, problem: str) -> LockError:
+        """The error for one field of a model, or for its whole table when ``field`` is empty."""
+        named = f"model '{printable(model)}'"
+        shown = f"'{printable(field)}' of {named}" if field else named
         hint = (
             "delete its table from the lock, then run memplan check --update with the model's path"
         )
-        return self.source.error(field, f"{shown} {problem}", hint, self.start)
+        return self.error(field, f"{shown} {problem}", hint, self.lines.headers.get(model, 1))
 
-    def entry(self) -> LockEntry:
-        """The whole block."""
-        problem = path_problem(self.path)
-        if problem is not None:
-            raise self.error("", problem)
-        for name in sorted(set(self.table) - _FIELDS):
-            raise self.error(name, "is not a field that memplan knows")
-        workspace = "peak_with_workspace_bytes"
-        return LockEntry(
-            path=self.path,
-            fingerprint=self.text("fingerprint"),
-            accounting=self.whole("accounting"),
-            session=self.choice("session", SESSIONS),
-            provider=self.choice("provider", PROVIDERS),
-            dims=self.wholes("dims", least=1),
-            peak_bytes=self.whole("peak_bytes"),
-            peak_with_workspace_bytes=self.whole(workspace) if workspace in self.table else None,
-            peak_node=self.text("peak_node"),
-            classes=self.wholes("classes"),
-            top=self.top(),
-            tolerance=self.tolerance(),
-        )
 
-    def value(self, field: str) -> object:
-        """A field that must be there."""
-        if field not in self.table:
-            raise self.error(field, "is missing")
-        return self.table[field]
+def _entry(source: _Source, path: str, table: object) -> LockEntry:
+    """The table of one model, field by field."""
+    problem = "is not a table" if not isinstance(table, dict) else path_problem(path)
+    if problem is not None:
+        raise source.entry_error(path, "", problem)
+    assert isinstance(table, dict)
+    for name in sorted(set(table) - set(_FIELDS)):
+        raise source.entry_error(path, name, "is not a field that memplan knows")
+    values: dict[str, Any] = {}
+    for name, read in _FIELDS.items():
+        if name in table:
+            try:
+                values[name] = read(table[name])
+            except _Wrong as wrong:
+                raise source.entry_error(path, name, wrong.problem) from None
+        elif name not in _OPTIONAL:
+            raise source.entry_error(path, name, "is missing")
+    return LockEntry(path=path, **{**dict.fromkeys(_OPTIONAL), **values})
 
-    def text(self, field: str) -> str:
-        """A string."""
-        value = self.value(field)
-        if not isinstance(value, str):
-            raise self.error(field, "is not a string")
+
+class _Wrong(Exception):
+    """A value that a field cannot have; ``problem`` completes "'peak_bytes' of model 'm.onnx'"."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _Wrong("is not a string")
+    return value
+
+
+def _choice(choices: tuple[str, ...], value: object) -> str:
+    if _text(value) not in choices:
+        raise _Wrong(f"is '{printable(_text(value))}', not one of {', '.join(choices)}")
+    return _text(value)
+
+
+def _is_whole(value: object, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= _MOST
+
+
+def _whole(value: object) -> object:
+    if not _is_whole(value):
+        raise _Wrong("is not a whole number from 0 to 2^63 - 1")
+    return value
+
+
+def _wholes(least: int, value: object) -> Mapping[str, int]:
+    """A table of whole numbers by name."""
+    if not isinstance(value, dict):
+        raise _Wrong("is not a table")
+    for name, number in value.items():
+        if not _is_whole(number, least):
+            which = f"which is not a whole number from {least} to 2^63 - 1"
+            raise _Wrong(f"has '{printable(name)}', {which}")
+    return value
+
+
+def _top(value: object) -> tuple[TopTensors, ...]:
+    """The array of the largest tensors."""
+    if not isinstance(value, list):
+        raise _Wrong("is not an array")
+    return tuple(map(_tensors, value))
+
+
+def _tensors(item: object) -> TopTensors:
+    if not isinstance(item, dict) or set(item) != {"name", "class", "count", "nbytes"}:
+        raise _Wrong("has an element other than {name, class, count, nbytes}")
+    texts, numbers = (item["name"], item["class"]), (item["count"], item["nbytes"])
+    if not all(isinstance(text, str) for text in texts):
+        raise _Wrong("has an element whose name or class is not a string")
+    if not all(map(_is_whole, numbers)):
+        raise _Wrong("has an element whose count or nbytes is not a whole number")
+    return TopTensors(*texts, *numbers)
+
+
+def _tolerance(value: object) -> object:
+    """The tolerance as it was written."""
+    example = 'is not a size or a percentage, such as "2MiB" or "1%"'
+    if _is_whole(value):
         return value
+    if not isinstance(value, str):
+        raise _Wrong(example)
+    try:
+        tolerance_bytes(value, 0)
+    except UsageError as error:
+        raise _Wrong(f"{example} ({printable(error.message)})") from None
+    return value
 
-    def choice(self, field: str, choices: tuple[str, ...]) -> str:
-        """One of some strings."""
-        value = self.text(field)
-        if value not in choices:
-            raise self.error(field, f"is '{printable(value)}', not one of {', '.join(choices)}")
-        return value
 
-    def whole(self, field: str) -> int:
-        """A whole number from 0."""
-        value = self.value(field)
-        if type(value) is not int or value < 0:
-            raise self.error(field, "is not a whole number from 0")
-        return value
-
-    def wholes(self, field: str, least: int = 0) -> dict[str, int]:
-        """A table of whole numbers by name."""
-        value = self.value(field)
-        if not isinstance(value, dict):
-            raise self.error(field, "is not a table")
-        for name, number in value.items():
-            if type(number) is not int or number < least:
-                problem = f"has '{printable(name)}', which is not a whole number from {least}"
-                raise self.error(field, problem)
-        return value
-
-    def top(self) -> tuple[TopTensors, ...]:
-        """The array of the largest tensors."""
-        value = self.value("top")
-        if not isinstance(value, list):
-            raise self.error("top", "is no array")
-        return tuple(self.tensors(item) for item in value)
-
-    def tensors(self, item: object) -> TopTensors:
-        """One element of that array."""
-        if not isinstance(item, dict) or set(item) != _TOP_FIELDS:
-            raise self.error("top", "has an element other than {name, class, count, nbytes}")
-        texts, numbers = (item["name"], item["class"]), (item["count"], item["nbytes"])
-        if not all(isinstance(text, str) for text in texts):
-            raise self.error("top", "has an element whose name or class is not a string")
-        if any(type(number) is not int or number < 0 for number in numbers):
-            raise self.error("top", "has an element whose count or nbytes is no whole number")
-        return TopTensors(*texts, *numbers)
-
-    def tolerance(self) -> str | int | None:
-        """The tolerance as it was written."""
-        value = self.table.get("tolerance")
-        if value is None:
-            return None
-        example = 'is not a size or a percentage, such as "2MiB" or "1%"'
-        if type(value) is int and value >= 0:
-            return value
-        if not isinstance(value, str):
-            raise self.error("tolerance", example)
-        try:
-            tolerance_bytes(value, 0)
-        except UsageError as error:
-            raise self.error("tolerance", f"{example} ({printable(error.message)})") from None
-        return value
+_FIELDS: Mapping[str, Callable[[object], object]] = {
+    "fingerprint": _text,
+    "accounting": _whole,
+    "session": partial(_choice, SESSIONS),
+    "provider": partial(_choice, PROVIDERS),
+    "dims": partial(_wholes, 1),
+    "peak_bytes": _whole,
+    "peak_with_workspace_bytes": _whole,
+    "peak_node": _text,
+    "classes": partial(_wholes, 0),
+    "top": _top,
+    "tolerance": _tolerance,
+}
+_OPTIONAL = ("peak_with_workspace_bytes", "tolerance")

@@ -11,16 +11,17 @@ from pathlib import Path
 from memplan.check.compare import CheckEntry, Status, compare, diff
 from memplan.check.current import Current, UnboundDimsError, measure
 from memplan.check.hints import accept_command, key_of, seen_from_here
-from memplan.check.lock import Binding, Lock, LockEntry, printable, read_lock
+from memplan.check.lock import Binding, Lock, LockEntry, read_lock
 from memplan.check.write import lock_text, write_lock
 from memplan.errors import LockError, MemplanError, ModelError, UsageError
 from memplan.proto.write import check_output
+from memplan.units import printable
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CheckRequest:
     """What the user asked for.
 
     ``models`` are files; empty: all of the lock. ``session`` and ``provider`` are None where the
@@ -39,8 +40,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """A model that could not be analyzed."""
+class Unreadable:
+    """A model that could not be analyzed, by its path in the lock, and why."""
 
     path: str
     error: MemplanError
@@ -52,7 +53,7 @@ class CheckResult:
 
     lock: Path
     entries: tuple[CheckEntry, ...]
-    problems: tuple[Problem, ...]
+    failures: tuple[Unreadable, ...]
 
     @property
     def failed(self) -> bool:
@@ -73,14 +74,14 @@ class Change(StrEnum):
 class UpdateResult:
     """What ``check --update`` did.
 
-    ``accepted`` is False when the lock was left as it was, because of ``problems`` or because a
+    ``accepted`` is False when the lock was left as it was, because of ``failures`` or because a
     model is above the cap; ``changes`` are then those that would have been made.
     """
 
     lock: Path
     entries: tuple[CheckEntry, ...]
     changes: tuple[Change, ...]
-    problems: tuple[Problem, ...]
+    failures: tuple[Unreadable, ...]
     accepted: bool
 
     @property
@@ -97,7 +98,7 @@ class _Target:
     line: int
 
 
-def run_check(request: Request, progress: Progress | None = None) -> CheckResult:
+def run_check(request: CheckRequest, progress: Progress | None = None) -> CheckResult:
     """Compare the models of ``request`` with its lock. Nothing is run and nothing is written.
 
     Raises:
@@ -110,10 +111,10 @@ def run_check(request: Request, progress: Progress | None = None) -> CheckResult
         _refuse_other_binding(request, target)
     run = _Run(request, progress)
     entries = run.over(targets)
-    return CheckResult(request.lock, tuple(entries), tuple(run.problems))
+    return CheckResult(request.lock, tuple(entries), tuple(run.failures))
 
 
-def run_update(request: Request, progress: Progress | None = None) -> UpdateResult:
+def run_update(request: CheckRequest, progress: Progress | None = None) -> UpdateResult:
     """Record the models of ``request`` in its lock, all of them or none.
 
     Raises:
@@ -132,20 +133,20 @@ def run_update(request: Request, progress: Progress | None = None) -> UpdateResu
     run = _Run(request, progress, rebind=True)
     entries = run.over(targets)
     changes = tuple(_change(entry) for entry in entries)
-    accepted = not run.problems and not any(entry.over_max_peak for entry in entries)
+    accepted = not run.failures and not any(entry.over_max_peak for entry in entries)
     if accepted:
         _write(lock, entries)
         entries = [_accepted(entry) for entry in entries]
-    return UpdateResult(request.lock, tuple(entries), changes, tuple(run.problems), accepted)
+    return UpdateResult(request.lock, tuple(entries), changes, tuple(run.failures), accepted)
 
 
-def _lock_to_update(request: Request) -> Lock:
+def _lock_to_update(request: CheckRequest) -> Lock:
     if request.models and not os.path.lexists(request.lock):
         return Lock(request.lock, {}, {})
     return read_lock(request.lock)
 
 
-def _targets(request: Request, lock: Lock) -> list[_Target]:
+def _targets(request: CheckRequest, lock: Lock) -> list[_Target]:
     """The models to look at, by path."""
     files = {key_of(file, lock.path): seen_from_here(file) for file in request.models}
     if not request.models:
@@ -161,7 +162,7 @@ def _targets(request: Request, lock: Lock) -> list[_Target]:
     ]
 
 
-def _refuse_other_binding(request: Request, target: _Target) -> None:
+def _refuse_other_binding(request: CheckRequest, target: _Target) -> None:
     """A locked peak says nothing about another session, provider or batch size."""
     locked = target.locked
     if locked is None:
@@ -183,7 +184,7 @@ def describe(binding: Binding) -> str:
     return f"{printable(dims)}{binding.session} session, {binding.provider}"
 
 
-def _rebound(locked: LockEntry, request: Request) -> Binding:
+def _rebound(locked: LockEntry, request: CheckRequest) -> Binding:
     """The entry's binding with what the command line names."""
     return Binding(
         # A size for a dimension that this model does not have is meant for another model.
@@ -197,12 +198,12 @@ class _Run:
     """One pass over the models; what cannot be read is kept for the end."""
 
     def __init__(
-        self, request: Request, progress: Progress | None, *, rebind: bool = False
+        self, request: CheckRequest, progress: Progress | None, *, rebind: bool = False
     ) -> None:
         self.request = request
         self.progress = progress
         self.rebind = rebind
-        self.problems: list[Problem] = []
+        self.failures: list[Unreadable] = []
         self.known_dims: set[str] = set()
 
     def over(self, targets: Iterable[_Target]) -> list[CheckEntry]:
@@ -222,14 +223,14 @@ class _Run:
                 given = self._new_binding() if target.locked is None else None
                 command = accept_command(self.request.lock, target.file, given, error.names)
                 error.hint = f"give it one: {command}"
-                self.problems.append(Problem(target.path, error))
+                self.failures.append(Unreadable(target.path, error))
             except (ModelError, UsageError) as error:
-                error.message = printable(error.message)
-                self.problems.append(Problem(target.path, error))
+                error.message = _naming(target, printable(error.message))
+                self.failures.append(Unreadable(target.path, error))
             except Exception as error:  # a bug met in one model must not hide another's regression
-                self.problems.append(Problem(target.path, _bug(target, error)))
+                self.failures.append(Unreadable(target.path, _bug(target, error)))
         unknown = sorted(set(self.request.dims) - self.known_dims)
-        if unknown and not self.problems:
+        if unknown and not self.failures:
             known = ", ".join(sorted(self.known_dims)) or "none"
             raise UsageError(
                 f"--dim {unknown[0]}: no model has a dimension of that name",
@@ -293,6 +294,12 @@ class _Run:
             raise
         self.known_dims |= symbolic
         return now
+
+
+def _naming(target: _Target, message: str) -> str:
+    """``message`` with the model in it: several are looked at."""
+    file = printable(str(target.file))
+    return message if file in message else f"{file}: {message}"
 
 
 def _bug(target: _Target, cause: Exception) -> MemplanError:

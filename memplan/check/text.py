@@ -1,4 +1,4 @@
-"""What ``check`` says: plain text (the command adds colour) and JSON."""
+"""What ``check`` says, as plain text; the command adds colour."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from memplan.check.compare import (
 )
 from memplan.check.current import Current
 from memplan.check.hints import accept_command, fit_command, seen_from_here
-from memplan.check.lock import LockEntry, printable
+from memplan.check.lock import LockEntry
 from memplan.check.run import Change, CheckResult, UpdateResult
-from memplan.units import format_bytes, format_delta
+from memplan.units import counted, format_bytes, format_delta, printable
 
 _INDENT = " " * 6
 _UNCHANGED_CLASSES = 2
@@ -52,8 +52,7 @@ def update_lines(result: UpdateResult, *, brief: bool = False) -> list[str]:
 
 def _summary(result: CheckResult) -> str:
     counts = Counter(entry.status for entry in result.entries)
-    total = len(result.entries) + len(result.problems)
-    models = "model" if total == 1 else "models"
+    total = len(result.entries) + len(result.failures)
     parts = [
         f"{counts[status]} {word}"
         for status, word in (
@@ -63,12 +62,12 @@ def _summary(result: CheckResult) -> str:
         )
         if counts[status]
     ]
-    if result.problems:
-        parts.append(f"{len(result.problems)} could not be read")
+    if result.failures:
+        parts.append(f"{len(result.failures)} could not be read")
     if not parts:
-        return f"{total} {models} within the lock"
+        return f"{counted(total, 'model')} within the lock"
     first, _, rest = parts[0].partition(" ")
-    return ", ".join([f"{first} of {total} {models} {rest}", *parts[1:]])
+    return ", ".join([f"{first} of {counted(total, 'model')} {rest}", *parts[1:]])
 
 
 def _entry_lines(entry: CheckEntry, lock: Path, details: bool) -> list[str]:
@@ -98,7 +97,7 @@ def _passed_line(entry: CheckEntry, locked: LockEntry, now: Current, lock: Path)
     head = f"{entry.status}  {printable(entry.path)}  "
     if entry.status is Status.ACCOUNTING:
         newer = (
-            " (the lock is of a newer memplan)" if locked.accounting > ACCOUNTING_VERSION else ""
+            " (the lock is from a newer memplan)" if locked.accounting > ACCOUNTING_VERSION else ""
         )
         return (
             f"{head}memory model {locked.accounting} -> {now.entry.accounting}{newer}: the locked "
@@ -152,7 +151,7 @@ def _regressed_lines(
 
 def _missing_lines(entry: CheckEntry, lock: Path) -> list[str]:
     return [
-        f"FAIL  {printable(entry.path)}  missing: the file is gone, the lock still has it "
+        f"FAIL  {printable(entry.path)}  missing: the file is gone, but the lock still lists it "
         f"({_where(entry, lock)})",
         f"{_INDENT}accept:  {accept_command(lock, entry.file)}   (takes it out of the lock)",
     ]

@@ -2,115 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
 
 import onnx
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node, Tensor, TensorKind
-from memplan.proto.marks import marked_names
-from memplan.proto.nodes import captured_names, domain_of, is_constant
+from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
+from memplan.proto.metadata import marked_names
+from memplan.proto.nodes import captured_names, domain_of, is_constant, subgraphs
 from memplan.proto.opset import default_opset
-
-# Bytes per element by onnx.TensorProto.DataType; 4-bit types are packed two to a byte.
-ELEMENT_BITS: dict[int, int] = {
-    onnx.TensorProto.FLOAT: 32,
-    onnx.TensorProto.DOUBLE: 64,
-    onnx.TensorProto.FLOAT16: 16,
-    onnx.TensorProto.BFLOAT16: 16,
-    onnx.TensorProto.INT8: 8,
-    onnx.TensorProto.UINT8: 8,
-    onnx.TensorProto.INT16: 16,
-    onnx.TensorProto.UINT16: 16,
-    onnx.TensorProto.INT32: 32,
-    onnx.TensorProto.UINT32: 32,
-    onnx.TensorProto.INT64: 64,
-    onnx.TensorProto.UINT64: 64,
-    onnx.TensorProto.BOOL: 8,
-    onnx.TensorProto.COMPLEX64: 64,
-    onnx.TensorProto.COMPLEX128: 128,
-    onnx.TensorProto.FLOAT8E4M3FN: 8,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: 8,
-    onnx.TensorProto.FLOAT8E5M2: 8,
-    onnx.TensorProto.FLOAT8E5M2FNUZ: 8,
-    onnx.TensorProto.UINT4: 4,
-    onnx.TensorProto.INT4: 4,
-}
-# Types that newer releases of ONNX add; an older one does not know the names.
-for _name, _bits in (("FLOAT4E2M1", 4), ("FLOAT8E8M0", 8), ("UINT2", 2), ("INT2", 2)):
-    if hasattr(onnx.TensorProto, _name):
-        ELEMENT_BITS[getattr(onnx.TensorProto, _name)] = _bits
+from memplan.shapes.bodies import BodyModel, body_models
+from memplan.shapes.tensor_type import Types
 
 
-class TypeInfo(Protocol):
-    """Element type and shape, as the model room finds them."""
-
-    @property
-    def dtype(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, ...] | None: ...
-    @property
-    def static(self) -> bool: ...
-
-
-def tensor_bytes(dtype: int, shape: Iterable[int]) -> int:
-    """Bytes of a dense tensor; 0 for types without a fixed element size (strings)."""
-    bits = ELEMENT_BITS.get(dtype, 0)
-    return (math.prod(shape) * bits + 7) // 8
-
-
-class BodyInfo(Protocol):
-    """A control-flow body as a model of its own, as the model room finds it."""
-
-    @property
-    def attribute(self) -> str: ...
-    @property
-    def model(self) -> onnx.ModelProto: ...
-    @property
-    def types(self) -> Mapping[str, TypeInfo]: ...
-    @property
-    def trips(self) -> int | None: ...
-    @property
-    def complete(self) -> bool: ...
-
-
-Expand = Callable[[onnx.ModelProto, onnx.NodeProto, Mapping[str, Any]], Sequence[BodyInfo]]
-
-
-def build_graph(
-    model: onnx.ModelProto, types: Mapping[str, TypeInfo], expand: Expand | None = None
-) -> Graph:
-    """The :class:`Graph` of a checked model.
+def build_graph(model: onnx.ModelProto, types: Types, *, in_body: bool = False) -> Graph:
+    """The :class:`Graph` of a checked model, with the graphs of its control-flow bodies.
 
     Args:
-        model: as the model room hands it on (sorted, single assignment, nodes named).
-        types: type and shape of every tensor of the main graph.
-        expand: finds the bodies of a control-flow node (``memplan.shapes.bodies.body_models``);
-            without it, bodies are left out.
+        model: sorted, in single-assignment form, its nodes named and its dimensions bound.
+        types: type and shape of every tensor of the main graph; sizes in elements.
+        in_body: the model is a control-flow body.
     """
     bodies: dict[int, tuple[Body, ...]] = {}
-    if expand is not None:
-        nodes = [proto for proto in model.graph.node if not is_constant(proto)]
-        for index, proto in enumerate(nodes):
-            if any(item.type == onnx.AttributeProto.GRAPH for item in proto.attribute):
-                found = expand(model, proto, types)
-                bodies[index] = tuple(_body(info, expand, proto.op_type) for info in found)
+    nodes = (node for node in model.graph.node if not is_constant(node))
+    for index, node in enumerate(nodes):
+        if any(True for _ in subgraphs(node)):
+            found = body_models(model, node, types, in_body=in_body)
+            bodies[index] = tuple(_body(body, node.op_type) for body in found)
     return _Builder(model.graph, types).build(default_opset(model), bodies)
 
 
-def _body(info: BodyInfo, expand: Expand, parent: str) -> Body:
+def _body(body: BodyModel, parent: str) -> Body:
     graph = None
-    if info.complete:
-        graph = replace(build_graph(info.model, info.types, expand), parent_op=parent)
-    return Body(info.attribute, graph, info.trips, info.complete)
+    if body.complete:
+        graph = replace(build_graph(body.model, body.types, in_body=True), parent_op=parent)
+    return Body(body.attribute, graph, body.trips)
 
 
 class _Builder:
     """Numbers the tensors and nodes of one ``GraphProto``."""
 
-    def __init__(self, graph: onnx.GraphProto, types: Mapping[str, TypeInfo]) -> None:
+    def __init__(self, graph: onnx.GraphProto, types: Types) -> None:
         self.graph = graph
         self.types = types
         self.names: list[str] = []
@@ -187,7 +120,7 @@ class _Builder:
         for index, name in enumerate(self.names):
             info = self.types.get(name)
             dtype = info.dtype if info is not None else 0
-            shape = (info.shape if info is not None else None) or ()
+            shape = (info.sizes if info is not None else None) or ()
             result.append(
                 Tensor(
                     id=index,

@@ -91,7 +91,7 @@ class Graph:
     ONNX Runtime turns ``Constant`` nodes into initializers when it loads a model; so they are
     tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
     with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
-    ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.marks`).
+    ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.metadata`).
     """
 
     name: str
@@ -104,10 +104,14 @@ class Graph:
     metadata: tuple[Mapping[str, str], ...]
     parent_op: str = ""
     checkpoints: frozenset[int] = frozenset()
+    _ids: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def tensor_named(self, name: str) -> Tensor | None:
         """The tensor of that name, or None."""
-        return next((tensor for tensor in self.tensors if tensor.name == name), None)
+        if not self._ids:  # made when it is first asked for: most graphs never are
+            self._ids.update((tensor.name, tensor.id) for tensor in self.tensors)
+        found = self._ids.get(name)
+        return None if found is None else self.tensors[found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,9 @@ class Body:
     """The graph inside a control-flow node.
 
     ``trips`` is how often it runs per execution of the node; None: decided by data at run time.
-    ``shapes_known`` is False when some tensor inside has no static shape.
+    ``graph`` is None when the shape of some tensor inside is not known.
     """
 
     attribute: str
     graph: Graph | None
     trips: int | None
-    shapes_known: bool

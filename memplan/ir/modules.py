@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
 
-UNKNOWN = "(no module)"
+NO_MODULE = "(no module)"
 _DEPTH_AFTER_INDEX = 1
 
 
 def modules(graph: Graph, phases: Phases) -> tuple[str, ...]:
-    """The module of every node by id; :data:`UNKNOWN` where nothing tells."""
+    """The module of every node by id; :data:`NO_MODULE` where nothing tells."""
     recorded = [_recorded(metadata) for metadata in graph.metadata]
     owner = {t: _owner(graph.tensors[t].name) for t in phases.parameters}
-    current = UNKNOWN
+    current = NO_MODULE
     result: list[str] = []
     for node in graph.nodes:
         named = recorded[node.id]
@@ -32,7 +32,7 @@ def modules(graph: Graph, phases: Phases) -> tuple[str, ...]:
                 if len(list(node.reads)) == 1:
                     owner.update(dict.fromkeys(node.writes, parameter))  # a transposed weight
             named = current if phases.of[node.id] is Phase.FORWARD else "loss"
-        result.append(named or UNKNOWN)
+        result.append(named or NO_MODULE)
     return tuple(result)
 
 

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
+from memplan.proto.metadata import PHASE_KEY
+from memplan.shapes.tensor_type import FLOATS
 
-KEY = "memplan.phase"
-_FLOATS = frozenset({1, 10, 11, 16})
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # An output that belongs to an input of nearly the same name: its gradient or its new value.
 _PAIRED_SUFFIXES = (
@@ -99,19 +100,20 @@ def pair_outputs(graph: Graph) -> dict[int, int]:
 
 
 def _is_scalar_float(tensor: Tensor) -> bool:
-    return tensor.dtype in _FLOATS and math.prod(tensor.shape) == 1
+    return tensor.dtype in FLOATS and math.prod(tensor.shape) == 1
 
 
 def _pair_by_shape(graph: Graph) -> dict[int, int]:
     """For exporters without names: outputs in order take the first float input of equal shape."""
-    free = [t for t in (graph.tensors[i] for i in graph.inputs) if t.dtype in _FLOATS and t.shape]
+    free: defaultdict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
+    for tensor in (graph.tensors[t] for t in graph.inputs):
+        if tensor.dtype in FLOATS and tensor.shape:
+            free[tensor.dtype, tensor.shape].append(tensor.id)
     pairs: dict[int, int] = {}
-    for output in graph.outputs:
-        tensor = graph.tensors[output]
-        match = next((t for t in free if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
-        if match is not None:
-            pairs[output] = match.id
-            free.remove(match)
+    for tensor in (graph.tensors[t] for t in graph.outputs):
+        alike = free[tensor.dtype, tensor.shape]
+        if alike:
+            pairs[tensor.id] = alike.popleft()
     return pairs
 
 
@@ -148,7 +150,7 @@ class _Finder:
         return Phases(of, loss, frozenset(parameters), frozenset(state))
 
     def _told(self, node: int) -> Phase | None:
-        text = self.graph.metadata[node].get(KEY)
+        text = self.graph.metadata[node].get(PHASE_KEY)
         return Phase(text) if text in set(Phase) else None
 
     def _loss(self) -> int | None:
@@ -182,7 +184,7 @@ class _Finder:
         found = set()
         for source in self.pairs.values():
             tensor = self.graph.tensors[source]
-            if tensor.dtype in _FLOATS and any(reader in forward for reader in tensor.readers):
+            if tensor.dtype in FLOATS and any(reader in forward for reader in tensor.readers):
                 found.add(source)
         return found or self._weights_by_use()
 
@@ -195,7 +197,7 @@ class _Finder:
             for t in node.inputs[1:]
             if t >= 0
             and self.graph.tensors[t].kind is not TensorKind.COMPUTED
-            and self.graph.tensors[t].dtype in _FLOATS
+            and self.graph.tensors[t].dtype in FLOATS
         }
 
     def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:
@@ -248,7 +250,7 @@ class _Finder:
         return backward, rest - backward - forward
 
     def _state(self, parameters: set[int], update: set[int]) -> set[int]:
-        """Renewed inputs that are no parameters: optimizer state, running statistics, counters."""
+        """Renewed inputs that are not parameters: optimizer state, running statistics, counters."""
         return {source for source in self.pairs.values() if source not in parameters}
 
     def _optimizer(self, state: set[int], backward: set[int]) -> set[int]:

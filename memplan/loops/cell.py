@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ir.build import tensor_bytes
 from memplan.ops.cost import is_contraction
 from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.proto.elements import tensor_bytes
 from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.maxflow import Run, cut
@@ -173,14 +173,14 @@ def _named(cell: Cell, policy: ScanRecompute) -> set[str]:
         missing = [name for name in outputs if name not in matched]
         if missing:
             raise UsageError(
-                f"--scan-recompute: {node.op_type} '{node.name}' can run again only for all its "
-                f"outputs; not named: {', '.join(missing)}",
+                f"--scan-recompute: {node.op_type} '{node.name}' can be recomputed only with "
+                f"all its outputs; not named: {', '.join(missing)}",
                 f"add them: --scan-recompute '{'+'.join((*policy.patterns, *missing))}'",
             )
         if _unsafe(node):
             raise UsageError(
-                f"--scan-recompute: {node.op_type} '{node.name}' gives other values when it runs "
-                "again",
+                f"--scan-recompute: {node.op_type} '{node.name}' gives other values when it is "
+                "recomputed",
                 "leave it out",
             )
         chosen.update(outputs)

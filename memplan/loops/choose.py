@@ -72,8 +72,8 @@ def _named(step: PairStep, patterns: Sequence[str]) -> CellPlan:
     fixed = sorted(name for name in chosen if name in step.fixed)
     if fixed:
         raise UsageError(
-            f"{OPTION}: what makes {fixed[0]} cannot run again: it holds a graph, has effects or "
-            "draws random numbers",
+            f"{OPTION}: what makes {fixed[0]} cannot be recomputed: it holds a graph, has "
+            "effects or draws random numbers",
             "leave it out",
         )
     if not chosen:

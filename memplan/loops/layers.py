@@ -12,16 +12,14 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.call import LoopCall, LoopReader, Types
 from memplan.loops.pairs import LoopPair, StoredTensor, pairs_in, stored_bytes
 from memplan.loops.sequences import Makers
 from memplan.proto.loop_node import Slices, read_loop
-from memplan.proto.metadata import FORWARD_KEY, node_metadata
+from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, node_metadata
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import ValueType
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType, read_type
 
 _BETWEEN = frozenset({"Concat", "Slice", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -66,7 +64,7 @@ class ScanLayer:
 
 
 def scan_layers(
-    model: onnx.ModelProto, known: Mapping[str, ValueType] | None = None
+    model: onnx.ModelProto, known: Mapping[str, TensorType] | None = None
 ) -> tuple[ScanLayer, ...]:
     """A view on the pairs of Scans, in the main graph and in bodies, in the order of forward Scans.
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.ir.build import tensor_bytes
 from memplan.ir.graph import Graph
 from memplan.ir.phases import Phases
 from memplan.loops.call import LoopCall, LoopReader, Values
 from memplan.loops.sequences import Makers, shifted_state, sources
+from memplan.proto.elements import tensor_bytes
 from memplan.proto.loop_node import Slices
 from memplan.proto.metadata import FORWARD_KEY, node_metadata
 from memplan.proto.nodes import is_constant
 from memplan.shapes.fold import folded_constants
-from memplan.shapes.infer import ValueType
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
 
 
@@ -198,7 +197,7 @@ def _read_as(given: Slices, forward: LoopCall, makers: Makers, values: Values) -
 
 
 def find_pairs(
-    model: onnx.ModelProto, types: Mapping[str, ValueType], graph: Graph, phases: Phases
+    model: onnx.ModelProto, types: Mapping[str, TensorType], graph: Graph, phases: Phases
 ) -> tuple[RecurrentPair, ...]:
     """The pairs of a graph with sizes, in the order of the backward loops.
 

@@ -12,7 +12,6 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.call import LoopCall, State
 from memplan.loops.cell import CellPlan
 from memplan.loops.edit import LoopEditor, LoopNames, sweep, sweep_body
@@ -20,7 +19,7 @@ from memplan.loops.sequences import Shift, shifted_state
 from memplan.loops.step import PairStep
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices, body_of
-from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import names_read, reads_of
 from memplan.proto.opset import default_opset

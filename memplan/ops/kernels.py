@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+COPY_OPS = ("MemcpyFromHost", "MemcpyToHost")
+"""Copies between host and device, which a CUDA session adds to the graph: operators of the runtime
+alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:

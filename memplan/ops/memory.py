@@ -43,17 +43,25 @@ EFFECT_OPS = frozenset(
 )
 CONTROL_FLOW_OPS = frozenset({":If", ":Loop", ":Scan", ":SequenceMap"})
 
+# Outputs that a kernel does not make when the graph leaves their name empty.
+OPTIONAL_OUTPUTS = {
+    ":LayerNormalization": (1, 2),
+    "com.microsoft:LayerNormalization": (1, 2),
+    ":SimplifiedLayerNormalization": (1,),
+    ":Dropout": (1,),
+    ":MaxPool": (1,),
+    "com.microsoft:SkipLayerNormalization": (1, 2, 3),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class MemorySemantics:
     """The measured tables of one provider. Pairs are (output index, input index)."""
 
     provider: str
-    runtime: str
     alias: Mapping[str, tuple[tuple[int, int], ...]]
     inplace: Mapping[str, tuple[tuple[int, int], ...]]
     known: frozenset[str]
-    no_kernel: frozenset[str]
 
     def alias_input(self, key: str, output: int) -> int | None:
         """The input slot whose buffer output ``output`` always shares, or None."""
@@ -75,9 +83,7 @@ def semantics(provider: str) -> MemorySemantics:
 
     alias, inplace = pairs("alias"), pairs("inplace")
     known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
-    return MemorySemantics(
-        provider, data["runtime"], alias, inplace, known, frozenset(data.get("no_kernel", ()))
-    )
+    return MemorySemantics(provider, alias, inplace, known)
 
 
 def has_effects(key: str) -> bool:

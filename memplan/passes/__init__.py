@@ -1,1 +1,5 @@
-"""Free savings on ready training graphs, before any recomputation: one pass per module."""
+"""Free savings on ready training graphs, before any recomputation.
+
+A pass takes an ``OpenModel`` and its simulation and gives another model with the same results, bit
+for bit; the :class:`~memplan.passes.manager.PassManager` gives a step for each, with what it saved.
+"""

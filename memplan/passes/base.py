@@ -13,13 +13,10 @@ from memplan.simulate.timeline import Timeline
 class Applied:
     """What a pass makes of a model: the same object where it found nothing to do.
 
-    ``removed_outputs`` and ``removed_inputs`` are names of the graph's interface that are gone;
     ``note`` says what was done, in a few words.
     """
 
     model: OpenModel
-    removed_outputs: tuple[str, ...] = ()
-    removed_inputs: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -38,13 +35,13 @@ class Pass(Protocol):
         ...
 
 
-def lower_or_equal(after: Timeline, before: Timeline) -> bool:
+def peak_did_not_rise(after: Timeline, before: Timeline) -> bool:
     """Whether the peak did not rise: that with workspace, which a budget is held against; where
     that is the same, the one without."""
     return _peaks(after) <= _peaks(before)
 
 
-def lower(after: Timeline, before: Timeline) -> bool:
+def peak_fell(after: Timeline, before: Timeline) -> bool:
     """Whether the peak fell, in the same sense."""
     return _peaks(after) < _peaks(before)
 

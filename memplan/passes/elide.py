@@ -16,18 +16,13 @@ import onnx
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
-from memplan.passes.base import Applied, lower_or_equal
+from memplan.passes.base import Applied, peak_did_not_rise
 from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
-from memplan.passes.surgery import (
-    captured,
-    drop_unread,
-    reads_of,
-    reopened,
-    with_nodes,
-)
-from memplan.proto.nodes import is_constant
+from memplan.passes.surgery import reopened, with_nodes
+from memplan.proto.edit import copied, remove_unread
+from memplan.proto.nodes import captured_names, is_constant, names_read
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import symbolic_dims
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -39,13 +34,13 @@ _ROUNDS = 8
 class Edit:
     """A change of one node, by name.
 
-    With ``gone`` the node goes and ``source`` stands for its output; else its first input becomes
-    ``source`` and, where ``perm`` is not empty, its axes ``perm``.
+    With ``removed`` the node goes, and ``source`` stands for its output; else its first input
+    becomes ``source`` and, where ``perm`` is not empty, its axes ``perm``.
     """
 
     node: str
     source: str
-    gone: bool
+    removed: bool
     perm: tuple[int, ...] = ()
 
 
@@ -66,8 +61,8 @@ class Elide:
             if lower is None:
                 break
             model, timeline = lower
-        gone = start - len(model.graph.nodes)
-        return Applied(model, note=f"{gone} nodes" if gone else "")
+        removed = start - len(model.graph.nodes)
+        return Applied(model, f"{removed} nodes" if removed else "")
 
 
 def find_edits(model: OpenModel) -> list[Edit]:
@@ -75,14 +70,14 @@ def find_edits(model: OpenModel) -> list[Edit]:
     graph, proto = model.graph, model.prepared.proto
     exact = not symbolic_dims(proto) and not model.prepared.bounded
     facts = Facts(graph, small_constants(model.prepared.bound.graph), exact)
-    outer = captured(proto)
+    outer = {name for node in proto.graph.node for name in captured_names(node)}
     found: list[Edit] = []
-    taken: set[str] = set()  # renamed to a graph output, or gone
+    taken: set[str] = set()  # renamed to a graph output, or removed
     for node in graph.nodes:
         edit = _edit(facts, node)
-        if edit is None or (edit.gone and not _may_go(graph, node, edit, outer, taken)):
+        if edit is None or (edit.removed and not _may_be_removed(graph, node, edit, outer, taken)):
             continue
-        if edit.gone:
+        if edit.removed:
             result = graph.tensors[node.outputs[0]]
             taken.add(edit.source if result.is_output else result.name)
         found.append(edit)
@@ -92,7 +87,7 @@ def find_edits(model: OpenModel) -> list[Edit]:
 def _edit(facts: Facts, node: Node) -> Edit | None:
     graph = facts.graph
     if same_value(facts, node):
-        return Edit(node.name, graph.tensors[node.inputs[0]].name, gone=True)
+        return Edit(node.name, graph.tensors[node.inputs[0]].name, removed=True)
     if node.key in VIEWS:
         return _shorter_chain(facts, node)
     if node.key == ":Transpose":
@@ -111,11 +106,11 @@ def _shorter_chain(facts: Facts, node: Node) -> Edit | None:
         alone = alone and len(root.readers) == 1 and not root.is_output
         root = graph.tensors[graph.nodes[root.producer].inputs[0]]
         if facts.exact and root.shape == graph.tensors[node.outputs[0]].shape:
-            return Edit(node.name, root.name, gone=True)
+            return Edit(node.name, root.name, removed=True)
     shape = facts.value(node, 1)
     # An entry of 0 stands for a dimension of the input, which changes here.
     if node.key == ":Reshape" and alone and shape is not None and bool((shape != 0).all()):
-        return Edit(node.name, root.name, gone=False)
+        return Edit(node.name, root.name, removed=False)
     return None
 
 
@@ -130,13 +125,13 @@ def _one_transpose(facts: Facts, node: Node) -> Edit | None:
     axes = tuple(inner[axis] for axis in outer)
     root = graph.tensors[first.inputs[0]]
     if axes == tuple(range(len(axes))):
-        return Edit(node.name, root.name, gone=True)
+        return Edit(node.name, root.name, removed=True)
     if len(middle.readers) == 1 and not middle.is_output:
-        return Edit(node.name, root.name, gone=False, perm=axes)
+        return Edit(node.name, root.name, removed=False, perm=axes)
     return None
 
 
-def _may_go(graph: Graph, node: Node, edit: Edit, outer: set[str], taken: set[str]) -> bool:
+def _may_be_removed(graph: Graph, node: Node, edit: Edit, outer: set[str], taken: set[str]) -> bool:
     """Whether names allow it: what the user, a body or the author of a mark goes by stays."""
     result = graph.tensors[node.outputs[0]]
     if result.id in graph.checkpoints or result.name in outer:
@@ -167,7 +162,7 @@ def _largest_part(
         part = waiting.pop()
         after = reopened(model, apply_edits(model, [*accepted, *part]))
         lower = simulate(after.graph, timeline.session)
-        if lower_or_equal(lower, best[1] if best is not None else timeline):
+        if peak_did_not_rise(lower, best[1] if best is not None else timeline):
             accepted += part
             best = (after, lower)
         elif len(part) > 1:
@@ -183,9 +178,9 @@ def apply_edits(model: OpenModel, edits: Sequence[Edit]) -> onnx.ModelProto:
     nodes = []
     for proto in model.prepared.proto.graph.node:
         edit = None if is_constant(proto) else changed.get(proto.name)
-        if edit is not None and edit.gone:
+        if edit is not None and edit.removed:
             continue
-        node = onnx.NodeProto.FromString(proto.SerializeToString())
+        node = copied(proto)
         if edit is not None:
             node.input[0] = edit.source
             if edit.perm:
@@ -196,8 +191,14 @@ def apply_edits(model: OpenModel, edits: Sequence[Edit]) -> onnx.ModelProto:
                 names_of[slot] = names.now(name)
         nodes.append(node)
     result = with_nodes(model.prepared.proto, nodes)
-    _drop_orphans(result, model.graph)
-    drop_unread(result, model.prepared.proto)
+    # What served no output before is left to ``prune``, with all that it reads.
+    graph = model.graph
+    served = {graph.nodes[n].name for n in needed_nodes(graph, graph.outputs)}
+    remove_unread(
+        result.graph,
+        stays=lambda node: not is_constant(node) and node.name not in served,
+        read_before=names_read(model.prepared.proto.graph.node),
+    )
     return result
 
 
@@ -206,29 +207,12 @@ class _Names:
 
     def __init__(self, graph: Graph, edits: Sequence[Edit]) -> None:
         result = {node.name: graph.tensors[node.outputs[0]] for node in graph.nodes if node.outputs}
-        gone = [(result[edit.node], edit.source) for edit in edits if edit.gone]
-        self.copies = {made.name: source for made, source in gone if not made.is_output}
-        self.outputs = {source: made.name for made, source in gone if made.is_output}
+        removed = [(result[edit.node], edit.source) for edit in edits if edit.removed]
+        self.copies = {made.name: source for made, source in removed if not made.is_output}
+        self.outputs = {source: made.name for made, source in removed if made.is_output}
 
     def now(self, name: str) -> str:
         """The present name of ``name``."""
         while name in self.copies:
             name = self.copies[name]
         return self.outputs.get(name, name)
-
-
-def _drop_orphans(model: onnx.ModelProto, before: Graph) -> None:
-    """Take out nodes that served an output before the edits and that nobody reads now.
-
-    Dead code is left to ``prune``, with all that it reads.
-    """
-    served = {before.nodes[n].name for n in needed_nodes(before, before.outputs)}
-    read = {value.name for value in model.graph.output}
-    for index in reversed(range(len(model.graph.node))):
-        node = model.graph.node[index]
-        if is_constant(node):
-            continue
-        if node.name in served and not any(name in read for name in node.output):
-            del model.graph.node[index]
-        else:
-            read.update(reads_of(node))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
-from memplan.passes.base import Applied, Pass, lower_or_equal
-from memplan.passes.early_update import EarlyUpdate
+from memplan.ir.graph import Graph
+from memplan.passes.base import Pass, peak_did_not_rise
 from memplan.passes.elide import Elide
-from memplan.passes.order import Order
+from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
@@ -24,7 +24,7 @@ ALL, NONE = "all", "none"
 class PassStep:
     """A pass that ran: the model behind it, simulated, and what it did, if it ``changed`` anything.
 
-    ``removed_outputs`` and ``removed_inputs`` as in :class:`Applied`.
+    ``removed_outputs`` and ``removed_inputs`` are names of the graph's interface, in its order.
     """
 
     name: str
@@ -43,7 +43,7 @@ def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
 
 
 def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
-    """Names of the graph's interface that are gone, by ``removed_outputs`` and ``..._inputs``."""
+    """Names of the interface that were removed, by ``removed_outputs`` and ``removed_inputs``."""
     return {
         "removed_outputs": [name for step in steps for name in step.removed_outputs],
         "removed_inputs": [name for step in steps for name in step.removed_inputs],
@@ -51,16 +51,16 @@ def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
 
 
 def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
-    """What a rewritten file says of its passes: their names, and what is gone."""
-    gone = {key: names for key, names in removed(steps).items() if names}
-    return {"passes": [step.name for step in steps], **gone}
+    """What a rewritten file says of its passes: their names, and what they removed."""
+    interface = {key: names for key, names in removed(steps).items() if names}
+    return {"passes": [step.name for step in steps], **interface}
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
     """``all``, ``none`` or names with commas between them → names in the order of :data:`NAMES`.
 
     Raises:
-        UsageError: a name is no pass.
+        UsageError: a name is not that of a pass.
     """
     if text in (ALL, NONE):
         return NAMES if text == ALL else ()
@@ -101,10 +101,10 @@ def passes_for(
     """The passes that ``text`` names, as far as they fit the kind of session.
 
     A plain session optimizes what it loads, in an order of its own: nodes that are moved go
-    elsewhere there, and copies that are gone may bring fusions that cost memory.
+    elsewhere there, and copies that were removed may bring fusions that cost memory.
 
     Raises:
-        UsageError: a name is no pass, or ``wrt`` is given and no pass would heed it.
+        UsageError: a name is not that of a pass, or ``wrt`` is given and no pass would heed it.
     """
     names = parse_passes(text)
     if not session.priority_order:
@@ -112,32 +112,46 @@ def passes_for(
     return make_passes(names, wrt, seconds)
 
 
-def run_passes(
-    model: OpenModel, timeline: Timeline, passes: Sequence[Pass]
-) -> tuple[PassStep, ...]:
-    """Run ``passes`` one after the other on ``model``, whose simulation is ``timeline``.
+@dataclass(frozen=True, slots=True)
+class PassManager:
+    """Passes, one after the other."""
 
-    A pass that would raise a peak is left out, unless outputs went by it, which was asked for.
+    passes: Sequence[Pass]
 
-    Raises:
-        UsageError: an option of a pass names what is not there.
-    """
-    steps: list[PassStep] = []
-    for each in passes:
-        found = each.apply(model, timeline)
-        after = timeline if found.model is model else simulate(found.model.graph, timeline.session)
-        if not found.removed_outputs and not lower_or_equal(after, timeline):
-            found, after = Applied(model, note="left out: a peak would rise"), timeline
-        steps.append(
-            PassStep(
-                each.name,
-                found.model,
-                after,
-                found.model is not model,
-                found.removed_outputs,
-                found.removed_inputs,
-                found.note,
-            )
-        )
-        model, timeline = found.model, after
-    return tuple(steps)
+    def run(self, model: OpenModel, timeline: Timeline) -> tuple[PassStep, ...]:
+        """Run the passes on ``model``, whose simulation is ``timeline``: a step for each.
+
+        A pass that would raise a peak is left out, unless outputs went by it, which was asked for.
+
+        Raises:
+            UsageError: an option of a pass names what is not there.
+        """
+        steps: list[PassStep] = []
+        for each in self.passes:
+            step = _run(each, model, timeline)
+            steps.append(step)
+            model, timeline = step.model, step.timeline
+        return tuple(steps)
+
+
+def _run(each: Pass, model: OpenModel, timeline: Timeline) -> PassStep:
+    """What a pass does to ``model``, whose simulation is ``timeline``."""
+    found = each.apply(model, timeline)
+    if found.model is model:
+        return PassStep(each.name, model, timeline, changed=False, note=found.note)
+    before, after = model.graph, found.model.graph
+    simulated = simulate(after, timeline.session)
+    outputs = _missing(before, before.outputs, after, after.outputs)
+    if not outputs and not peak_did_not_rise(simulated, timeline):
+        note = "left out: a peak would rise"
+        return PassStep(each.name, model, timeline, changed=False, note=note)
+    inputs = _missing(before, before.inputs, after, after.inputs)
+    return PassStep(each.name, found.model, simulated, True, outputs, inputs, found.note)
+
+
+def _missing(
+    before: Graph, tensors: Sequence[int], after: Graph, kept: Sequence[int]
+) -> tuple[str, ...]:
+    """Names of ``tensors`` of the graph ``before`` that are not among those ``kept`` ``after``."""
+    present = {after.tensors[t].name for t in kept}
+    return tuple(n for t in tensors if (n := before.tensors[t].name) not in present)

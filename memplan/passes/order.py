@@ -1,15 +1,27 @@
-"""``order``: the schedule alone. Nothing runs twice, so what it saves is free."""
+"""The passes that move nodes: ``order`` and ``early-update``. Nothing is recomputed, so what they
+save is free.
+
+``early-update`` puts every optimizer update right after the gradient that it waits for. Exporters
+write the optimizer behind the whole backward part, which keeps all gradients until then. Right
+after its gradient, an update lets go of it at once (as in LOMO: Lv et al., "Full Parameter
+Fine-tuning for Large Language Models with Limited Resources", 2023). Where an update makes more
+than it frees, as AdamW does with its two moments, that may cost memory instead; such a graph stays
+as it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.ir.graph import Graph
-from memplan.passes.base import Applied
-from memplan.passes.schedule import early_order, in_order, updates_of
+from memplan.ir.graph import Graph, Phase
+from memplan.ir.phases import Phases
+from memplan.passes.base import Applied, peak_fell
+from memplan.passes.surgery import node_protos, reopened, with_nodes
+from memplan.proto.nodes import is_constant
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline
+from memplan.simulate.timeline import Timeline, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,7 @@ class Order:
         # numba is slow to import: only where an order is wanted.
         from memplan.planning.planner import PlanRequest, prepare
         from memplan.solver.order.lowest import LowestOptions, lowest_order
-        from memplan.solver.search.anytime import warm_up
+        from memplan.solver.search.warm_up import warm_up
 
         warm_up()
         request = PlanRequest(model.graph, timeline.session, 0, _no_costs)
@@ -43,6 +55,85 @@ class Order:
         return Applied(in_order(model, [int(node) for node in sequence]))
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyUpdate:
+    """No options. All updates move, or none."""
+
+    name: ClassVar[str] = "early-update"
+    summary: ClassVar[str] = "optimizer updates right after their gradient"
+
+    def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
+        """The model with its updates moved, if the peak is lower by it."""
+        updates = updates_of(model.phases)
+        if not updates:
+            return Applied(model, note="no optimizer in the graph")
+        moved = in_order(model, early_order(model.graph, updates))
+        if moved is model:
+            return Applied(model)
+        if not peak_fell(simulate(moved.graph, timeline.session), timeline):
+            return Applied(model, note=f"{len(updates)} update nodes stay: no lower peak by it")
+        return Applied(moved, note=f"{len(updates)} update nodes")
+
+
 def _no_costs(graph: Graph) -> list[float]:
     """An order costs nothing, whatever the nodes do."""
     return [0.0] * len(graph.nodes)
+
+
+def updates_of(phases: Phases) -> set[int]:
+    """The nodes of the optimizer, and those that renew running statistics."""
+    return {node for node, phase in enumerate(phases.of) if phase is Phase.UPDATE}
+
+
+def in_order(model: OpenModel, sequence: Sequence[int]) -> OpenModel:
+    """The model with its nodes in the order of ``sequence`` (ids), constants first.
+
+    The model itself where that is its order already.
+    """
+    if list(sequence) == list(range(len(model.graph.nodes))):
+        return model
+    proto = model.prepared.proto
+    nodes = node_protos(proto)
+    constants = [node for node in proto.graph.node if is_constant(node)]
+    return reopened(model, with_nodes(proto, [*constants, *(nodes[n] for n in sequence)]))
+
+
+def early_order(graph: Graph, updates: set[int]) -> list[int]:
+    """Node ids with every node of ``updates`` as soon as the gradients are there that it needs.
+
+    Updates that wait for no gradient (bias corrections) come right before the first that reads
+    them.
+    """
+    sources = [{graph.tensors[t].producer for t in n.reads} - {-1} for n in graph.nodes]
+    waiting_for: list[int] = []  # per node: how many nodes other than updates it needs, in all
+    behind: list[set[int]] = []
+    for node in graph.nodes:
+        mine = set().union(*(behind[s] if s in updates else {s} for s in sources[node.id]))
+        behind.append(mine if node.id in updates else set())
+        waiting_for.append(len(mine))
+    readers: dict[int, list[int]] = {}
+    for update in sorted(updates):
+        for source in behind[update]:
+            readers.setdefault(source, []).append(update)
+    order: list[int] = []
+    done: set[int] = set()
+
+    def run(node: int) -> None:
+        """``node``, and before it the updates that it reads."""
+        for source in sorted(sources[node] - done):
+            run(source)
+        if node not in done:
+            done.add(node)
+            order.append(node)
+
+    for node in graph.nodes:
+        if node.id in updates:
+            continue
+        run(node.id)
+        for update in readers.get(node.id, ()):
+            waiting_for[update] -= 1
+            if waiting_for[update] == 0:
+                run(update)
+    for update in sorted(updates):
+        run(update)
+    return order

@@ -16,13 +16,14 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
-from memplan.ops.memory import has_effects
+from memplan.ops.memory import OPTIONAL_OUTPUTS, has_effects
 from memplan.passes.base import Applied
-from memplan.passes.surgery import copy_of, drop_unread, reads_of, reopened
-from memplan.proto.nodes import is_constant
-from memplan.simulate.floor import OPTIONAL_OUTPUTS
+from memplan.passes.surgery import reopened
+from memplan.proto.edit import copied, leave_out, remove_unread, replace_nodes
+from memplan.proto.nodes import is_constant, names_read
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
+from memplan.units import counted
 
 _SHOWN = 5
 
@@ -51,14 +52,15 @@ class Prune:
         if len(needed) == len(graph.nodes) and not unwanted and not idle:
             return Applied(model)
         dropped = {graph.nodes[n].name for n in range(len(graph.nodes)) if n not in needed}
-        outputs = tuple(graph.tensors[t].name for t in graph.outputs if t in unwanted)
-        proto = _without(model.prepared.proto, dropped, set(outputs), idle)
-        inputs = _drop_inputs(proto, model.prepared.proto) if outputs else ()
-        drop_unread(proto, model.prepared.proto)
+        outputs = {graph.tensors[t].name for t in unwanted}
+        read_before = names_read(model.prepared.proto.graph.node)
+        proto = _without(model.prepared.proto, dropped, outputs, idle)
+        if outputs:
+            _drop_inputs(proto.graph, read_before)
+        # All other nodes are needed, or were dead and may have effects.
+        remove_unread(proto.graph, stays=_is_computed, read_before=read_before)
         names = frozenset(graph.tensors[t].name for t in frozen)
-        return Applied(
-            reopened(model, proto, names), outputs, inputs, _note(len(dropped), len(idle))
-        )
+        return Applied(reopened(model, proto, names), _note(len(dropped), len(idle)))
 
     def _unwanted(self, model: OpenModel) -> tuple[set[int], set[int]]:
         """Outputs that are to go, and the parameters that are then trained no more."""
@@ -121,37 +123,32 @@ def _without(
     model: onnx.ModelProto, dropped: set[str], outputs: set[str], idle: set[str]
 ) -> onnx.ModelProto:
     """A copy without nodes, graph outputs and optional results of nodes, by name."""
-    copy = copy_of(model)
-    for index in reversed(range(len(copy.graph.node))):
-        node = copy.graph.node[index]
-        if node.name in dropped and not is_constant(node):
-            del copy.graph.node[index]
-            continue
-        for slot, name in enumerate(node.output):
-            if name in idle:
-                node.output[slot] = ""
-        while len(node.output) > 1 and not node.output[-1]:
-            del node.output[-1]
-    for index in reversed(range(len(copy.graph.output))):
-        if copy.graph.output[index].name in outputs:
-            del copy.graph.output[index]
-    return copy
+    result = copied(model)
+    graph = result.graph
+    kept = [node for node in graph.node if is_constant(node) or node.name not in dropped]
+    for node in kept:
+        leave_out(node, idle)
+    replace_nodes(graph, kept)
+    for index in reversed(range(len(graph.output))):
+        if graph.output[index].name in outputs:
+            del graph.output[index]
+    return result
 
 
-def _drop_inputs(model: onnx.ModelProto, before: onnx.ModelProto) -> tuple[str, ...]:
-    """Take out graph inputs that were read in ``before`` only; their names."""
-    had = {name for node in before.graph.node for name in reads_of(node)}
-    read = {name for node in model.graph.node for name in reads_of(node)}
-    read.update(value.name for value in model.graph.output)
-    gone = tuple(v.name for v in model.graph.input if v.name in had and v.name not in read)
-    for index in reversed(range(len(model.graph.input))):
-        if model.graph.input[index].name in gone:
-            del model.graph.input[index]
-    return gone
+def _is_computed(node: onnx.NodeProto) -> bool:
+    return not is_constant(node)
+
+
+def _drop_inputs(graph: onnx.GraphProto, read_before: set[str]) -> None:
+    """Take out graph inputs that were read and are not read now."""
+    unread = read_before - names_read(graph.node) - {value.name for value in graph.output}
+    for index in reversed(range(len(graph.input))):
+        if graph.input[index].name in unread:
+            del graph.input[index]
 
 
 def _note(nodes: int, results: int) -> str:
     """What went, in a few words."""
-    parts = [f"{nodes} nodes"] if nodes else []
-    parts += [f"{results} results that nobody reads"] if results else []
+    parts = [counted(nodes, "node")] if nodes else []
+    parts += [f"{counted(results, 'result')} that nothing reads"] if results else []
     return ", ".join(parts)

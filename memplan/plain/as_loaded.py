@@ -7,17 +7,19 @@ and what the session holds is simulated.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from memplan.errors import MemplanError
-from memplan.ir.copies import hide_copies, show_copies
+from memplan.ir.graph import Graph
+from memplan.ops.kernels import COPY_OPS
 from memplan.proto.external import external_tensors
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.read import read_model
-from memplan.shapes.hidden import KEY
+from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.session import SessionKind
@@ -64,11 +66,11 @@ def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -
         target = Path(folder) / "loaded.onnx"
         save_as_loaded(prepared.path, target, session.name, session.provider)
         saved = read_model(target)
-    copies = hide_copies(saved)
+    copies = _hide_copies(saved)
     _note_types(saved, model)
     held = opened(prepare(saved, prepared.path, prepared.dims), loss)
     if session.provider == "cuda":
-        shown = replace(held, graph=show_copies(held.graph, copies))
+        shown = replace(held, graph=_show_copies(held.graph, copies))
         held = on_devices(shown, session, loss)
     before = {node.name for node in model.graph.nodes}
     after = {node.name for node in held.graph.nodes}
@@ -88,4 +90,25 @@ def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:
         for name, value in model.prepared.types.items()
         if name in made and value.dtype and value.shape is not None
     }
-    set_metadata(saved, {**get_metadata(saved), KEY: known, "session": "default"})
+    set_metadata(saved, {**get_metadata(saved), HIDDEN_KEY: known, "session": "default"})
+
+
+def _hide_copies(model: onnx.ModelProto) -> dict[str, str]:
+    """Turn copies between host and device into Identity nodes: node name -> what it was.
+
+    No shape inference knows them; a copy is typed like an Identity.
+    """
+    found = {}
+    for node in model.graph.node:
+        if node.op_type in COPY_OPS and not node.domain:
+            found[node.name] = node.op_type
+            node.op_type = "Identity"
+    return found
+
+
+def _show_copies(graph: Graph, copies: Mapping[str, str]) -> Graph:
+    """The graph of such a model with its copies again."""
+    if not copies:
+        return graph
+    nodes = (replace(node, op=copies.get(node.name, node.op)) for node in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))

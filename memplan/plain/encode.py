@@ -24,9 +24,10 @@ def plain_session(graph: Graph, kind: SessionKind) -> Session:
         graph: ``static`` tells of every tensor whether the runtime knows its dimensions.
         kind: a default session; its provider decides what kernels share.
     """
-    workspace, _ = node_workspace(graph, kind)
+    bodies = bodies_of(graph, kind)
+    workspace, _ = node_workspace(graph, kind, bodies)
     inside = np.zeros(len(graph.nodes), np.int64)
-    for node, nbytes in bodies_of(graph, kind).nbytes.items():
+    for node, nbytes in bodies.nbytes.items():
         inside[node] = nbytes
     arrays = graph_arrays(
         graph, semantics(kind.provider), [0.0] * len(graph.nodes), workspace, inside

@@ -22,7 +22,9 @@ import onnx
 from onnx import helper
 
 from memplan.errors import UsageError
+from memplan.proto.edit import copied
 from memplan.proto.metadata import node_metadata
+from memplan.proto.nodes import is_standard
 
 OLDEST_OPSET = 13
 """``Unsqueeze`` takes its axes as an input from this opset on."""
@@ -163,7 +165,7 @@ def hide_dimensions(
     hidden: dict[str, str] = {}
     result: list[onnx.NodeProto] = []
     for node in nodes:
-        if node.op_type in DIMENSION_READERS and node.domain in ("", "ai.onnx"):
+        if node.op_type in DIMENSION_READERS and is_standard(node.domain):
             name = node.input[0]
             if name not in outside and name not in hidden:
                 veil = curtain.hide(name, 0, "veil")
@@ -194,8 +196,7 @@ def read_instead(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> l
     """Copies of the nodes that compute with ``names[x]`` where they compute with ``x``."""
     result = []
     for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = copied(node)
         for slot, name in data_inputs(node):
             if name in names:
                 copy.input[slot] = names[name]

@@ -31,19 +31,17 @@ from memplan.plain.fences import (
     read_instead,
 )
 from memplan.plain.veils import Veil, all_veils, fewest_veils, visible_with
+from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
-from memplan.shapes.bodies import body_models
-from memplan.shapes.hidden import KEY, hidden_shapes
-from memplan.shapes.infer import ValueType
+from memplan.shapes.hidden import HIDDEN_KEY, hidden_shapes
+from memplan.shapes.tensor_type import TensorType, Types
 from memplan.shapes.visible import with_visibility
 from memplan.simulate.later import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks, within
 from memplan.solver.problem import Flags
-
-Types = Mapping[str, ValueType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,8 @@ class Draft:
         """
         self.original, self.dims, self.kind = model, dims, kind
         self.curtain = curtain_for(model.graph)
-        self.constants = [_copy(node) for node in model.graph.node if is_constant(node)]
-        nodes = [_copy(node) for node in model.graph.node if not is_constant(node)]
+        self.constants = [copied(node) for node in model.graph.node if is_constant(node)]
+        nodes = [copied(node) for node in model.graph.node if not is_constant(node)]
         nodes = hide_dimensions(nodes, _outside(model.graph), self.curtain)
         self.nodes, self.fences = fence_clones(nodes, self.curtain)
         self.veils = all_veils(model.graph, types, self.curtain)
@@ -136,8 +134,7 @@ class Draft:
 
         They stand at the end, the first one last: the runtime visits the last node first.
         """
-        result = onnx.ModelProto()
-        result.CopyFrom(self.original)
+        result = copied(self.original)
         del result.graph.node[:]
         del result.graph.value_info[:]
         nodes = read_instead(
@@ -159,7 +156,7 @@ class Draft:
         """The graph as the runtime sees it."""
         types = _with_twins(self.types, (n for n in model.graph.node if is_ours(n)))
         visible = with_visibility(model, types)
-        return build_graph(model, visible, body_models)
+        return build_graph(model, visible)
 
     def fewest_veils(self, budget: Peaks, time_limit: float) -> list[Veil]:
         """The veils that cannot be spared when every node is pinned."""
@@ -247,10 +244,10 @@ def _note_types(model: onnx.ModelProto, draft: Draft) -> None:
             value = draft.types.get(name)
             if value is not None and value.dtype and value.shape is not None:
                 hidden[name] = [value.dtype, list(value.shape)]
-    set_metadata(model, {**get_metadata(model), KEY: hidden})
+    set_metadata(model, {**get_metadata(model), HIDDEN_KEY: hidden})
 
 
-def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, ValueType]:
+def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, TensorType]:
     """``types``, and those of the nodes that were added."""
     result = dict(types)
     for node in nodes:
@@ -260,15 +257,9 @@ def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, Valu
             result[node.output[0]] = result[node.input[0]]
         elif node.op_type in ("Size", "Mul"):
             shape = () if node.op_type == "Size" else (0,)
-            result[node.output[0]] = ValueType(onnx.TensorProto.INT64, shape)
-    result[NO_AXES] = ValueType(onnx.TensorProto.INT64, (0,))
+            result[node.output[0]] = TensorType(onnx.TensorProto.INT64, shape)
+    result[NO_AXES] = TensorType(onnx.TensorProto.INT64, (0,))
     return result
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _outside(graph: onnx.GraphProto) -> set[str]:

@@ -21,7 +21,7 @@ from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import format_bytes
+from memplan.units import counted, format_bytes
 
 SEARCH_SECONDS = 5.0
 """When the search for the fewest veils and pins ends."""
@@ -200,6 +200,7 @@ def _load_notes(held: Loaded | None, budget: int) -> list[str]:
     verdict = "within the budget" if peak <= budget else "OVER THE BUDGET"
     names = ", ".join((*held.gone, *held.new)[:3])
     return [
-        f"ONNX Runtime changes the graph when it loads it ({len(held.gone)} nodes gone, "
-        f"{len(held.new)} new: {names}); first run then {format_bytes(peak)}, {verdict}"
+        "ONNX Runtime changes the graph when it loads it "
+        f"({counted(len(held.gone), 'node')} removed, {len(held.new)} new: {names}); "
+        f"first run then {format_bytes(peak)}, {verdict}"
     ]

@@ -17,11 +17,12 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.plain.fences import DIMENSION_READERS, Curtain, data_inputs
-from memplan.shapes.infer import ValueType, without_weights
+from memplan.proto.edit import copied
+from memplan.shapes.infer import has_small_content, without_weights
+from memplan.shapes.tensor_type import TensorType
 from memplan.shapes.visible import visible_names
 
 _NOT_VEILED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
-_COMPARED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Veil:
 
 
 def all_veils(
-    graph: onnx.GraphProto, types: Mapping[str, ValueType], curtain: Curtain
+    graph: onnx.GraphProto, types: Mapping[str, TensorType], curtain: Curtain
 ) -> list[Veil]:
     """A veil for every dense graph input and constant that a node reads.
 
@@ -53,7 +54,7 @@ def all_veils(
     read = {name for node in graph.node for _, name in data_inputs(node)}
     constants = [t.name for t in graph.initializer]
     constants += [n.output[0] for n in graph.node if n.op_type == "Constant"]
-    size = {name: math.prod(types[name].shape or ()) for name in constants if name in types}
+    size = {name: math.prod(types[name].sizes or ()) for name in constants if name in types}
     constants.sort(key=lambda name: (not _is_whole(types.get(name)), -size.get(name, 0)))
     inputs = [value.name for value in reversed(graph.input) if value.name not in set(constants)]
     fixed = _fixed(graph, set(constants))
@@ -69,7 +70,7 @@ def all_veils(
     ]
 
 
-def _is_whole(value: ValueType | None) -> bool:
+def _is_whole(value: TensorType | None) -> bool:
     return value is not None and value.dtype in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
@@ -85,9 +86,7 @@ def _contents(graph: onnx.GraphProto) -> dict[str, object]:
     return {
         name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
         for name, t in tensors
-        if t.data_location != onnx.TensorProto.EXTERNAL
-        and t.data_type not in _NOT_VEILED
-        and math.prod(t.dims) <= _COMPARED
+        if has_small_content(t) and t.data_type not in _NOT_VEILED
     }
 
 
@@ -147,7 +146,7 @@ def fewest_veils(
 
 
 def visible_with(
-    model: onnx.ModelProto, types: Mapping[str, ValueType], veils: Sequence[Veil]
+    model: onnx.ModelProto, types: Mapping[str, TensorType], veils: Sequence[Veil]
 ) -> Callable[[Sequence[Veil]], frozenset[str]]:
     """How the runtime sees ``model``, in which all of ``veils`` stand, with only some of them.
 
@@ -162,8 +161,7 @@ def visible_with(
         gone = {veil.twin: veil.sources[0] for veil in veils}
         for veil in kept:
             del gone[veil.twin]
-        variant = onnx.ModelProto()
-        variant.CopyFrom(bare)
+        variant = copied(bare)
         del variant.graph.node[:]
         for twin, source in gone.items():
             if source in contents:

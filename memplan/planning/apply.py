@@ -10,10 +10,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ops.memory import OPTIONAL_OUTPUTS
 from memplan.planning.plan import Plan
+from memplan.proto.edit import copied, leave_out, rename_reads, replace_nodes
 from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
-from memplan.simulate.floor import OPTIONAL_OUTPUTS
 
 
 def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> onnx.ModelProto:
@@ -24,12 +26,9 @@ def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> o
         plan: the plan.
         dims: bound dimensions, recorded in the metadata.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     writer = _Writer(model, plan)
-    nodes = writer.nodes()
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
+    replace_nodes(result.graph, writer.nodes())
     result.graph.value_info.extend(writer.value_info)
     for name, value in plan.extended.constants.items():
         if name in writer.used_constants:
@@ -57,7 +56,8 @@ class _Writer:
         self.graph: Graph = plan.extended.graph
         self.plan = plan
         self.current = [tensor.name for tensor in self.graph.tensors]
-        self.taken = set(self.current) | {node.name for node in self.graph.nodes}
+        self.names = NameAuthority((*self.current, *defined_names(model.graph)))
+        self.names.taken.update(node.name for node in self.graph.nodes)
         self.runs: defaultdict[int, int] = defaultdict(int)
         self.used_constants: set[str] = set()
         self.value_info: list[onnx.ValueInfoProto] = []
@@ -68,7 +68,7 @@ class _Writer:
         """The new node list: constants first, as the runtime makes them initializers anyway."""
         constants = [n for n in self.model.graph.node if is_constant(n)]
         protos = [n for n in self.model.graph.node if not is_constant(n)]
-        result = [onnx.NodeProto.FromString(n.SerializeToString()) for n in constants]
+        result = list(constants)
         for position, index in enumerate(self.plan.sequence):
             original = protos[index] if index < len(protos) else None
             result.append(self._instance(position, self.graph.nodes[index], original))
@@ -80,27 +80,26 @@ class _Writer:
         proto = _copy_or_make(node, original, self.graph)
         self.runs[node.id] += 1
         is_clone = original is None or self.runs[node.id] > 1
-        for slot, tensor in enumerate(node.inputs):
-            if tensor != ABSENT:
-                proto.input[slot] = self.current[tensor]
-                self.used_constants.add(self.current[tensor])
+        renamed = {self.graph.tensors[t].name: self.current[t] for t in node.reads}
+        rename_reads(proto, renamed)
+        self.used_constants.update(renamed.values())
         if is_clone:
-            proto.name = self._fresh(node.name)
+            proto.name = self._name_of_clone(node.name)
             self._mark(proto, node)
         elif self.plan.tags and node.name in self.plan.recomputed:
             _add_metadata(proto, self.plan.tags)
+        unread: set[str] = set()
         for slot, tensor in enumerate(node.outputs):
             if tensor == ABSENT:
                 continue
             if self._unread(position, node, slot):
-                proto.output[slot] = ""
-                continue
-            if is_clone:
-                name = self._fresh(self.graph.tensors[tensor].name)
+                unread.add(proto.output[slot])
+            elif is_clone:
+                name = self._name_of_clone(self.graph.tensors[tensor].name)
                 self._declare(tensor, name)
                 proto.output[slot] = name
                 self.current[tensor] = name
-        _trim(proto.output)
+        leave_out(proto, unread)
         return proto
 
     def _unread(self, position: int, node: Node, slot: int) -> bool:
@@ -112,13 +111,8 @@ class _Writer:
             return False
         return self.read_counts[position][slot] == 0
 
-    def _fresh(self, name: str) -> str:
-        candidate, count = f"{name}/recompute", 2
-        while candidate in self.taken:
-            candidate = f"{name}/recompute_{count}"
-            count += 1
-        self.taken.add(candidate)
-        return candidate
+    def _name_of_clone(self, name: str) -> str:
+        return self.names.fresh(f"{name}/recompute", first=2)
 
     def _mark(self, proto: onnx.NodeProto, node: Node) -> None:
         saved = sum(self.graph.tensors[t].nbytes for t in node.writes)
@@ -136,9 +130,8 @@ class _Writer:
         """Shape information for a clone's output, as the original states it."""
         source = self.graph.tensors[tensor]
         known = self.known_info.get(source.name)
-        info = onnx.ValueInfoProto()
         if known is not None:
-            info.CopyFrom(known)
+            info = copied(known)
             info.name = name
         elif source.counted and not self.plan_has_symbols():
             info = helper.make_tensor_value_info(name, source.dtype, list(source.shape))
@@ -161,19 +154,11 @@ def _add_metadata(proto: onnx.NodeProto, values: Mapping[str, str]) -> None:
 
 def _copy_or_make(node: Node, original: onnx.NodeProto | None, graph: Graph) -> onnx.NodeProto:
     if original is not None:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(original)
-        return copy
+        return copied(original)
     names = [graph.tensors[t].name for t in node.inputs]
     outputs = [graph.tensors[t].name for t in node.outputs]
     attributes: dict[str, Any] = dict(node.attributes)
     return helper.make_node(node.op, names, outputs, name=node.name, **attributes)
-
-
-def _trim(names: object) -> None:
-    """Remove trailing empty names: an absent last output is simply not listed."""
-    while len(names) > 1 and not names[-1]:  # type: ignore[arg-type, index]
-        del names[-1]  # type: ignore[attr-defined]
 
 
 def _reads_per_instance(plan: Plan) -> list[list[int]]:

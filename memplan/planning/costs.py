@@ -144,7 +144,7 @@ def read_costs(path: Path) -> Costs:
                 raise ValueError(f"{name} takes {value} seconds")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UsageError(
-            f"{path} is no costs file: {error}", 'expected {"seconds": {"node name": 1.2e-3}}'
+            f"{path} is not a costs file: {error}", 'expected {"seconds": {"node name": 1.2e-3}}'
         ) from None
     fingerprint, provider, dims = (data.get(k) for k in ("fingerprint", "provider", "dims"))
     return Costs(

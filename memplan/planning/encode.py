@@ -10,14 +10,11 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.cost import is_contraction
-from memplan.ops.memory import MemorySemantics, refusal, semantics
+from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, refusal, semantics
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
-from memplan.simulate.floor import OPTIONAL_OUTPUTS
-from memplan.simulate.order import execution_order
-from memplan.simulate.session import SessionKind
-from memplan.simulate.timeline import bodies_of, node_workspace
+from memplan.simulate.timeline import Timeline, node_workspace
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Problem
 
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
@@ -81,7 +78,7 @@ def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:
 
 def encode(
     extended: Extended,
-    session: SessionKind,
+    timeline: Timeline,
     costs: Sequence[float],
     keep: frozenset[int] = frozenset(),
     forward: frozenset[int] | None = None,
@@ -91,23 +88,25 @@ def encode(
 
     Args:
         extended: the graph, shapes known, and its dormant nodes.
-        session: must not reuse buffers (the evaluator does not model rule 4).
+        timeline: the graph without them, simulated in a session that does not reuse buffers (the
+            evaluator does not model rule 4).
         costs: seconds by node id.
         keep: tensors that must not be recomputed (``--keep``).
         forward: nodes that the loss depends on, None if that is not known.
         differentiated: those of them that gradients flow through, None for all.
     """
+    session = timeline.session
     if session.reuse or not session.priority_order:
         raise ValueError("plans are made for tuned sessions")
     rules = semantics(session.provider)
     graph = extended.graph
     live = replace(graph, nodes=graph.nodes[: extended.first_dormant])
     refusals = _refusals(live, session.provider)
-    workspace, _ = node_workspace(graph, session)
+    workspace, _ = node_workspace(graph, session, timeline.inside)
     inside = np.zeros(len(graph.nodes), np.int64)
-    for node, nbytes in bodies_of(live, session).nbytes.items():
+    for node, nbytes in timeline.inside.nbytes.items():
         inside[node] = nbytes
-    order = late_views(live, execution_order(live, session), rules)
+    order = late_views(live, list(timeline.order), rules)
     arrays = graph_arrays(graph, rules, costs, workspace, inside)
     maker = [
         t.producer if t.producer != ABSENT and t.producer not in refusals else NONE

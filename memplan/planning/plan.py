@@ -14,16 +14,14 @@ class Plan:
     """A decision that was simulated and fits.
 
     ``sequence`` holds node ids of ``extended.graph`` in execution order, recomputations repeated.
-    Peaks count resident and dynamic bytes. ``recomputed`` maps node name → times run again.
+    Peaks count resident and dynamic bytes. ``recomputed`` maps node name → times recomputed.
     ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
-    ``tags`` are ``metadata_props`` by which the strategy marks what runs again.
+    ``tags`` are ``metadata_props`` by which the strategy marks recomputed nodes.
     """
 
     extended: Extended
     sequence: tuple[int, ...]
     budget_bytes: int
-    baseline_peak_bytes: int
-    baseline_peak_with_workspace_bytes: int
     predicted_peak_bytes: int
     predicted_peak_with_workspace_bytes: int
     extra_cost_fraction: float
@@ -35,10 +33,9 @@ class Plan:
     floor: Floor
     resident_bytes: int
     planning_seconds: float
-    assumptions: tuple[str, ...]
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def clones(self) -> int:
-        """Nodes that run again."""
+        """Recomputations."""
         return sum(self.recomputed.values())

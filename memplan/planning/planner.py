@@ -104,8 +104,9 @@ def prepare(request: PlanRequest) -> Prepared:
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
+    timeline = simulate(request.graph, request.session)
     encoded = encode(
-        extended, request.session, costs, request.keep, request.forward, request.differentiated
+        extended, timeline, costs, request.keep, request.forward, request.differentiated
     )
     reserved = 0
     if request.outputs_reserved:
@@ -114,7 +115,7 @@ def prepare(request: PlanRequest) -> Prepared:
         request,
         extended,
         encoded,
-        structural_floor(request.graph, simulate(request.graph, request.session)),
+        structural_floor(request.graph, timeline),
         resident_bytes(extended.graph),
         reserved,
     )
@@ -134,10 +135,10 @@ def make_plan(
     Raises:
         InfeasibleError: the budget is below the floor, or no sequence was found.
         UsageError: the strategy cannot work on this graph.
-        MemplanError: the strategy fails, or answers with what is no sequence of the problem.
+        MemplanError: the strategy fails, or answers with what is not a sequence of the problem.
     """
     # numba is slow to import: only when there is something to plan.
-    from memplan.solver.search.anytime import warm_up
+    from memplan.solver.search.warm_up import warm_up
 
     request, resident = prepared.request, prepared.resident_bytes
     room = request.budget_bytes - resident
@@ -149,11 +150,11 @@ def make_plan(
     outcome = checked(strategy, problem, time_limit, progress)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
-        if getattr(strategy, "ignores_budget", False):
+        if strategy.ignores_budget:
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision)
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
-    return replace(plan, tags=getattr(strategy, "clone_tags", {}))
+    return replace(plan, tags=strategy.clone_tags)
 
 
 def as_plan(
@@ -167,15 +168,12 @@ def as_plan(
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes
-    before = evaluate(problem.arrays, problem.order)
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
     return Plan(
         extended=prepared.extended,
         sequence=tuple(int(node) for node in decision.sequence),
         budget_bytes=resident + max(problem.budget, decision.peak),
-        baseline_peak_bytes=resident + int(before.dynamic.max(initial=0)),
-        baseline_peak_with_workspace_bytes=resident + int(before.total.max(initial=0)),
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
         predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
@@ -187,7 +185,6 @@ def as_plan(
         floor=prepared.floor,
         resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
-        assumptions=(),
     )
 
 

@@ -85,6 +85,14 @@ class _Builder:
         self.nodes = list(graph.nodes)
         self.makers: dict[int, int] = {}
         self.constants: dict[str, Array] = {}
+        self.taken = {tensor.name for tensor in graph.tensors} | {n.name for n in graph.nodes}
+
+    def fresh_stem(self, stem: str) -> str:
+        """A stem that no name begins with: a file that was rewritten before has some of them."""
+        free, count = stem, 2
+        while any(name.startswith(f"{free}_") for name in self.taken):
+            free, count = f"{stem}{count}", count + 1
+        return free
 
     def finish(self) -> Extended:
         graph = replace(
@@ -126,11 +134,11 @@ class _Builder:
         kept_share = np.float32(1) - np.float32(ratio)
         op = "Div" if self.provider == "cpu" else "Mul"
         scale = kept_share if op == "Div" else np.float32(1) / kept_share
-        scale_name = f"{node.name}/rebuild_scale"
+        stem = self.fresh_stem(f"{node.name}/rebuild")
+        scale_name = f"{stem}_scale"
         self.constants[scale_name] = np.asarray(scale, dtype=np.float32)
         scalar = replace(output, shape=(), nbytes=4)
         scale_id = self.add_tensor(scale_name, scalar, TensorKind.INITIALIZER, ABSENT)
-        stem = f"{node.name}/rebuild"
         first = len(self.nodes)
         cast = self.add_tensor(f"{stem}_mask", output, TensorKind.COMPUTED, first)
         kept = self.add_tensor(f"{stem}_kept", output, TensorKind.COMPUTED, first + 1)

@@ -10,20 +10,19 @@ from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.plan import Plan
-from memplan.proto.faults import find_fault
-from memplan.shapes.bodies import body_models
-from memplan.shapes.infer import ValueType
+from memplan.proto.checks import find_fault
+from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
 
 def rewritten_types(
-    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
-) -> dict[str, ValueType]:
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
+) -> dict[str, TensorType]:
     """Types of every tensor; clones have those of what they are clones of."""
     known = dict(types)
     for tensor in plan.extended.graph.tensors:
-        known.setdefault(tensor.name, ValueType(tensor.dtype, tensor.shape))
+        known.setdefault(tensor.name, TensorType(tensor.dtype, tensor.shape))
     originals = {node.name: node for node in plan.extended.graph.nodes}
     for proto in rewritten.graph.node:
         of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
@@ -32,22 +31,22 @@ def rewritten_types(
         for name, index in zip(proto.output, originals[of].outputs, strict=False):
             if name:
                 source = plan.extended.graph.tensors[index]
-                known[name] = ValueType(source.dtype, source.shape)
+                known[name] = TensorType(source.dtype, source.shape)
     return known
 
 
 def rewritten_graph(
-    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, ValueType]
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
 ) -> Graph:
     """The graph of a rewritten model."""
-    return build_graph(rewritten, rewritten_types(rewritten, plan, types), body_models)
+    return build_graph(rewritten, rewritten_types(rewritten, plan, types))
 
 
 def ensure(
     original: onnx.ModelProto,
     rewritten: onnx.ModelProto,
     plan: Plan,
-    types: Mapping[str, ValueType],
+    types: Mapping[str, TensorType],
     session: SessionKind,
 ) -> Timeline:
     """Check the rewritten model and return its simulated timeline.
@@ -106,7 +105,7 @@ def _check_clones_read(graph: Graph) -> None:
         if metadata.get("memplan.role") != "recompute":
             continue
         if not any(graph.tensors[t].readers for t in node.writes):
-            raise _bug(f"nobody reads the recomputed node {node.name}")
+            raise _bug(f"nothing reads the recomputed node {node.name}")
 
 
 def _bug(message: str) -> MemplanError:

@@ -1,4 +1,4 @@
-"""Checks of single tensors and operator calls against what ONNX itself defines.
+"""Checks of tensors, operator calls and whole models against what ONNX itself defines.
 
 What passes here can be indexed without fear further on: required inputs and attributes are there,
 attributes have their types, and constants hold as many elements as their dimensions say.
@@ -10,36 +10,16 @@ import math
 from collections.abc import Sequence, Set
 from functools import cache
 
-import numpy as np
 import onnx
 from onnx import defs, helper
 
 from memplan.errors import ModelError
+from memplan.proto.edit import copied
+from memplan.proto.elements import ELEMENT_BITS
+from memplan.proto.nodes import domain_of, is_standard
 
 _Proto = onnx.TensorProto
-_PACKED_BITS = {
-    "UINT4": 4,
-    "INT4": 4,
-    "FLOAT4E2M1": 4,
-    "UINT2": 2,
-    "INT2": 2,
-    "FLOAT6E2M3": 6,
-    "FLOAT6E3M2": 6,
-}
 _DAMAGED = "export the model again; the file is damaged or was edited"
-
-
-@cache
-def element_bits(data_type: int) -> int:
-    """Bits per element as ONNX stores it; 0 for strings.
-
-    Raises:
-        KeyError: no such type.
-    """
-    if data_type == _Proto.STRING:
-        return 0
-    itemsize = np.dtype(helper.tensor_dtype_to_np_dtype(data_type)).itemsize
-    return _PACKED_BITS.get(_Proto.DataType.Name(data_type), 8 * itemsize)
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
@@ -49,10 +29,9 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         ModelError: with the tensor's name and what does not fit.
     """
     name = f"{where}: constant '{tensor.name}'"
-    try:
-        bits = element_bits(tensor.data_type)
-    except (KeyError, TypeError, ValueError):
-        raise ModelError(f"{name} has unknown element type {tensor.data_type}", _DAMAGED) from None
+    if tensor.data_type not in ELEMENT_BITS and tensor.data_type != _Proto.STRING:
+        raise ModelError(f"{name} has unknown element type {tensor.data_type}", _DAMAGED)
+    bits = ELEMENT_BITS.get(tensor.data_type, 0)
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"{name} has a negative dimension: {list(tensor.dims)}", _DAMAGED)
     if tensor.data_location == _Proto.EXTERNAL:
@@ -116,7 +95,7 @@ def check_operator(
     Raises:
         ModelError: with what is missing or too much.
     """
-    if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in functions:
+    if not is_standard(node.domain) or (node.domain, node.op_type) in functions:
         return
     schema = _schema(node.op_type, version)
     if schema is None:
@@ -170,7 +149,7 @@ def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
     Raises:
         ModelError: with the input that no kernel would take.
     """
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = domain_of(node)
     where = f"{node.op_type} '{node.name}'"
     for slot, (low, high) in _RANKS.get((domain, node.op_type), {}).items():
         rank = ranks[slot] if slot < len(ranks) else None
@@ -183,3 +162,37 @@ def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
             raise ModelError(f"{where}: image and kernel have different ranks", _DAMAGED)
         if any(item.name == "group" and item.i < 1 for item in node.attribute):
             raise ModelError(f"{where}: attribute 'group' is below 1", _DAMAGED)
+
+
+def find_fault(model: onnx.ModelProto) -> str | None:
+    """What the ONNX checker says of the structure alone, or None: weights are not read."""
+    try:
+        onnx.checker.check_model(_without_weights(model))
+    except onnx.checker.ValidationError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that the checker accepts without opening files: external tensors as graph inputs.
+
+    Outputs without a stated shape are legal for the runtime but not for the checker, so they get
+    one here.
+    """
+    copy = copied(model)
+    for value in copy.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    declared = {value.name for value in copy.graph.input}
+    kept = []
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            kept.append(tensor)
+        elif tensor.name not in declared:
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    if len(kept) < len(model.graph.initializer):
+        del copy.graph.initializer[:]
+        copy.graph.initializer.extend(kept)
+    return copy

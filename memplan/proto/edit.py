@@ -6,13 +6,13 @@ again. So what is to stay is copied first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import onnx
 from google.protobuf.message import Message
 
-from memplan.proto.nodes import reads_of
+from memplan.proto.nodes import reads_of, subgraphs
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 Nodes = Callable[[onnx.NodeProto], bool]
@@ -31,6 +31,15 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     kept = [copied(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def leave_out(node: onnx.NodeProto, outputs: Container[str]) -> None:
+    """Let a node not make some of its optional outputs: their names become empty, and an absent
+    last output is not listed."""
+    names = ["" if name in outputs else name for name in node.output]
+    while len(names) > 1 and not names[-1]:
+        names.pop()
+    node.output[:] = names
 
 
 def live_nodes(
@@ -97,3 +106,28 @@ def drop_stale_infos(graph: onnx.GraphProto) -> None:
     for index in reversed(range(len(graph.value_info))):
         if graph.value_info[index].name not in defined:
             del graph.value_info[index]
+
+
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Let ``node`` and its bodies read ``names[x]`` where they read ``x``, in place.
+
+    A body that defines ``x`` itself goes on reading its own. None of the new names may be defined
+    in a body.
+    """
+    for slot, name in enumerate(node.input):
+        if name in names:
+            node.input[slot] = names[name]
+    for body in subgraphs(node):
+        _rename_free(body, names)
+
+
+def _rename_free(body: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """The same for all nodes of a body; a name is its own from where it is defined."""
+    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    outer = {old: new for old, new in names.items() if old not in own}
+    for node in body.node:
+        rename_reads(node, outer)
+        for name in node.output:
+            outer.pop(name, None)
+    for value in body.output:
+        value.name = outer.get(value.name, value.name)

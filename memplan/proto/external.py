@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
 
 from memplan.errors import ModelError, UsageError
-from memplan.proto.checks import element_bits
+from memplan.proto.elements import tensor_bytes
+from memplan.proto.nodes import subgraphs
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -26,8 +26,8 @@ def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         for attribute in node.attribute:
             if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
                 yield attribute.t
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _external_of_graph(attribute.g)
+        for body in subgraphs(node):
+            yield from _external_of_graph(body)
 
 
 def _entry(tensor: onnx.TensorProto, key: str) -> str | None:
@@ -86,7 +86,7 @@ def _check_range(tensor: onnx.TensorProto, path: Path, location: str, size: int)
     """Check that the tensor's bytes lie within its file of ``size`` bytes, and are as many as
     its dimensions say."""
     what = f"{path}: external data of '{tensor.name}'"
-    needed = (math.prod(tensor.dims) * element_bits(tensor.data_type) + 7) // 8
+    needed = tensor_bytes(tensor.data_type, tensor.dims)
     try:
         offset = int(_entry(tensor, "offset") or 0)
         length = int(_entry(tensor, "length") or needed)

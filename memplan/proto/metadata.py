@@ -1,4 +1,8 @@
-"""What memplan writes into a model's ``metadata_props``, and reads back."""
+"""What memplan writes into ``metadata_props`` of models, nodes and values, and reads back.
+
+Authors may write there too: the checkpoints that they mark. ONNX Runtime's optimizer drops all
+metadata of nodes and values, so marks are carried over by name.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,14 @@ from collections.abc import Mapping
 import onnx
 
 PREFIX = "memplan."
+PHASE_KEY = "memplan.phase"
+"""On a node: its part of the training step."""
 FORWARD_KEY = "memplan.forward"
 """On a node of the backward pass: the name of the forward node whose gradient it belongs to."""
+CHECKPOINT_KEY = "memplan.checkpoint"
+"""On a node or a value: ``true`` or ``1`` marks it as a checkpoint. The mark of a node speaks of
+all its outputs."""
+_YES = frozenset({"1", "true"})
 
 
 def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
@@ -38,3 +48,43 @@ def get_metadata(model: onnx.ModelProto) -> dict[str, object]:
 def node_metadata(node: onnx.NodeProto) -> dict[str, str]:
     """A node's ``metadata_props`` as a dictionary."""
     return {item.key: item.value for item in node.metadata_props}
+
+
+def marked_names(graph: onnx.GraphProto) -> list[str]:
+    """Names of the marked tensors, in order of the nodes that make them."""
+    values = {value.name for value in (*graph.value_info, *graph.output) if _is_marked(value)}
+    return [
+        name
+        for node in graph.node
+        for name in node.output
+        if name and (name in values or _is_marked(node))
+    ]
+
+
+def carry_marks(source: onnx.GraphProto, target: onnx.GraphProto) -> list[str]:
+    """Mark in ``target`` what is marked in ``source``; names that ``target`` does not make."""
+    wanted = dict.fromkeys(marked_names(source))
+    stated = {value.name: value for value in (*source.value_info, *source.output)}
+    known = {value.name: value for value in (*target.value_info, *target.output)}
+    for node in target.node:
+        made = [name for name in node.output if name]
+        hits = [name for name in made if name in wanted]
+        for name in hits:
+            del wanted[name]
+        if len(hits) < len(made) and all(name in known or name in stated for name in hits):
+            for name in hits:
+                if name not in known:
+                    target.value_info.add().CopyFrom(stated[name])
+                    known[name] = target.value_info[-1]
+                if not _is_marked(known[name]):
+                    known[name].metadata_props.add(key=CHECKPOINT_KEY, value="true")
+        elif hits:
+            node.metadata_props.add(key=CHECKPOINT_KEY, value="true")
+    return list(wanted)
+
+
+def _is_marked(proto: onnx.NodeProto | onnx.ValueInfoProto) -> bool:
+    return any(
+        item.key == CHECKPOINT_KEY and item.value.strip().lower() in _YES
+        for item in proto.metadata_props
+    )

@@ -1,15 +1,16 @@
-"""Raise the opset of a model."""
+"""The opset of a model, and how it is raised."""
 
 from __future__ import annotations
 
 import onnx
 
 from memplan.errors import UsageError
+from memplan.proto.nodes import is_standard
 
 
 def default_opset(model: onnx.ModelProto) -> int:
     """The opset of ONNX's own operators."""
-    return next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
+    return next((item.version for item in model.opset_import if is_standard(item.domain)), 1)
 
 
 def raise_opset(model: onnx.ModelProto, version: int, purpose: str) -> onnx.ModelProto:

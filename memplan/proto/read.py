@@ -120,7 +120,7 @@ class _Checker:
         for value in graph.output:
             if value.name not in available:
                 raise ModelError(
-                    f"{path}: graph output '{value.name}' is computed by no node",
+                    f"{path}: graph output '{value.name}' is not computed by any node",
                     "export the model again; the file is damaged or was edited",
                 )
 

@@ -10,7 +10,8 @@ import heapq
 
 import onnx
 
-from memplan.proto.nodes import subgraphs
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.nodes import reads_of
 
 
 def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
@@ -25,20 +26,9 @@ def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.Mod
             place[name] = index
     nodes = list(model.graph.node)
     keys = _keys(nodes, place, len(original.graph.node))
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(nodes[k] for k in _sorted(nodes, keys))
+    result = copied(model)
+    replace_nodes(result.graph, (nodes[k] for k in _sorted(nodes, keys)))
     return result
-
-
-def _reads(node: onnx.NodeProto) -> list[str]:
-    names = [name for name in node.input if name]
-    for body in subgraphs(node):
-        for inner in body.node:
-            names.extend(_reads(inner))
-        names.extend(value.name for value in body.output)
-    return names
 
 
 def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[float]:
@@ -49,7 +39,7 @@ def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[
         known = [place[name] for name in nodes[k].output if name in place]
         wanted = [needed[name] for name in nodes[k].output if name in needed]
         keys[k] = float(max(known)) if known else min(wanted, default=float(end)) - 0.5
-        for name in _reads(nodes[k]):
+        for name in reads_of(nodes[k]):
             needed[name] = min(needed.get(name, keys[k]), keys[k])
     return keys
 
@@ -60,7 +50,7 @@ def _sorted(nodes: list[onnx.NodeProto], keys: list[float]) -> list[int]:
     waiting = [0] * len(nodes)
     readers: list[list[int]] = [[] for _ in nodes]
     for k, node in enumerate(nodes):
-        for source in {producer[name] for name in _reads(node) if name in producer}:
+        for source in {producer[name] for name in reads_of(node) if name in producer}:
             waiting[k] += 1
             readers[source].append(k)
     queue = [(keys[k], k) for k, count in enumerate(waiting) if count == 0]

@@ -15,8 +15,8 @@ def check_output(path: Path, force: bool) -> None:
     """Fail early when ``path`` could not be written at the end of a long job.
 
     Raises:
-        UsageError: it exists (and ``force`` is not given), is no regular file (a folder, a device),
-            or its folder is missing or read-only.
+        UsageError: it exists (and ``force`` is not given), is not a regular file (a folder, a
+            device), or its folder is missing or read-only.
     """
     try:
         exists, regular, folder = path.exists(), path.is_file(), path.parent.is_dir()
@@ -26,7 +26,7 @@ def check_output(path: Path, force: bool) -> None:
     if is_folder:
         raise UsageError(f"{path} is a folder", "give a file name")
     if exists and not regular:
-        raise UsageError(f"{path} is no regular file", "give a file name, or - for stdout")
+        raise UsageError(f"{path} is not a regular file", "give a file name, or - for stdout")
     if exists and not force:
         raise UsageError(f"{path} exists", "choose another name or add --force")
     if not folder:

@@ -1,1 +1,5 @@
-"""Values as people and tools read them: text, HTML, traces, snapshots."""
+"""Reports: how is a result told to people and to other tools?
+
+Takes the values of :mod:`memplan.api`. Gives text for a terminal (:mod:`.terminal`), one offline
+HTML file (:mod:`.html`), a Chrome trace and a PyTorch memory snapshot.
+"""

@@ -79,7 +79,7 @@ def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
 def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator) -> Array:
     if not tensor.counted or tensor.dtype == onnx.TensorProto.BFLOAT16:
         raise UsageError(
-            f"input '{tensor.name}' has a type that memplan cannot make up",
+            f"input '{tensor.name}' has a type that memplan cannot generate",
             "give values with --inputs FILE.npz",
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
@@ -91,7 +91,7 @@ def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator) -> Arra
             return np.asarray(1, dtype=dtype)  # a step or batch counter
         return generator.integers(0, limit or _NO_LIMIT, tensor.shape).astype(dtype)
     if dtype.kind != "f":
-        raise UsageError(f"input '{tensor.name}' ({dtype}) cannot be made up", "give --inputs")
+        raise UsageError(f"input '{tensor.name}' ({dtype}) cannot be generated", "give --inputs")
     if not tensor.shape:
         return np.asarray(1, dtype=dtype)
     value = generator.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.05)

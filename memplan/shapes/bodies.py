@@ -6,15 +6,18 @@ exporters guarantee; where inference inside says otherwise the body counts as un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
+from memplan.proto.edit import copied
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
-from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import ValueType, check_calls, infer, stated_types
+from memplan.proto.nodes import free_names
+from memplan.shapes.checks import check_calls
+from memplan.shapes.fold import small_constant
+from memplan.shapes.infer import infer, stated_types
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,43 +29,65 @@ class BodyModel:
 
     attribute: str
     model: onnx.ModelProto
-    types: Mapping[str, ValueType]
+    types: Types
     trips: int | None
     complete: bool
 
 
 def body_models(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    types: Types,
+    *,
+    in_body: bool = False,
 ) -> list[BodyModel]:
-    """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it."""
+    """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it.
+
+    ``in_body``: that graph is a body itself.
+    """
     found = []
     for attribute in node.attribute:
         if attribute.type != onnx.AttributeProto.GRAPH:
             continue
         body = _as_model(model, attribute.g, types)
-        declared = stated_types(infer(body).graph)
+        known = _known_to_the_runtime(body, attribute.g, types, in_body)
         _bind_inputs(body, node, types)
         inferred = {
-            name: replace(value, static=_is_static(name, declared))
+            name: replace(value, static=name in known)
             for name, value in stated_types(infer(body).graph).items()
         }
         check_calls(body.graph, inferred)
         names = [name for inner in body.graph.node for name in inner.output if name]
-        complete = all(inferred.get(name, ValueType(0, None)).shape is not None for name in names)
+        complete = all(inferred.get(name, UNKNOWN).shape is not None for name in names)
         found.append(
             BodyModel(attribute.name, body, inferred, _trips(model, node, types), complete)
         )
     return found
 
 
-def _is_static(name: str, declared: Mapping[str, ValueType]) -> bool:
-    """Whether the runtime knows the shape: it infers from the body's own declarations alone."""
-    return declared.get(name, ValueType(0, None)).shape is not None
+def _known_to_the_runtime(
+    body: onnx.ModelProto,
+    graph: onnx.GraphProto,
+    types: Types,
+    in_body: bool,
+) -> set[str]:
+    """Tensors whose shapes the runtime knows before it runs the body ``graph``.
+
+    It infers from what the body declares of its inputs and outputs, and from captured tensors. Of
+    the main graph it finds out more by itself than memplan can tell
+    (:func:`memplan.shapes.visible.visible_names`), so what is captured there counts as known: If
+    then has its outputs from the start, which is the safe side.
+    """
+    seen = copied(body)
+    for value in seen.graph.input[len(graph.input) :] if in_body else ():
+        if not types[value.name].static:
+            value.type.tensor_type.ClearField("shape")
+    known = {name for name, v in stated_types(infer(seen).graph).items() if v.shape is not None}
+    declared = stated_types(onnx.GraphProto(output=graph.output))
+    return known | {name for name, value in declared.items() if value.shape is not None}
 
 
-def _as_model(
-    model: onnx.ModelProto, graph: onnx.GraphProto, types: Mapping[str, ValueType]
-) -> onnx.ModelProto:
+def _as_model(model: onnx.ModelProto, graph: onnx.GraphProto, types: Types) -> onnx.ModelProto:
     body = onnx.ModelProto(ir_version=model.ir_version)
     body.opset_import.extend(model.opset_import)
     body.graph.CopyFrom(graph)
@@ -74,20 +99,17 @@ def _as_model(
     own = {value.name for value in body.graph.input}
     own |= {tensor.name for tensor in body.graph.initializer}
     own |= {name for inner in body.graph.node for name in inner.output}
-    reads = [name for inner in body.graph.node for name in inner.input]
-    for name in dict.fromkeys((*reads, *(value.name for value in body.graph.output))):
-        if name and name not in own and name in types:
+    for name in free_names(body.graph):
+        if name not in own and name in types:
             body.graph.input.append(_value_info(name, types[name]))
     return body
 
 
-def _value_info(name: str, value: ValueType) -> onnx.ValueInfoProto:
+def _value_info(name: str, value: TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, value.dtype, value.shape)
 
 
-def _bind_inputs(
-    body: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> None:
+def _bind_inputs(body: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> None:
     """Give the body's inputs the shapes with which the node is called."""
     for slot, value in enumerate(body.graph.input):
         source = _source_type(node, slot, types)
@@ -95,11 +117,9 @@ def _bind_inputs(
             value.CopyFrom(_value_info(value.name, source))
 
 
-def _source_type(
-    node: onnx.NodeProto, slot: int, types: Mapping[str, ValueType]
-) -> ValueType | None:
+def _source_type(node: onnx.NodeProto, slot: int, types: Types) -> TensorType | None:
     if node.op_type == "Loop" and slot < LOOP_FIXED:  # iteration number and condition
-        return ValueType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
+        return TensorType(onnx.TensorProto.BOOL if slot else onnx.TensorProto.INT64, ())
     if node.op_type not in ("Loop", "Scan") or slot >= len(node.input):
         return None
     outer, layout = types.get(node.input[slot]), layout_of(node)
@@ -108,7 +128,7 @@ def _source_type(
     shape = list(outer.shape)
     if shape:
         del shape[_input_axis(layout, slot - layout.first_sequence, len(shape))]
-    return ValueType(outer.dtype, tuple(shape))
+    return TensorType(outer.dtype, tuple(shape))
 
 
 def _input_axis(layout: LoopLayout, slot: int, rank: int) -> int:
@@ -117,13 +137,11 @@ def _input_axis(layout: LoopLayout, slot: int, rank: int) -> int:
     return axis if -rank <= axis < rank else 0
 
 
-def _trips(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> int | None:
+def _trips(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> int | None:
     if node.op_type == "If":
         return 1
     if node.op_type == "Loop":
-        count = small_constants(model.graph, defaults=True).get(node.input[0])
+        count = small_constant(model.graph, node.input[0])
         if count is None or not np.asarray(count).size:
             return None
         trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
@@ -131,14 +149,14 @@ def _trips(
     layout = layout_of(node)
     if node.op_type == "Scan" and layout.sequences:
         last = types.get(node.input[-1])
-        if last is not None and last.shape:
-            return last.shape[_input_axis(layout, layout.sequences - 1, len(last.shape))]
+        if last is not None and last.sizes:
+            return last.sizes[_input_axis(layout, layout.sequences - 1, len(last.sizes))]
     return None
 
 
 def output_types(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, ValueType]
-) -> dict[str, ValueType]:
+    model: onnx.ModelProto, node: onnx.NodeProto, types: Types
+) -> dict[str, TensorType]:
     """Types of a Loop's or Scan's outputs, from its body: states as they are, sequences stacked."""
     if node.op_type not in ("Loop", "Scan"):
         return {}
@@ -156,5 +174,5 @@ def output_types(
         if slot < states:
             found[name] = value
         elif body.trips is not None:
-            found[name] = ValueType(value.dtype, (body.trips, *value.shape))
+            found[name] = TensorType(value.dtype, (body.trips, *value.shape))
     return found

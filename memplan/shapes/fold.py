@@ -10,15 +10,23 @@ import math
 from collections.abc import Mapping, MutableMapping
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from memplan.shapes.infer import ValueType, infer, stated_types
+from memplan.proto.edit import copied
+from memplan.proto.nodes import is_constant, is_standard
+from memplan.shapes.infer import (
+    ROUNDS,
+    Array,
+    has_small_content,
+    infer,
+    is_small,
+    replace_by_constants,
+    stated_types,
+)
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, known_shapes
 
-_SMALL = 4096
 _TOO_MANY = 2**63
-_ROUNDS = 8
 # Operators that exporters use to compute shapes. Others would be run for nothing, or draw numbers.
 _FOLDED = frozenset(
     {"Shape", "Size", "Identity", "Cast", "ConstantOfShape", "Range", "Expand", "Tile"}
@@ -31,28 +39,25 @@ _FOLDED = frozenset(
     | {"ReduceMax", "ReduceMin", "ReduceMean"}
 )
 
-Array = npt.NDArray[np.generic]
 
-
-def complete_types(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, ValueType]:
+def types_by_folding(bound: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
     """Shapes that become known once constant integer subgraphs are folded.
 
     Alternates between folding and shape inference until nothing new is learnt.
     """
     result = dict(types)
-    working = onnx.ModelProto()
-    working.CopyFrom(bound)
+    working = copied(bound)
     values = small_constants(working.graph, defaults=True)
-    for _ in range(_ROUNDS):
-        before = sum(value.shape is not None for value in result.values())
+    for _ in range(ROUNDS):
+        before = known_shapes(result)
         folded = _fold_round(working, values, result)
         if not folded:
             break
-        _replace_by_initializers(working.graph, folded)
+        replace_by_constants(working.graph, folded)
         for name, value in stated_types(infer(working).graph).items():
-            if result.get(name, ValueType(0, None)).shape is None:
+            if result.get(name, UNKNOWN).shape is None:
                 result[name] = value
-        if sum(value.shape is not None for value in result.values()) == before:
+        if known_shapes(result) == before:
             break
     return result
 
@@ -65,24 +70,31 @@ def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[s
     found: dict[str, Array] = {}
     replaceable = set() if defaults else {value.name for value in graph.input}
     for tensor in graph.initializer:
-        external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if not external and math.prod(tensor.dims) <= _SMALL and tensor.name not in replaceable:
+        if has_small_content(tensor) and tensor.name not in replaceable:
             found[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if is_constant(node):
             value = _constant_value(node.attribute[0])
             if value is not None:
                 found[node.output[0]] = value
     return found
 
 
+def small_constant(graph: onnx.GraphProto, name: str) -> Array | None:
+    """The content of one of :func:`small_constants`, defaults of graph inputs among them."""
+    for tensor in graph.initializer:
+        if tensor.name == name:
+            return numpy_helper.to_array(tensor) if has_small_content(tensor) else None
+    for node in graph.node:
+        if is_constant(node) and node.output[0] == name:
+            return _constant_value(node.attribute[0])
+    return None
+
+
 def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
     """What a ``Constant`` holds; None if it is large, elsewhere, sparse or text."""
     if attribute.name == "value":
-        tensor = attribute.t
-        external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        large = math.prod(tensor.dims) > _SMALL
-        return None if external or large else numpy_helper.to_array(tensor)
+        return numpy_helper.to_array(attribute.t) if has_small_content(attribute.t) else None
     if attribute.name in ("value_int", "value_ints"):
         whole = attribute.i if attribute.name == "value_int" else list(attribute.ints)
         return np.asarray(whole, dtype=np.int64)
@@ -92,7 +104,7 @@ def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
     return None
 
 
-def folded_constants(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, Array]:
+def folded_constants(bound: onnx.ModelProto, types: Types) -> dict[str, Array]:
     """Contents of small constants, and of what is computed from them and from shapes."""
     values = small_constants(bound.graph)
     _fold_round(bound, values, dict(types))
@@ -102,14 +114,14 @@ def folded_constants(bound: onnx.ModelProto, types: Mapping[str, ValueType]) -> 
 def _fold_round(
     model: onnx.ModelProto,
     values: MutableMapping[str, Array],
-    types: MutableMapping[str, ValueType],
+    types: MutableMapping[str, TensorType],
 ) -> dict[str, Array]:
     folded: dict[str, Array] = {}
     for node in model.graph.node:
         for name, array in _evaluate(model, node, values, types).items():
             values[name] = folded[name] = array
             dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-            types[name] = ValueType(int(dtype), array.shape)
+            types[name] = TensorType(int(dtype), array.shape)
     return folded
 
 
@@ -117,14 +129,14 @@ def _evaluate(
     model: onnx.ModelProto,
     node: onnx.NodeProto,
     values: Mapping[str, Array],
-    types: Mapping[str, ValueType],
+    types: Types,
 ) -> dict[str, Array]:
-    if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
+    if not is_standard(node.domain) or node.op_type not in _FOLDED:
         return {}
     if node.output[0] in values:
         return {}
     if node.op_type in ("Shape", "Size"):
-        shape = types.get(node.input[0], ValueType(0, None)).shape
+        shape = types.get(node.input[0], UNKNOWN).sizes
         if shape is None:
             return {}
         if node.op_type == "Size":
@@ -135,9 +147,7 @@ def _evaluate(
         return {node.output[0]: np.asarray(part, dtype=np.int64)}
     if any(name and name not in values for name in node.input):
         return {}
-    if _grown(node, values) > _SMALL:
-        return {}
-    return _run_reference(model, node, values)
+    return _run_reference(model, node, values) if is_small(_grown(node, values)) else {}
 
 
 def _grown(node: onnx.NodeProto, values: Mapping[str, Array]) -> float:
@@ -169,16 +179,7 @@ def _run_reference(
     for name, value in zip(node.output, outputs, strict=False):
         if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf":
             return {}
-        if value.size > _SMALL:
+        if not is_small(value.size):
             return {}
         result[name] = np.asarray(value)
     return result
-
-
-def _replace_by_initializers(graph: onnx.GraphProto, folded: Mapping[str, Array]) -> None:
-    kept = [node for node in graph.node if not node.output or node.output[0] not in folded]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(copies)
-    for name, array in folded.items():
-        graph.initializer.append(numpy_helper.from_array(array, name))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import onnx
 
+from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata
 
-KEY = "hidden_shapes"
+HIDDEN_KEY = "hidden_shapes"
 
 
 def hidden_shapes(model: onnx.ModelProto) -> dict[str, object]:
@@ -33,15 +34,14 @@ def _dims(shape: onnx.TensorShapeProto) -> list[int | str | None]:
 
 def with_hidden_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its hidden shapes stated as ``value_info``; the same object without any."""
-    hidden = get_metadata(model).get(KEY)
+    hidden = get_metadata(model).get(HIDDEN_KEY)
     if not isinstance(hidden, dict) or not hidden:
         return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    made = {name for node in model.graph.node for name in node.output}
-    stated = {value.name for value in model.graph.value_info}
+    result = copied(model)
+    unstated = {name for node in model.graph.node for name in node.output}
+    unstated.difference_update(value.name for value in model.graph.value_info)
     for name, entry in hidden.items():
-        if name in made - stated and _is_type(entry):
+        if name in unstated and _is_type(entry):
             result.graph.value_info.append(onnx.helper.make_tensor_value_info(name, *entry))
     return result
 

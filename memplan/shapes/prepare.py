@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from memplan.errors import ModelError
 from memplan.proto.metadata import get_metadata
+from memplan.proto.names import NameAuthority
+from memplan.proto.nodes import is_standard
 from memplan.proto.read import check_structure, read_model
+from memplan.shapes.checks import check_calls, require_shapes
+from memplan.shapes.complete import value_types
+from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
-from memplan.shapes.infer import (
-    ValueType,
-    bind_dims,
-    check_calls,
-    require_shapes,
-    symbolic_dims,
-    value_types,
-)
+from memplan.shapes.tensor_type import Types
 from memplan.shapes.visible import with_visibility
 
 # Function operators for which ONNX Runtime 1.31.1 has no CPU kernel: it inlines them at load and
@@ -59,7 +56,7 @@ class PreparedModel:
     proto: onnx.ModelProto
     bound: onnx.ModelProto
     dims: Mapping[str, int]
-    types: Mapping[str, ValueType]
+    types: Types
     assumptions: tuple[str, ...]
     fingerprint: str
     bounded: tuple[str, ...] = ()
@@ -74,7 +71,7 @@ def load(path: Path, dims: Mapping[str, int] | None = None) -> PreparedModel:
 
     Raises:
         ModelError: see :func:`memplan.proto.read.read_model` and
-            :func:`memplan.shapes.infer.require_shapes`.
+            :func:`memplan.shapes.checks.require_shapes`.
         UsageError: ``dims`` names an unknown dimension.
     """
     return prepare(read_model(path), path, dims or {})
@@ -121,11 +118,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def with_assumptions(model: PreparedModel, extra: Iterable[str]) -> PreparedModel:
-    """The same model with further assumptions noted."""
-    return replace(model, assumptions=(*model.assumptions, *extra))
-
-
 def inline_functions(
     model: onnx.ModelProto, kept: frozenset[str] = frozenset()
 ) -> tuple[onnx.ModelProto, list[str]]:
@@ -151,7 +143,7 @@ def inline_functions(
     # A function may expand to further functions (SoftmaxCrossEntropyLoss to
     # NegativeLogLikelihoodLoss), so this is repeated until none is left.
     for _ in range(_INLINING_ROUNDS):
-        used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
+        used = {node.op_type for node in model.graph.node if is_standard(node.domain)}
         wanted = sorted(used & FUNCTION_OPS - kept)
         if not wanted:
             break
@@ -171,16 +163,11 @@ def inline_functions(
 
 def name_nodes(graph: onnx.GraphProto) -> None:
     """Give every unnamed or doubly named node a unique name: memory is told by node."""
-    taken = {node.name for node in graph.node}
+    names = NameAuthority(node.name for node in graph.node)
     seen: set[str] = set()
     for index, node in enumerate(graph.node):
         if not node.name or node.name in seen:
-            stem = node.name or f"{node.op_type}_{index}"
-            candidates = itertools.chain(
-                [stem], (f"{stem}_{count}" for count in itertools.count(1))
-            )
-            node.name = next(name for name in candidates if name not in taken)
-            taken.add(node.name)
+            node.name = names.fresh(node.name or f"{node.op_type}_{index}")
         seen.add(node.name)
 
 
@@ -205,14 +192,3 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
         add(node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
     add("dims", *sorted(dims.items()))
     return digest.hexdigest()[:32]
-
-
-__all__ = [
-    "FUNCTION_OPS",
-    "PreparedModel",
-    "fingerprint",
-    "inline_functions",
-    "load",
-    "prepare",
-    "with_assumptions",
-]

@@ -1,8 +1,9 @@
-"""Element type and shape of a tensor whose dimensions may be symbolic."""
+"""Element type and shape of a tensor: one type for dimensions that are numbers and for names."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -18,11 +19,16 @@ FLOATS = frozenset({_T.FLOAT, _T.DOUBLE, _T.FLOAT16, _T.BFLOAT16})
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """``dtype`` is a ``onnx.TensorProto`` element type (0: no dense tensor); ``shape`` is None if
-    not even the rank is known."""
+    """Element type and shape of a tensor.
+
+    ``dtype`` is a ``onnx.TensorProto`` element type (0: not a dense tensor); ``shape`` is None if
+    not even the rank is known. ``static``: whether the runtime knows the shape too, before it runs;
+    inside a Loop it does not, and then it never works in place.
+    """
 
     dtype: int
     shape: Shape | None
+    static: bool = True
 
     @property
     def is_float(self) -> bool:
@@ -44,6 +50,8 @@ class TensorType:
 
 
 UNKNOWN = TensorType(0, None)
+Types = Mapping[str, TensorType]
+"""Types by tensor name."""
 UNNAMED = "?"
 """How the names that memplan gives to unnamed dimensions begin; they are never written."""
 
@@ -68,3 +76,8 @@ def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
     if final and shape is not None:
         shape = tuple(None if str(dim).startswith(UNNAMED) else dim for dim in shape)
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)
+
+
+def known_shapes(types: Types) -> int:
+    """How many tensors have a shape in ``types``."""
+    return sum(value.shape is not None for value in types.values())

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import onnx
 
-from memplan.shapes.infer import ValueType
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
 _INT64 = onnx.TensorProto.INT64
-Types = Mapping[str, ValueType]
-_UNKNOWN = ValueType(0, None)
 
 
-def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, ValueType]) -> list[str]:
+def fill_training_types(
+    graph: onnx.GraphProto, types: MutableMapping[str, TensorType]
+) -> list[str]:
     """Add what the rules here can tell; the names whose shape is only an upper bound."""
     bounded: list[str] = []
     for node in graph.node:
         for index, name in enumerate(node.output):
-            if not name or types.get(name, _UNKNOWN).shape is not None:
+            if not name or types.get(name, UNKNOWN).shape is not None:
                 continue
             found = _by_operator(node, index, types) or _by_name(name, types)
             if found is None and node.op_type in ("ReduceSum", "ReduceSumTraining"):
@@ -37,12 +37,12 @@ def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, Value
     return bounded
 
 
-def _by_name(name: str, types: Types) -> ValueType | None:
+def _by_name(name: str, types: Types) -> TensorType | None:
     match = _GRAD_NAME.match(name)
     return types.get(match.group("base")) if match else None
 
 
-def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     special = _SPECIAL.get(node.op_type)
     if special is not None:
         return special(node, index, types)
@@ -53,24 +53,24 @@ def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> ValueType | 
 
 
 def _shape(node: onnx.NodeProto, slot: int, types: Types) -> tuple[int, ...] | None:
-    return types.get(node.input[slot], _UNKNOWN).shape if slot < len(node.input) else None
+    return types.get(node.input[slot], UNKNOWN).sizes if slot < len(node.input) else None
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((item.i for item in node.attribute if item.name == name), default)
 
 
-def _layer_norm(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+def _layer_norm(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     """Mean and inverse deviation: the normalized axes become 1."""
     source = types.get(node.input[0])
     if source is None or source.shape is None or index == 0:
         return source
     axis = _attribute(node, "axis", -1) % max(len(source.shape), 1)
     kept = tuple(1 if k >= axis else dim for k, dim in enumerate(source.shape))
-    return ValueType(onnx.TensorProto.FLOAT, kept)
+    return TensorType(onnx.TensorProto.FLOAT, kept)
 
 
-def _fused_matmul(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+def _fused_matmul(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     """Batch dimensions broadcast, last two by transA and transB."""
     first, second = _shape(node, 0, types), _shape(node, 1, types)
     if first is None or second is None or min(len(first), len(second)) < 2:
@@ -79,27 +79,27 @@ def _fused_matmul(node: onnx.NodeProto, index: int, types: Types) -> ValueType |
     columns = second[-2] if _attribute(node, "transB", 0) else second[-1]
     batch_first, batch_second = first[:-2], second[:-2]
     batch = batch_first if math.prod(batch_first) >= math.prod(batch_second) else batch_second
-    return ValueType(types[node.input[0]].dtype, (*batch, rows, columns))
+    return TensorType(types[node.input[0]].dtype, (*batch, rows, columns))
 
 
-def _concat_training(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+def _concat_training(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     """Second output: the length of every input."""
-    return ValueType(_INT64, (len(node.input),)) if index == 1 else None
+    return TensorType(_INT64, (len(node.input),)) if index == 1 else None
 
 
-def _broadcast_axes(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+def _broadcast_axes(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     """Axes to reduce: at most as many as the longer of the two shapes has entries."""
     lengths = [shape[0] for k in (0, 1) if (shape := _shape(node, k, types))]
-    return ValueType(_INT64, (max(lengths),)) if lengths else None
+    return TensorType(_INT64, (max(lengths),)) if lengths else None
 
 
-def _shape_of(node: onnx.NodeProto, index: int, types: Types) -> ValueType | None:
+def _shape_of(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     """``Shape``: one entry per dimension."""
     shape = _shape(node, 0, types)
-    return None if shape is None else ValueType(_INT64, (len(shape),))
+    return None if shape is None else TensorType(_INT64, (len(shape),))
 
 
-_SPECIAL: dict[str, Callable[[onnx.NodeProto, int, Types], ValueType | None]] = {
+_SPECIAL: dict[str, Callable[[onnx.NodeProto, int, Types], TensorType | None]] = {
     "LayerNormalization": _layer_norm,
     "FusedMatMul": _fused_matmul,
     "ConcatTraining": _concat_training,

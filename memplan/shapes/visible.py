@@ -12,13 +12,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.shapes.infer import ValueType, is_complete, stated_types, without_weights
+from memplan.proto.edit import replace_nodes
+from memplan.proto.nodes import is_standard
+from memplan.shapes.infer import (
+    ROUNDS,
+    Array,
+    declared_values,
+    is_complete,
+    replace_by_constants,
+    run_inference,
+    stated_types,
+    without_weights,
+)
+from memplan.shapes.tensor_type import Shape, TensorType, Types, write_type
 
-Dims = tuple[int | str, ...]
-_ROUNDS = 8
 # Fused operators whose outputs have the shape of the standard operator's.
 _STANDARD = {"FusedConv": "Conv", "FusedGemm": "Gemm", "BiasGelu": "Add", "BiasAdd": "Add"}
 _ELEMENTWISE = frozenset({"Gelu", "FastGelu", "QuickGelu", "SkipLayerNormalization"})
@@ -28,7 +39,7 @@ _ATTRIBUTES = {
 }
 
 
-def with_visibility(model: onnx.ModelProto, types: Mapping[str, ValueType]) -> dict[str, ValueType]:
+def with_visibility(model: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
     """``types``, with ``static`` false where the runtime does not know the dimensions.
 
     Args:
@@ -45,7 +56,7 @@ def with_visibility(model: onnx.ModelProto, types: Mapping[str, ValueType]) -> d
     }
 
 
-def visible_names(model: onnx.ModelProto, types: Mapping[str, ValueType]) -> frozenset[str]:
+def visible_names(model: onnx.ModelProto, types: Types) -> frozenset[str]:
     """Names of the tensors whose dimensions the runtime knows when it loads ``model``.
 
     Operators that neither ONNX nor this module knows are taken to show the shapes of their outputs
@@ -59,8 +70,8 @@ def visible_names(model: onnx.ModelProto, types: Mapping[str, ValueType]) -> fro
     _translate(working.graph, types)
     _state_element_types(working.graph, types)
     symbols = _symbols(model.graph)
-    known: dict[str, Dims] = {}
-    for _ in range(_ROUNDS):
+    known: dict[str, Shape] = {}
+    for _ in range(ROUNDS):
         known = {**known, **_inferred(working, symbols)}
         foreign = _foreign_outputs(working, known, types)
         values = _shape_values(working, known)
@@ -69,10 +80,9 @@ def visible_names(model: onnx.ModelProto, types: Mapping[str, ValueType]) -> fro
         known.update(foreign)
         for value in working.graph.value_info:
             if value.name in foreign:
-                value.type.CopyFrom(
-                    helper.make_tensor_type_proto(types[value.name].dtype, foreign[value.name])
-                )
-        _replace_by_constants(working.graph, values)
+                found = TensorType(types[value.name].dtype, foreign[value.name])
+                value.type.CopyFrom(write_type(found))
+        replace_by_constants(working.graph, values)
     return frozenset(known)
 
 
@@ -80,25 +90,24 @@ def _symbols(graph: onnx.GraphProto) -> set[str]:
     """Names of dimensions that the file itself uses; inference makes up further ones."""
     return {
         dim.dim_param
-        for value in (*graph.input, *graph.output, *graph.value_info)
+        for value in declared_values(graph)
         for dim in value.type.tensor_type.shape.dim
         if dim.dim_param
     }
 
 
-def _translate(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> None:
+def _translate(graph: onnx.GraphProto, types: Types) -> None:
     """Replace fused operators by standard ones whose outputs have the same shapes."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.domain == "com.microsoft":
             nodes.extend(_standard(node, types))
         else:
-            nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(nodes)
+            nodes.append(node)
+    replace_nodes(graph, nodes)
 
 
-def _standard(node: onnx.NodeProto, types: Mapping[str, ValueType]) -> list[onnx.NodeProto]:
+def _standard(node: onnx.NodeProto, types: Types) -> list[onnx.NodeProto]:
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     outputs = list(node.output[:1])
     if node.op_type in _ELEMENTWISE and len(node.output) == 1:
@@ -123,7 +132,7 @@ def _standard(node: onnx.NodeProto, types: Mapping[str, ValueType]) -> list[onnx
     return [*result, helper.make_node("MatMul", sides, outputs)]
 
 
-def _state_element_types(graph: onnx.GraphProto, types: Mapping[str, ValueType]) -> None:
+def _state_element_types(graph: onnx.GraphProto, types: Types) -> None:
     """Inference gives up behind operators that it does not know, unless it is told their types."""
     stated = {value.name for value in graph.value_info} | {value.name for value in graph.output}
     for node in _foreign(graph):
@@ -135,11 +144,11 @@ def _state_element_types(graph: onnx.GraphProto, types: Mapping[str, ValueType])
 
 
 def _foreign(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    return (node for node in graph.node if node.domain not in ("", "ai.onnx"))
+    return (node for node in graph.node if not is_standard(node.domain))
 
 
 def _foreign_outputs(
-    model: onnx.ModelProto, known: Mapping[str, Dims], types: Mapping[str, ValueType]
+    model: onnx.ModelProto, known: Mapping[str, Shape], types: Types
 ) -> dict[str, tuple[int, ...]]:
     """Outputs of operators that ONNX does not know, all of whose inputs are visible."""
     return {
@@ -151,15 +160,15 @@ def _foreign_outputs(
         and name not in known
         and name in types
         and types[name].dtype
-        and (shape := types[name].shape) is not None
+        and (shape := types[name].sizes) is not None
     }
 
 
-def _shape_values(model: onnx.ModelProto, known: Mapping[str, Dims]) -> dict[str, tuple[int, ...]]:
+def _shape_values(model: onnx.ModelProto, known: Mapping[str, Shape]) -> dict[str, Array]:
     """Values of ``Shape`` nodes of tensors with known numbers, and of Casts of them."""
-    values: dict[str, tuple[int, ...]] = {}
+    values: dict[str, Array] = {}
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx"):
+        if not is_standard(node.domain):
             continue
         if node.op_type == "Shape" and node.input[0] in known:
             shape = known[node.input[0]]
@@ -167,7 +176,7 @@ def _shape_values(model: onnx.ModelProto, known: Mapping[str, Dims]) -> dict[str
             part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
             numbers = tuple(dim for dim in part if isinstance(dim, int))
             if len(numbers) == len(part):
-                values[node.output[0]] = numbers
+                values[node.output[0]] = np.asarray(numbers, np.int64)
         elif node.op_type == "Cast" and node.input[0] in values and _to_int64(node):
             values[node.output[0]] = values[node.input[0]]
     return values
@@ -177,37 +186,22 @@ def _to_int64(node: onnx.NodeProto) -> bool:
     return any(item.name == "to" and item.i == onnx.TensorProto.INT64 for item in node.attribute)
 
 
-def _replace_by_constants(graph: onnx.GraphProto, values: Mapping[str, tuple[int, ...]]) -> None:
-    kept = [node for node in graph.node if not (node.output and node.output[0] in values)]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(copies)
-    graph.initializer.extend(
-        helper.make_tensor(name, onnx.TensorProto.INT64, [len(value)], value)
-        for name, value in values.items()
-    )
-
-
-def _inferred(model: onnx.ModelProto, symbols: set[str]) -> dict[str, Dims]:
+def _inferred(model: onnx.ModelProto, symbols: set[str]) -> dict[str, Shape]:
     """Shapes of the tensors whose dimensions are all known after inference."""
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=False)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError):
-        inferred = model
-    graph = inferred.graph
-    found: dict[str, Dims] = {
+    graph = run_inference(model).graph
+    found: dict[str, Shape] = {
         name: value.shape
         for name, value in stated_types(graph).items()
         if value.shape is not None and value.dtype
     }
-    for value in (*graph.input, *graph.output, *graph.value_info):
+    for value in declared_values(graph):
         dims = _dims(value.type.tensor_type, symbols)
         if dims is not None:
             found[value.name] = dims
     return found
 
 
-def _dims(tensor: onnx.TypeProto.Tensor, symbols: set[str]) -> Dims | None:
+def _dims(tensor: onnx.TypeProto.Tensor, symbols: set[str]) -> Shape | None:
     if not tensor.elem_type or not tensor.HasField("shape"):
         return None
     dims: list[int | str] = []

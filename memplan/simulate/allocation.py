@@ -187,8 +187,13 @@ def passes_through(graph: Graph, tensor: int) -> bool:
 
 
 def written_outside(graph: Graph, tensor: Tensor) -> bool:
-    """Whether the tensor lies in memory of the node around: outputs of a Scan's body."""
-    return graph.parent_op == "Scan" and tensor.is_output
+    """Whether the tensor lies in memory of the node around.
+
+    So do the outputs of a Scan's body, and those outputs of an If's branch whose dimensions are
+    known before it runs (``if.cc``, ``AllocateOutputTensors``).
+    """
+    known = graph.parent_op == "Scan" or (graph.parent_op == "If" and tensor.static)
+    return known and tensor.is_output
 
 
 def is_resident(tensor: Tensor) -> bool:

@@ -9,17 +9,19 @@ the body writes its slices and last states into them. States go to and fro betwe
 tensors (one, where there are two steps). A sequence that is read or written along another axis than
 the first is transposed as a whole.
 
-If is counted conservatively: the largest body.
+If follows ``if.cc``: the node's outputs are there from its start, and the branch writes into them;
+but for those whose dimensions the runtime does not know before it runs. They are made where the
+branch makes them. Of the branches, the larger one counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node
 from memplan.proto.loop_node import LoopLayout, loop_layout
-from memplan.simulate.allocation import passes_through
+from memplan.simulate.allocation import passes_through, written_outside
 from memplan.simulate.session import SessionKind
 
 
@@ -42,6 +44,16 @@ _LOOP_COUNTERS = 8 + 1
 Peak = Callable[[Graph, SessionKind], tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Bytes of one body beyond the node's own outputs: the body's tensors, the same with the
+    workspace of its kernels, and what is left when the node's outputs are made of it."""
+
+    tensors: int
+    with_workspace: int
+    closing: int
+
+
 def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
     """Bytes inside every control-flow node of ``graph``.
 
@@ -55,29 +67,44 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
     notes: list[str] = []
     for index, bodies in graph.bodies.items():
         node = graph.nodes[index]
-        own = 0 if node.op == "Scan" else sum(graph.tensors[t].nbytes for t in node.writes)
-        inner, with_workspace, kept = 0, 0, 0
-        for body in bodies:
-            if body.graph is None:
-                notes.append(
-                    f"{node.op} '{node.name}': shapes inside '{body.attribute}' are not known; "
-                    f"taken as twice its inputs and outputs"
-                )
-                guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
-                inner, with_workspace = max(inner, guess), max(with_workspace, guess)
-                continue
-            if node.op == "Scan":
-                own = 0  # its outputs are there from the start, and the body writes into them
-            carried, stacked = _held(graph, node, body)
-            dynamic, total = peak(body.graph, session)
-            counters = _LOOP_COUNTERS if node.op == "Loop" else 0
-            inner = max(inner, dynamic + carried + stacked + counters)
-            with_workspace = max(with_workspace, total + carried + stacked + counters)
-            kept = max(kept, _kept_at_end(graph, node, body))
-            notes.append(_note(node, body))
-        nbytes[index] = max(0, inner - own)
-        closing[index] = max(0, max(with_workspace - own, kept) - nbytes[index])
+        needs = [_need(graph, node, body, session, peak) for body in bodies]
+        nbytes[index] = max((need.tensors for need in needs), default=0)
+        above = max((max(need.with_workspace, need.closing) for need in needs), default=0)
+        closing[index] = max(0, above - nbytes[index])
+        notes.extend(_note(node, body) for body in bodies)
     return Inside(nbytes, closing, tuple(notes))
+
+
+def _need(graph: Graph, node: Node, body: Body, session: SessionKind, peak: Peak) -> _Need:
+    """What one body takes while the node runs."""
+    if body.graph is None:
+        guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
+        beyond = max(0, guess - (0 if node.op == "Scan" else _bytes(graph, node.writes)))
+        return _Need(beyond, beyond, 0)
+    dynamic, total = peak(body.graph, session)
+    carried, stacked = _held(graph, node, body)
+    beside = carried + stacked + (_LOOP_COUNTERS if node.op == "Loop" else 0)
+    own = _made_by_the_body(graph, node, body.graph)
+    return _Need(
+        max(0, dynamic + beside - own),
+        max(0, total + beside - own),
+        _kept_at_end(graph, node, body),
+    )
+
+
+def _made_by_the_body(outer: Graph, node: Node, body: Graph) -> int:
+    """Bytes of the node's outputs that count in the body too, and so would count twice."""
+    if node.op not in ("If", "Scan"):
+        return _bytes(outer, node.writes)
+    inner = (body.tensors[t] for t in body.outputs)
+    pairs = zip(node.outputs, inner, strict=False)
+    return _bytes(
+        outer, (t for t, made in pairs if t != ABSENT and not written_outside(body, made))
+    )
+
+
+def _bytes(graph: Graph, tensors: Iterable[int]) -> int:
+    return sum(graph.tensors[t].nbytes for t in tensors)
 
 
 def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
@@ -135,12 +162,17 @@ def _layout(node: Node) -> LoopLayout:
 
 
 def _note(node: Node, body: Body) -> str:
+    if body.graph is None:
+        return (
+            f"{node.op} '{node.name}': shapes inside '{body.attribute}' are not known; "
+            f"taken as twice its inputs and outputs"
+        )
     if body.trips is None:
         return (
             f"{node.op} '{node.name}': its number of iterations is decided by data; "
             "stacked outputs are counted for one iteration inside"
         )
-    sources = {"Loop": "loop.cc", "Scan": "scan_utils.cc"}
+    sources = {"If": "if.cc", "Loop": "loop.cc", "Scan": "scan_utils.cc"}
     how = f"as ONNX Runtime's {sources[node.op]} does" if node.op in sources else "conservatively"
     times = f" × {body.trips}" if node.op != "If" else ""
     return f"{node.op} '{node.name}': body '{body.attribute}'{times} counted {how}"

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from memplan.ir.copies import COPY_OPS
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
-from memplan.ops.kernels import Kernels, cuda_kernels, schema_version
+from memplan.ops.kernels import COPY_OPS, Kernels, cuda_kernels, schema_version
 from memplan.simulate.session import SessionKind
 
 _SMALL = 100  # elements of an initializer that does not keep a node on the device

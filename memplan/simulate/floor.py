@@ -10,20 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.memory import MemorySemantics, semantics
+from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.timeline import Timeline
 from memplan.units import format_bytes
-
-# Outputs that a kernel does not make when the graph leaves their name empty.
-OPTIONAL_OUTPUTS = {
-    ":LayerNormalization": (1, 2),
-    "com.microsoft:LayerNormalization": (1, 2),
-    ":SimplifiedLayerNormalization": (1,),
-    ":Dropout": (1,),
-    ":MaxPool": (1,),
-    "com.microsoft:SkipLayerNormalization": (1, 2, 3),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +64,14 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
     plain = loaded = Pin(held, ABSENT, tuple(outputs))
     bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
     made = [0] * len(graph.tensors)
-    live = _body_extra(timeline)
+    inside = timeline.inside.nbytes
     for node in graph.nodes:
         behind = 0
         for t in node.reads:
             behind |= made[t] | bit.get(t, 0)
         tensors = _working_set(graph, node, root, rules)
         tensors.update(t for t in outputs if behind & bit[t])
-        nbytes = sum(graph.tensors[t].nbytes for t in tensors) + live.get(node.id, 0)
+        nbytes = sum(graph.tensors[t].nbytes for t in tensors) + inside.get(node.id, 0)
         if nbytes > plain.nbytes:
             plain = Pin(nbytes, node.id, tuple(sorted(tensors)))
         step = timeline.allocation.step_of[node.id]
@@ -91,13 +81,6 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
         for t in node.writes:
             made[t] = behind
     return Floor(plain, loaded)
-
-
-def _body_extra(timeline: Timeline) -> dict[int, int]:
-    """Bytes inside control-flow bodies, by node."""
-    from memplan.simulate.timeline import bodies_of
-
-    return dict(bodies_of(timeline.graph, timeline.session).nbytes)
 
 
 def _view_roots(graph: Graph, rules: MemorySemantics) -> dict[int, int]:

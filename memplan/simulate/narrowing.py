@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
+from memplan.ops.memory import OPTIONAL_OUTPUTS
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, TensorClass
-from memplan.simulate.floor import OPTIONAL_OUTPUTS
 from memplan.simulate.timeline import Timeline
 
 

@@ -10,7 +10,6 @@ from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.ir.modules import modules
 from memplan.ir.phases import Phases, find_phases
-from memplan.shapes.bodies import body_models
 from memplan.shapes.prepare import PreparedModel, load
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.session import SessionKind
@@ -44,7 +43,7 @@ def open_model(
 
 def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     """The same for a model that was already prepared."""
-    graph = build_graph(prepared.bound, prepared.types, body_models)
+    graph = build_graph(prepared.bound, prepared.types)
     phases = find_phases(graph, loss)
     return OpenModel(prepared, graph, phases, modules(graph, phases))
 

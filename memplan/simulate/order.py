@@ -2,6 +2,9 @@
 
 Sources: ``onnxruntime/core/graph/graph_viewer.cc`` (priority) and ``graph.cc``
 ``ReverseDFSFrom`` (default); checked against the runtime on random graphs by the test suite.
+
+Kahn's algorithm with a queue stands in :mod:`memplan.proto.restore_order` too, on purpose: there it
+is our choice of an order, here it is the runtime's, and must not follow an edit of ours.
 """
 
 from __future__ import annotations

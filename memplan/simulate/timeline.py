@@ -27,8 +27,9 @@ class Timeline:
     ``dynamic`` counts every tensor buffer in use when the node of that step ends, before its dead
     inputs are released: what ONNX Runtime's profiler reports as requested in use, less what was
     there before the run. ``workspace`` is scratch that the kernel takes and gives back within the
-    step. ``resident_bytes`` are initializers and graph inputs. With ``devices``, all of these are
-    bytes on the device, and ``host`` are the dynamic bytes that lie on the host.
+    step. ``inside`` are the bytes of both that lie in bodies of control-flow nodes.
+    ``resident_bytes`` are initializers and graph inputs. With ``devices``, all of these are bytes
+    on the device, and ``host`` are the dynamic bytes that lie on the host.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class Timeline:
     resident_bytes: int
     dynamic: Bytes
     workspace: Bytes
+    inside: Inside
     assumptions: tuple[str, ...]
     devices: Devices | None = None
     host: Bytes | None = None
@@ -90,9 +92,9 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
     else:
         order = placed_order(graph, session, devices)
     allocation = allocate(graph, order, session, devices)
-    workspace, assumptions = node_workspace(graph, session, devices)
-    steps = np.asarray(allocation.order, dtype=np.int64)
     inside = bodies_of(graph, session)
+    workspace, assumptions = node_workspace(graph, session, inside, devices)
+    steps = np.asarray(allocation.order, dtype=np.int64)
     away = devices.host_tensors if devices else frozenset()
     dynamic = live_bytes(allocation, away)
     for node, nbytes in inside.nbytes.items():
@@ -104,6 +106,7 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
         resident_bytes=resident_bytes(graph, away),
         dynamic=dynamic,
         workspace=workspace[steps] if len(steps) else workspace,
+        inside=inside,
         assumptions=(*assumptions, *inside.assumptions, *_cast_notes(graph)),
         devices=devices,
         host=live_bytes(allocation) - live_bytes(allocation, away) if away else None,
@@ -111,7 +114,11 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
 
 
 def bodies_of(graph: Graph, session: SessionKind) -> Inside:
-    """Bytes inside the control-flow nodes of ``graph``."""
+    """Bytes inside the control-flow nodes of ``graph``: every body is simulated, once.
+
+    Ask a :class:`Timeline` for its ``inside`` where there is one: bodies nest, and whoever
+    simulates each of them twice does so 2^depth times for the innermost.
+    """
 
     def peak(body: Graph, kind: SessionKind) -> tuple[int, int]:
         timeline = simulate(body, kind)
@@ -158,11 +165,12 @@ def live_bytes(allocation: Allocation, away: frozenset[int] = frozenset()) -> By
 
 
 def node_workspace(
-    graph: Graph, session: SessionKind, devices: Devices | None = None
+    graph: Graph, session: SessionKind, inside: Inside, devices: Devices | None = None
 ) -> tuple[Bytes, list[str]]:
     """Scratch bytes per node id, and what had to be assumed for operators not probed.
 
-    What ``devices`` has on the host takes nothing of the device; nor do copies.
+    Control-flow nodes take what their bodies, which are ``inside``, close with. What ``devices``
+    has on the host takes nothing of the device; nor do copies.
     """
     away = {*devices.host_nodes, *devices.copies} if devices else set()
     rules = semantics(session.provider)
@@ -178,7 +186,7 @@ def node_workspace(
         elif found is None and node.key not in rules.known:
             unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
         scratch[node.id] = found or 0
-    for index, nbytes in bodies_of(graph, session).closing.items():
+    for index, nbytes in inside.closing.items():
         scratch[index] = nbytes
     return scratch, [*_unknown_notes(unknown, session.provider), *_library_notes(library)]
 

@@ -1,4 +1,9 @@
-"""Exact memory of a sequence, in time linear in its reads and writes."""
+"""Exact memory of a sequence, in time linear in its reads and writes.
+
+Its oracle is :mod:`memplan.simulate.allocation`: two programs by two ways of thinking, whose
+figures must agree to the byte whenever a model is written. That is worth something only while they
+share no code, so neither may ever import the other.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ IMPOSSIBLE = 1 << 60
 """Bytes charged at a position that reads a tensor which nothing has made."""
 
 
-class Profile(NamedTuple):
+class MemoryProfile(NamedTuple):
     """A sequence of ``L`` instances, evaluated. ``V`` values, ``S`` storages.
 
     A *value* is one output of one instance. A *storage* is memory that values share; it is live
@@ -220,8 +225,8 @@ def total_bytes(
 
 
 @compiled
-def evaluate(problem: Arrays, sequence: Ints) -> Profile:
-    """The :class:`Profile` of ``sequence`` under a session without buffer reuse.
+def evaluate(problem: Arrays, sequence: Ints) -> MemoryProfile:
+    """The :class:`MemoryProfile` of ``sequence`` under a session without buffer reuse.
 
     Mirrors :mod:`memplan.simulate.allocation` for sequences in which nodes may stand several times.
     """
@@ -263,7 +268,7 @@ def evaluate(problem: Arrays, sequence: Ints) -> Profile:
     lifetimes(storages, length, death, held, change)
     dynamic, total = np.zeros(length, np.int64), np.zeros(length, np.int64)
     total_bytes(problem, sequence, slot_start, slot_value, change, dynamic, total)
-    return Profile(
+    return MemoryProfile(
         sequence,
         slot_start,
         slot_value,
@@ -298,6 +303,6 @@ def over_budget(total: Ints, budget: int) -> int:
 
 
 @compiled
-def excess_of(profile: Profile, budget: int) -> float:
+def excess_of(profile: MemoryProfile, budget: int) -> float:
     """Sum over positions of the bytes over budget."""
     return float(over_budget(profile.total, budget))

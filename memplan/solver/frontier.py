@@ -14,7 +14,9 @@ import numpy as np
 
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import Decision, Problem, better
-from memplan.solver.search.anytime import SearchOptions, solve, warm_up
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.params import SearchOptions
+from memplan.solver.search.warm_up import warm_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.solver.evaluate import Profile
+from memplan.solver.evaluate import MemoryProfile
 from memplan.solver.jit import inner, leaf
 from memplan.solver.problem import NONE, Arrays, Ints
 
@@ -31,7 +31,7 @@ class Index(NamedTuple):
 
 
 @leaf
-def count_members(profile: Profile, index: Index) -> None:
+def count_members(profile: MemoryProfile, index: Index) -> None:
     """Count values and reads per storage and values per tensor, one place behind their own."""
     for p in range(len(profile.sequence)):
         for v in range(profile.value_start[p], profile.value_start[p + 1]):
@@ -64,7 +64,7 @@ def shift_back(starts: Ints) -> None:
 
 
 @leaf
-def list_members(profile: Profile, index: Index) -> None:
+def list_members(profile: MemoryProfile, index: Index) -> None:
     """List the members at the offsets, which end up one place early (:func:`shift_back`)."""
     for p in range(len(profile.sequence)):
         for v in range(profile.value_start[p], profile.value_start[p + 1]):
@@ -83,7 +83,7 @@ def list_members(profile: Profile, index: Index) -> None:
 
 
 @leaf
-def summarize(profile: Profile, index: Index) -> None:
+def summarize(profile: MemoryProfile, index: Index) -> None:
     """Fill what is born where, and the blocks."""
     for s in range(len(profile.size)):
         index.born[profile.birth[s]] += profile.size[s]
@@ -97,7 +97,7 @@ def summarize(profile: Profile, index: Index) -> None:
 
 
 @inner
-def build_index(problem: Arrays, profile: Profile) -> Index:
+def build_index(problem: Arrays, profile: MemoryProfile) -> Index:
     """The :class:`Index` of ``profile``."""
     length, storages = len(profile.sequence), len(profile.size)
     values, slots = len(profile.value_tensor), len(profile.slot_value)
@@ -140,7 +140,13 @@ def excess_change(part: Ints, budget: int, shift: int) -> int:
 
 @leaf
 def shift_excess(
-    profile: Profile, index: Index, budget: int, first: int, last: int, shift: int, enough: float
+    profile: MemoryProfile,
+    index: Index,
+    budget: int,
+    first: int,
+    last: int,
+    shift: int,
+    enough: float,
 ) -> float:
     """Change of the summed excess over ``budget`` when positions first..last gain ``shift``.
 

@@ -7,6 +7,10 @@ pinned node has run, with all that it needs, before the next pin is looked at. W
 pinned the runtime keeps the plan's order; with fewer it decides more for itself. What that does
 to memory is simulated here for each choice: order, buffer reuse, and the block that the memory
 pattern holds from the second run on. No ONNX in here.
+
+Its oracle is :mod:`memplan.simulate.allocation` (with ``simulate/order.py`` and ``arena.py``): two
+programs whose figures must agree to the byte whenever a model is written. That is worth something
+only while they share no code, so neither may ever import the other.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.solver.jit import compiled, leaf
+from memplan.solver.order.depth_first import visit
 from memplan.solver.problem import NONE, Arrays, Flags, Ints
 
 _ALIGNMENT = 256
+# Attempts to leave room for what pins take themselves.
 _ATTEMPTS = 5
 
 
@@ -51,7 +57,7 @@ class Peaks(NamedTuple):
 def run_order(session: Session, pinned: Flags, stack: Ints, seen: Flags, order: Ints) -> int:
     """Fill ``order`` with node ids, and ``N + i`` for the pin of node ``i``; its length.
 
-    The default order, depth first (:mod:`memplan.simulate.order`).
+    The default order (:mod:`memplan.solver.order.depth_first`).
     """
     nodes = len(session.leaf)
     length = 0 * nodes
@@ -62,25 +68,7 @@ def run_order(session: Session, pinned: Flags, stack: Ints, seen: Flags, order: 
             continue
         if turn >= nodes and (pinned[root] or not session.leaf[root]):
             continue
-        height = 0
-        stack[height] = root
-        height += 1
-        while height > 0:
-            height -= 1
-            node = stack[height]
-            if node < 0:
-                order[length] = -node - 1
-                length += 1
-                continue
-            if seen[node]:
-                continue
-            seen[node] = True
-            stack[height] = -node - 1
-            height += 1
-            for k in range(session.edge_start[node], session.edge_start[node + 1]):
-                if not seen[session.edges[k]]:
-                    stack[height] = session.edges[k]
-                    height += 1
+        length = visit(root, session.edge_start, session.edges, stack, seen, order, length)
         if turn < nodes:
             order[length] = nodes + root
             length += 1

@@ -66,8 +66,8 @@ class Problem:
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
     cheaper ways to make a tensor again. ``start`` is where a search begins: ``order``, with the
     recomputations that were asked for; those of ``protected`` nodes must stay. ``forward``,
-    ``intensive`` and ``labels`` matter to some peers only (:mod:`memplan.strategies.peers`); None:
-    not known.
+    ``intensive`` and ``labels`` matter to some baseline planners only (:mod:`memplan.strategies`);
+    None: not known.
     """
 
     arrays: Arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -24,15 +24,22 @@ class Outcome:
 class Strategy(Protocol):
     """What a strategy is: options as fields, and a decision.
 
-    ``summary`` is a line, ``source`` the paper or the system it comes from. Three more class
-    variables are read where they are there: ``words``, the values that an option may have, by
-    option; ``ignores_budget``, True where it makes the same plan for every budget; and
-    ``clone_tags``, ``metadata_props`` for the nodes that run again.
+    A frozen dataclass whose fields have defaults: that is its spec, too
+    (:mod:`memplan.strategies.spec`). Strategies need not inherit from this class; those of other
+    packages that do not are given its defaults (:mod:`memplan.strategies.registry`).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    """A line."""
     source: ClassVar[str]
+    """The paper or the system it comes from."""
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The values that an option may have, by option; any value where there is no entry."""
+    ignores_budget: ClassVar[bool] = False
+    """Whether it makes the same plan for every budget."""
+    clone_tags: ClassVar[Mapping[str, str]] = {}
+    """``metadata_props`` for the nodes that are recomputed."""
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None

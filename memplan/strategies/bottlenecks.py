@@ -8,21 +8,21 @@ their number. In graphs with long skips there are none.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import ClassVar
 
 from memplan.errors import UsageError
 from memplan.solver.problem import Problem
-from memplan.solver.strategy import Outcome, Progress
-from memplan.strategies.checkpoints import differentiated, plan_with
-from memplan.strategies.keepset import Step, step_of
+from memplan.strategies.checkpoints import differentiated, roots_with
+from memplan.strategies.keepset import KeepSet, TrainingStep
 
 _ADVICE = "name checkpoints yourself (--strategy 'list{names=a+b}'), or use speed or auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(KeepSet):
     """``small``: tensors of at most so many elements are not looked at (1024 in the source)."""
 
     name: ClassVar[str] = "memory"
@@ -31,16 +31,13 @@ class Memory:
     ignores_budget: ClassVar[bool] = True
     small: int = 1024
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The one plan there is.
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """About sqrt(N) bottlenecks, and what they are never without.
 
         Raises:
-            UsageError: forward nodes are not known, or there is no bottleneck.
+            UsageError: there is no bottleneck.
         """
-        step = step_of(problem)
-        return plan_with(step, Flow(step, self.small).checkpoints(), progress)
+        yield roots_with(step, Flow(step, self.small).checkpoints())
 
 
 class Flow:
@@ -52,7 +49,7 @@ class Flow:
     ``tensors`` that the backward part reads.
     """
 
-    def __init__(self, step: Step, small: int) -> None:
+    def __init__(self, step: TrainingStep, small: int) -> None:
         problem = step.problem
         way = differentiated(problem)
         order: list[int] = problem.order.tolist()

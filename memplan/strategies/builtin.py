@@ -1,16 +1,14 @@
 """Strategies by name: frozen dataclasses whose fields are their options.
 
-``--strategy segments{count=4}`` makes ``Segments(count=4)``. An option is a whole number or, where
-its default is one, a text; where the class lists it in ``words``, one of those. A strategy only
-decides; the planner simulates and verifies every decision on one path. Installed packages offer
-more of them (:mod:`memplan.strategies.registry`).
+``--strategy segments{count=4}`` makes ``Segments(count=4)`` (:mod:`memplan.strategies.spec`). A
+strategy only decides; the planner simulates and verifies every decision on one path. Installed
+packages offer more of them (:mod:`memplan.strategies.registry`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from memplan.errors import UsageError
@@ -22,12 +20,13 @@ from memplan.strategies.dtr import Dtr
 from memplan.strategies.knapsack import Knapsack
 from memplan.strategies.mincut import MinCut
 from memplan.strategies.mirror import Mirror
-from memplan.strategies.registry import NAME, Offer, all_offers, only
+from memplan.strategies.registry import Offer, all_offers, only
 from memplan.strategies.segments import Segments
+from memplan.strategies.spec import Option, build, did_you_mean, options_of, split_spec
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Search(Strategy):
     """Node order and recomputation searched together: greedy, then large-neighbourhood search.
 
     ``order``: 1 to move nodes, 0 to keep the file's order. ``iterations``: stop after so many
@@ -56,7 +55,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class Greedy(Strategy):
     """Greedy eviction with late recomputation and pruning, in the file's order; no search."""
 
     name: ClassVar[str] = "greedy"
@@ -67,14 +66,15 @@ class Greedy:
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
         """See :func:`memplan.solver.search.anytime.solve`."""
-        from memplan.solver.search.anytime import SearchOptions, solve
+        from memplan.solver.search.anytime import solve
+        from memplan.solver.search.params import SearchOptions
 
         options = SearchOptions(order=False, refine=False)
         return Outcome(solve(problem, time_limit, options, progress))
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Strategy):
     """No recomputation: the graph as it is, in its own order."""
 
     name: ClassVar[str] = "none"
@@ -110,7 +110,6 @@ BUILT_IN: dict[str, type[Any]] = {
 DEFAULT = Search.name
 ALIAS = "auto"
 """Stands for the best strategy there is; nobody else may take the name."""
-_SPEC = re.compile(rf"^(?P<name>{NAME})(\{{(?P<options>[^}}]*)\}})?$")
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -120,32 +119,20 @@ def parse_strategy(text: str) -> Strategy:
         UsageError: unknown name or option, a value of the wrong type, a name that several packages
             claim, or a package's strategy that cannot be used.
     """
-    match = _SPEC.match(text.strip())
-    if match is None:
-        raise UsageError(f"'{text}' is no strategy", "write NAME or NAME{option=value,...}")
-    offers, name = _offers(), match.group("name")
-    if name not in offers:
-        raise UsageError(f"there is no strategy '{name}'", "strategies: " + ", ".join(offers))
-    strategy = only(offers[name]).strategy()
-    return cast(Strategy, strategy(**_chosen(strategy, match.group("options") or "")))
+    spec = split_spec(text)
+    if spec is None:
+        raise UsageError(f"'{text}' is not a strategy", "write NAME or NAME{option=value,...}")
+    offers = _offers()
+    if spec.name not in offers:
+        raise UsageError(
+            f"there is no strategy '{spec.name}'",
+            f"{did_you_mean(spec.name, offers)}strategies: {', '.join(offers)}",
+        )
+    return cast(Strategy, build(only(offers[spec.name]).strategy(), spec, "strategy"))
 
 
 def _offers() -> dict[str, list[Offer]]:
     return all_offers({**BUILT_IN, ALIAS: BUILT_IN[DEFAULT]})
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a strategy. ``allowed``: its values; empty: any whole number, or any text."""
-
-    name: str
-    default: int | str
-    allowed: tuple[str, ...]
-
-    @property
-    def kind(self) -> str:
-        """``text`` or ``number``."""
-        return "text" if isinstance(self.default, str) else "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,39 +173,5 @@ def _listed(name: str, offers: list[Offer]) -> Listed:
         strategy.summary,
         strategy.source,
         options_of(strategy),
-        bool(getattr(strategy, "ignores_budget", False)),
+        strategy.ignores_budget,
     )
-
-
-def options_of(strategy: type[Any]) -> tuple[Option, ...]:
-    """The options of a strategy, in the order of its fields."""
-    words: Mapping[str, tuple[str, ...]] = getattr(strategy, "words", {})
-    return tuple(
-        Option(field.name, cast(int | str, field.default), tuple(words.get(field.name, ())))
-        for field in fields(strategy)
-    )
-
-
-def _chosen(strategy: type[Any], text: str) -> dict[str, Any]:
-    """``option=value,...`` as arguments for the class."""
-    known = {option.name: option for option in options_of(strategy)}
-    result: dict[str, Any] = {}
-    for part in filter(None, (item.strip() for item in text.split(","))):
-        key, _, value = part.partition("=")
-        if key not in known:
-            offered = ", ".join(sorted(known)) or "none"
-            raise UsageError(
-                f"strategy '{strategy.name}' has no option '{key}'", f"it has: {offered}"
-            )
-        option, where = known[key], f"{strategy.name}{{{key}={value}}}"
-        if option.allowed and value not in option.allowed:
-            raise UsageError(
-                f"{where}: there is no such word", f"words: {', '.join(option.allowed)}"
-            )
-        if isinstance(option.default, str):
-            result[key] = value
-        elif value.isascii() and value.isdigit():
-            result[key] = int(value)
-        else:
-            raise UsageError(f"{where}: a whole number is wanted")
-    return result

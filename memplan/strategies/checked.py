@@ -22,7 +22,7 @@ def checked(
 
     Raises:
         UsageError: the strategy cannot work on this problem, and says so.
-        MemplanError: it fails, or answers with what is no sequence of the problem.
+        MemplanError: it fails, or answers with what is not a sequence of the problem.
     """
     try:
         outcome = strategy.solve(problem, time_limit, progress)
@@ -33,9 +33,9 @@ def checked(
             raise
         raise _fault(strategy, f"fails: {type(error).__name__}: {error}") from error
     if not isinstance(outcome, Outcome):
-        raise _fault(strategy, f"answers with {outcome!r}, which is no Outcome")
+        raise _fault(strategy, f"answers with {outcome!r}, which is not an Outcome")
     sequence = np.asarray(outcome.decision.sequence)
-    reason = why_no_sequence(problem, sequence)
+    reason = why_not_a_sequence(problem, sequence)
     if reason:
         raise _fault(strategy, f"answers with a sequence that {reason}")
     # numba is slow to import: only when there is something to plan.
@@ -44,13 +44,13 @@ def checked(
     return replace(outcome, decision=decide(problem, sequence.astype(np.int64)))
 
 
-def why_no_sequence(problem: Problem, sequence: Ints) -> str:
-    """What makes ``sequence`` no sequence of the problem; empty: nothing."""
+def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
+    """What keeps ``sequence`` from being one of the problem; empty: nothing."""
     from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 
     count = len(problem.arrays.cost)
     if sequence.ndim != 1 or sequence.dtype.kind != "i":
-        return "is no list of node ids"
+        return "is not a list of node ids"
     # The evaluator is compiled and checks no index.
     if len(sequence) and not 0 <= sequence.min() <= sequence.max() < count:
         return f"names nodes beyond 0 to {count - 1}"
@@ -60,7 +60,7 @@ def why_no_sequence(problem: Problem, sequence: Ints) -> str:
     asked = np.bincount(problem.start, minlength=count)
     again = np.isin(np.arange(count), problem.arrays.maker)
     if (runs > asked)[~again].any():
-        return "runs nodes again that must not be"
+        return "recomputes nodes that must not be"
     if (runs < asked)[problem.protected].any():
         return "leaves out recomputations that were asked for"
     ordered = np.ascontiguousarray(sequence, dtype=np.int64)

@@ -2,14 +2,14 @@
 
 ``gradients(ys, xs, checkpoints=...)`` in memory_saving_gradients.py (Bulatov and Salimans,
 github.com/cybertronai/gradient-checkpointing, formerly of openai): the checkpoints stay, and
-everything else that lies between the parameters and the loss runs again, segment by segment, when
-the backward part comes to it. Budgets are not known there: one plan, that fits or not. Its fourth
-kind, ``memory``, is in :mod:`memplan.strategies.bottlenecks`.
+everything else that lies between the parameters and the loss is recomputed, segment by segment,
+when the backward part comes to it. Budgets are not known there: one plan, that fits or not. Its
+fourth kind, ``memory``, is in :mod:`memplan.strategies.bottlenecks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -17,14 +17,13 @@ from typing import ClassVar
 
 from memplan.errors import UsageError
 from memplan.solver.problem import Flags, Labels, Problem
-from memplan.solver.strategy import Outcome, Progress
-from memplan.strategies.keepset import Step, judge, step_of
+from memplan.strategies.keepset import KeepSet, TrainingStep
 
 _NEAR = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(KeepSet):
     """Outputs of convolutions and matrix products stay: what takes most time runs once."""
 
     name: ClassVar[str] = "speed"
@@ -32,15 +31,14 @@ class Speed:
     source: ClassVar[str] = "gradient-checkpointing (TensorFlow): checkpoints='speed'"
     ignores_budget: ClassVar[bool] = True
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The one plan there is.
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """The results of products.
 
         Raises:
-            UsageError: forward nodes are not known, or none of them is a convolution or product.
+            UsageError: no forward node is a convolution or a product.
         """
-        step, way = step_of(problem), differentiated(problem)
+        problem = step.problem
+        way = differentiated(problem)
         products = way if problem.intensive is None else way & problem.intensive
         chosen = [t for node in products.nonzero()[0].tolist() for t in step.links.writes[node]]
         if problem.intensive is None or not chosen:
@@ -48,11 +46,11 @@ class Speed:
                 "the forward part has no convolution and no matrix product to keep",
                 "name what is to be kept: --strategy 'list{names=a+b}', or use auto",
             )
-        return plan_with(step, chosen, progress)
+        yield roots_with(step, chosen)
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Named(KeepSet):
     """``names``: the tensors to keep, with ``+`` between them; ``*`` stands for any letters."""
 
     name: ClassVar[str] = "list"
@@ -61,44 +59,37 @@ class Named:
     ignores_budget: ClassVar[bool] = True
     names: str = ""
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The one plan there is.
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """The tensors that are named.
 
         Raises:
-            UsageError: forward nodes are not known, or a name is not one of their tensors.
+            UsageError: a name is not one of the forward part's tensors.
         """
-        step, labels = step_of(problem), _labels(problem)
+        labels = _labels(step.problem)
         wanted = list(filter(None, (name.strip() for name in self.names.split("+"))))
         if not wanted:
-            raise UsageError(
-                "strategy 'list' is told no names", "write --strategy 'list{names=a+b}'"
-            )
+            raise UsageError("strategy 'list' needs names", "write --strategy 'list{names=a+b}'")
         made = {labels.names[t]: t for t in _made(step)}
-        chosen = [t for name in wanted for t in _find(name, made, labels)]
-        return plan_with(step, chosen, progress)
+        yield roots_with(step, [t for name in wanted for t in _find(name, made, labels)])
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
-    """Tensors that the author marked in the file stay (:mod:`memplan.proto.marks`), and those that
-    ``--keep`` names."""
+class Collection(KeepSet):
+    """Tensors that the author marked in the file stay (:mod:`memplan.proto.metadata`), and those
+    that ``--keep`` names."""
 
     name: ClassVar[str] = "collection"
     summary: ClassVar[str] = "keep the tensors marked in the file or named by --keep"
     source: ClassVar[str] = "gradient-checkpointing (TensorFlow): checkpoints='collection'"
     ignores_budget: ClassVar[bool] = True
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The one plan there is.
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """The tensors that are marked.
 
         Raises:
-            UsageError: forward nodes are not known, or nothing of theirs is marked.
+            UsageError: nothing of the forward part is marked.
         """
-        step, labels = step_of(problem), _labels(problem)
+        labels = _labels(step.problem)
         chosen = [t for t in _made(step) if labels.marked[t]]
         if not chosen:
             raise UsageError(
@@ -106,25 +97,21 @@ class Collection:
                 "mark a node or value by metadata_props memplan.checkpoint = true, or name tensors "
                 "with --keep GLOB",
             )
-        return plan_with(step, chosen, progress)
+        yield roots_with(step, chosen)
 
 
-def plan_with(step: Step, checkpoints: Iterable[int], progress: Progress | None) -> Outcome:
-    """The plan in which only ``checkpoints`` (tensors) outlive their last use in forward.
+def roots_with(step: TrainingStep, checkpoints: Iterable[int]) -> set[int]:
+    """The roots to keep so that only ``checkpoints`` (tensors) outlive their last use in forward.
 
     What gradients do not flow through (masks, indices of the inputs) stays as well: the source
     copies no such operators either.
     """
-    problem, links = step.problem, step.links
-    way = differentiated(problem)
+    links, way = step.links, differentiated(step.problem)
     kept = {links.root[t] for t in checkpoints}
     for node in step.sequence[: step.cut]:
         if not way[node]:
             kept.update(links.root[t] for t in links.writes[node])
-    decision = judge(problem, step.sequence_for(kept))
-    if progress is not None and decision.feasible:
-        progress(decision.peak, decision.extra_cost / (problem.base_cost or 1.0))
-    return Outcome(decision)
+    return kept
 
 
 def differentiated(problem: Problem) -> Flags:
@@ -139,7 +126,7 @@ def _labels(problem: Problem) -> Labels:
     return problem.labels
 
 
-def _made(step: Step) -> list[int]:
+def _made(step: TrainingStep) -> list[int]:
     """What the forward part makes, in order."""
     found = (t for node in step.sequence[: step.cut] for t in step.links.writes[node])
     return list(dict.fromkeys(found))

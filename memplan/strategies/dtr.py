@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.solver.problem import Problem
-from memplan.solver.strategy import Outcome, Progress
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours
-from memplan.strategies.keepset import Contest
+from memplan.strategies.keepset import Baseline, Contest
 from memplan.strategies.links import links_of
 
 # Runs with other budgets of its own, since its accounting differs from the runtime's.
@@ -25,7 +23,7 @@ _MORE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Dtr:
+class Dtr(Baseline):
     """``heuristic``: h_eq counts the cost of evicted neighbours, by classes that are only ever
     merged; h_local the storage's own cost.
 
@@ -40,13 +38,9 @@ class Dtr:
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"heuristic": ("h_eq", "h_local")}
     heuristic: str = "h_eq"
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The best of a few runs; the start where none ended within ``time_limit`` seconds."""
-        contest = Contest(problem, time_limit, progress)
-        if contest.start.feasible:
-            return Outcome(contest.start)
+    def compete(self, contest: Contest) -> None:
+        """A few runs; none where none ended within the time."""
+        problem = contest.problem
         links = links_of(problem)
         neighbours = Neighbours.of(links) if self.heuristic == "h_eq" else None
         budget, stuck, over = problem.budget, 0, 0
@@ -66,4 +60,3 @@ class Dtr:
             if slack == 0 or following == budget or contest.late:
                 break
             budget = following
-        return Outcome(contest.best)

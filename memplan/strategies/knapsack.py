@@ -3,22 +3,21 @@
 ``choose_saved_values_set`` in torch/_functorch/partitioners.py and ``dp_knapsack`` in
 torch/_functorch/_activation_checkpointing/knapsack.py (PyTorch 2.x): of the nodes that the minimum
 cut bans from recomputation, a 0/1 knapsack keeps those that save most time within a share of the
-memory that the cut takes; the others may run again, and the cut is made anew. It sees the boundary
-between forward and backward only, never the peak.
+memory that the cut takes; the others may be recomputed, and the cut is made anew. It sees the
+boundary between forward and backward only, never the peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from memplan.solver.problem import Floats, Problem
-from memplan.solver.strategy import Outcome, Progress
-from memplan.strategies.keepset import Contest, Step, step_of
+from memplan.solver.problem import Floats
+from memplan.strategies.keepset import KeepSet, TrainingStep
 from memplan.strategies.mincut import StashGraph
 
 # Memory is counted in this many parts of the whole (PyTorch's S).
@@ -28,7 +27,7 @@ _SHARES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Knapsack:
+class Knapsack(KeepSet):
     """``budget``: percent of the stash that may be kept; 0 tries 40 shares, takes the cheapest plan
     that really fits. ``cut``: 1 as PyTorch does; 0 for the plain knapsack, in which every stash is
     an item that is worth the time of its own node.
@@ -41,29 +40,14 @@ class Knapsack:
     budget: int = 0
     cut: int = 1
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The best plan of the shares tried within ``time_limit`` seconds.
-
-        Raises:
-            UsageError: the problem does not say which nodes are forward.
-        """
-        step = step_of(problem)
-        contest = Contest(problem, time_limit, progress)
-        if contest.start.feasible:
-            return Outcome(contest.start)
-        choice = _Expensive(step, contest) if self.cut else _Stashes(step)
-        shares = [self.budget * _UNITS // 100] if self.budget else spread(_SHARES, _UNITS)
-        tried: set[frozenset[int]] = set()
-        for share in shares:
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """The best packing of every share that is tried."""
+        choice = _Expensive(step, late) if self.cut else _Stashes(step)
+        for share in [self.budget * _UNITS // 100] if self.budget else spread(_SHARES, _UNITS):
             kept = choice.kept(share)
-            if kept is not None and kept not in tried:
-                tried.add(kept)
-                contest.offer(step.sequence_for(kept))
-            if contest.late:
-                break
-        return Outcome(contest.best)
+            if kept is None:
+                return
+            yield kept
 
 
 def spread(count: int, whole: int) -> list[int]:
@@ -78,7 +62,7 @@ def spread(count: int, whole: int) -> list[int]:
 class _Stashes:
     """Every stash is an item."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrainingStep) -> None:
         links = step.links
         self.items = [root for root in step.stash if root not in links.fixed]
         total = sum(links.nbytes[root] for root in self.items)
@@ -93,12 +77,12 @@ class _Stashes:
 
 
 class _Expensive:
-    """The nodes that the minimum cut does not run again are items; it is cut anew around them."""
+    """The nodes that the minimum cut does not recompute are items; it is cut anew around them."""
 
-    def __init__(self, step: Step, contest: Contest) -> None:
-        self.graph, self.contest, links = StashGraph(step), contest, step.links
+    def __init__(self, step: TrainingStep, late: Callable[[], bool]) -> None:
+        self.graph, self.late, links = StashGraph(step), late, step.links
         self.items = sorted(self.graph.expensive())
-        kept = self.graph.cut(set(self.items), lambda: contest.late)
+        kept = self.graph.cut(set(self.items), late)
         total = sum(links.nbytes[root] for root in kept or ())
         size = [sum(links.nbytes[t] for t in links.writes[node]) for node in self.items]
         self.packing = Packing(
@@ -112,7 +96,7 @@ class _Expensive:
         """
         chosen = range(len(self.items)) if share >= _UNITS else self.packing.chosen(share)
         banned = {self.items[k] for k in chosen}
-        kept = self.graph.cut(banned, lambda: self.contest.late)
+        kept = self.graph.cut(banned, self.late)
         return None if kept is None else frozenset(kept)
 
 

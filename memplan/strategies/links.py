@@ -68,7 +68,7 @@ def _roots(arrays: Arrays, order: Ints) -> list[int]:
 def boundary(problem: Problem) -> int:
     """The position in ``problem.start`` at which the backward part begins.
 
-    That is right behind the last forward node that is no view: views stand before their first
+    That is right behind the last forward node that is not a view: views stand before their first
     reader, which may be in the backward part.
 
     Raises:

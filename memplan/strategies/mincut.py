@@ -7,17 +7,15 @@ What stands there for fusion by its compiler is left out: nothing is fused here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.solver.maxflow import Run, cut
-from memplan.solver.problem import Problem
-from memplan.solver.strategy import Outcome, Progress
-from memplan.strategies.keepset import Contest, Step, step_of
+from memplan.strategies.keepset import KeepSet, TrainingStep
 
 # A node whose output is this much smaller than its inputs is a reduction: cheap to keep, so never
-# run again (``ban_if_reduction`` there).
+# recomputed (``ban_if_reduction`` there).
 _REDUCTION = 4
 # Bytes weigh more with every node between a tensor and the backward part, up to so many
 # (``get_node_weight`` there): near ones are preferred.
@@ -25,7 +23,7 @@ _FARTHER, _FARTHEST = 1.1, 100
 
 
 @dataclass(frozen=True, slots=True)
-class MinCut:
+class MinCut(KeepSet):
     """``ban``: 1 not to recompute matrix products, convolutions and reductions (as PyTorch does);
     0 to recompute whatever can be. There is no budget: one plan, that fits or not.
     """
@@ -36,22 +34,12 @@ class MinCut:
     source: ClassVar[str] = "PyTorch 2.x: min_cut_rematerialization_partition"
     ban: int = 1
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The plan of the cut; the start if that fits or if time is over before.
-
-        Raises:
-            UsageError: the problem does not say which nodes are forward.
-        """
-        step = step_of(problem)
-        contest = Contest(problem, time_limit, progress)
-        if not contest.start.feasible:
-            graph = StashGraph(step)
-            kept = graph.cut(graph.expensive() if self.ban else set(), lambda: contest.late)
-            if kept is not None:
-                contest.offer(step.sequence_for(kept))
-        return Outcome(contest.best)
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """The one cut there is; nothing if time is over before it is found."""
+        graph = StashGraph(step)
+        kept = graph.cut(graph.expensive() if self.ban else set(), late)
+        if kept is not None:
+            yield kept
 
 
 class StashGraph:
@@ -60,7 +48,7 @@ class StashGraph:
     ``made_by`` are those nodes, views of a storage among them; ``sources`` the storages they read.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrainingStep) -> None:
         self.step, self.links = step, step.links
         self.made_by: dict[int, set[int]] = {}
         self.sources: dict[int, set[int]] = {}
@@ -83,7 +71,7 @@ class StashGraph:
         self.weight = self._weights()
 
     def expensive(self) -> set[int]:
-        """Nodes that PyTorch would rather not run again, where they can be."""
+        """Nodes that PyTorch would rather not recompute, where they can be."""
         problem, links = self.step.problem, self.links
         found = set()
         for node in set().union(*self.made_by.values()):
@@ -98,7 +86,7 @@ class StashGraph:
         return found
 
     def cut(self, banned: Set[int], late: Callable[[], bool]) -> set[int] | None:
-        """The roots to keep so that no ``banned`` node runs again, or None when it got late."""
+        """The roots to keep so that no ``banned`` node is recomputed, or None when it got late."""
         found = cut(
             self.weight,
             given=(),

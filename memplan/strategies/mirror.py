@@ -12,21 +12,19 @@ the backward part. Where the source walks hash tables, here the order is that of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from memplan.solver.problem import Problem
-from memplan.solver.strategy import Outcome, Progress
-from memplan.strategies.keepset import Step, judge, step_of
+from memplan.strategies.keepset import KeepSet, TrainingStep
 
 COST, KIND = "cost", "kind"
 
 
 @dataclass(frozen=True, slots=True)
-class Mirror:
+class Mirror(KeepSet):
     """``function``: which operators are cheap, by ``cost`` (at most ``times`` the median seconds
     per byte made in the forward part) or by ``kind`` (all but products and convolutions).
     ``test``: 1 for the storage test as published; 0 to mirror whatever is cheap, as MXNet did
@@ -46,33 +44,22 @@ class Mirror:
     times: int = 4
     test: int = 1
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The one plan there is.
-
-        Raises:
-            UsageError: the problem does not say which nodes are forward.
-        """
-        step = step_of(problem)
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """What is not on the mirror path."""
         graph = MirrorGraph(step, cheap_nodes(step, self.function, self.times))
         mirrored = graph.mirrored(bool(self.test))
         links = step.links
         # A view on the path of what is not, or the other way round, keeps the storage.
-        kept = {
+        yield {
             links.root[t]
             for node in graph.nodes
             if node not in mirrored
             for t in links.writes[node]
         }
-        decision = judge(problem, step.sequence_for(kept))
-        if progress is not None and decision.feasible:
-            progress(decision.peak, decision.extra_cost / (problem.base_cost or 1.0))
-        return Outcome(decision)
 
 
-def cheap_nodes(step: Step, function: str, times: int) -> set[int]:
-    """Forward nodes that the mirror function accepts; none that must not run again."""
+def cheap_nodes(step: TrainingStep, function: str, times: int) -> set[int]:
+    """Forward nodes that the mirror function accepts; none that must not be recomputed."""
     problem, links = step.problem, step.links
     assert problem.forward is not None  # else step_of has refused
     nodes = [node for node in problem.order.tolist() if problem.forward[node]]
@@ -94,7 +81,7 @@ class MirrorGraph:
     outputs: nodes of which no forward node reads anything.
     """
 
-    def __init__(self, step: Step, cheap: set[int]) -> None:
+    def __init__(self, step: TrainingStep, cheap: set[int]) -> None:
         arrays = step.problem.arrays
         forward = step.problem.forward
         assert forward is not None

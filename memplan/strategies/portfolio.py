@@ -6,36 +6,63 @@ a time limit (``iterations``) everything runs one after the other and depends on
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from memplan.solver.evaluate import decide
 from memplan.solver.problem import Decision, Ints, Problem, better
-from memplan.solver.search.anytime import SearchOptions, solve
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
 from memplan.solver.strategy import Progress
-from memplan.strategies.peers import peer_decisions
+from memplan.strategies.dtr import Dtr
+from memplan.strategies.keepset import Baseline
+from memplan.strategies.knapsack import Knapsack
+from memplan.strategies.mincut import MinCut
+from memplan.strategies.segments import Segments
 
-# Share of the time for a search in the file's order (what the certificate speaks of) when nodes may
-# move, and for the first stage when they may not: the second goes on from the better result.
-_IN_ORDER = 0.3
-_FIRST_STAGE = 0.4
-# Share of the time for the plans of published planners, and while nothing else fits; how many of
-# them the search starts from.
-_PEERS, _PEERS_PATIENT, _FOLLOWED = 0.25, 0.5, 3
-_POLL_SECONDS = 0.1
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PortfolioParams:
+    """Constants of the portfolio; none of them was tuned on a record that we have."""
+
+    in_order: float = 0.3
+    """Share of the time for a search in the file's order, which is what the certificate speaks of,
+    when nodes may move."""
+    first_stage: float = 0.4
+    """Share of the first of two stages when they may not: the second goes on from the better
+    result (0: greedy only)."""
+    baselines: float = 0.25
+    """Share of the time for the plans of published planners (0: their plans are not looked at,
+    unless nothing else fits)."""
+    baselines_patient: float = 0.5
+    """The same while nothing else fits."""
+    one_baseline: float = 0.6
+    """Share of what is left of that for each: none may use up the time of those behind it."""
+    followed: int = 3
+    """How many of their plans are starts of a search (0: none)."""
+    poll_seconds: float = 0.1
+    """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortfolioOptions:
-    """``order``: nodes may be moved. ``certify``: look for a lower bound beside the search."""
+    """``order``: nodes may be moved. ``iterations``: rounds instead of time, see
+    :class:`~memplan.solver.search.params.SearchOptions`. ``certify``: look for a lower bound beside
+    the search.
+    """
 
     order: bool = True
     seed: int = 0
     iterations: int = 0
     certify: bool = True
+    params: PortfolioParams = PortfolioParams()
+    search: SearchParams = PARAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +95,40 @@ def _one_by_one(
     problem: Problem, time_limit: float, options: PortfolioOptions, progress: Progress | None
 ) -> Decision:
     limit = time_limit if not options.iterations else float("inf")
-    fixed = SearchOptions(order=False, seed=options.seed, iterations=options.iterations)
+    fixed = SearchOptions(
+        order=False, seed=options.seed, iterations=options.iterations, params=options.search
+    )
     best = solve(problem, limit, fixed, progress)
     if options.order:
         moved = solve(problem, limit, replace(fixed, order=True), progress)
         best = moved if better(moved, best) else best
     return best
+
+
+def baseline_decisions(
+    problem: Problem, left: Callable[[], float], share: float = 0.6
+) -> Iterator[tuple[str, Decision]]:
+    """What published planners decide, by name, quickest first, while ``left()`` seconds are left.
+
+    The search starts from their plans, too: where one of them has a better idea, ours is at least
+    as good. Those that must know the forward nodes are left out where the problem does not say.
+    Each is given ``share`` of the time left.
+    """
+    local = Dtr(heuristic="h_local")
+    planners: tuple[Baseline, ...] = (
+        Knapsack(cut=0),
+        Segments(),
+        local,
+        Knapsack(),
+        MinCut(),
+        Dtr(),
+    )
+    for planner in planners:
+        seconds = left()
+        if seconds <= 0:
+            return
+        if problem.forward is not None or isinstance(planner, Dtr):
+            yield planner.name, planner.solve(problem, share * seconds).decision
 
 
 class _Portfolio:
@@ -87,9 +142,11 @@ class _Portfolio:
         progress: Progress | None,
     ) -> None:
         self.problem, self.options, self.progress = problem, options, progress
+        self.params = options.params
         self.limit = time_limit
         self.halt = threading.Event()
         self.best: Decision | None = None
+        self.source = ""
         self.fixed_best: Decision | None = None
         self.shared: Ints | None = None
         self.certificate = NO_CERTIFICATE
@@ -117,26 +174,41 @@ class _Portfolio:
                 self.halt.set()
         if self.best is None:
             raise KeyboardInterrupt
-        return self.best, self._final_certificate()
+        certificate = self._final_certificate()
+        _LOG.info(
+            "plan by %s after %.1f s; %s",
+            self.source,
+            time.perf_counter() - self.started,
+            self._why_stopped(certificate),
+        )
+        return self.best, certificate
+
+    def _why_stopped(self, certificate: Certificate) -> str:
+        assert self.best is not None
+        if self.best.feasible and self.best.extra_cost <= certificate.seconds * (1 + 1e-9):
+            return "nothing can be cheaper"
+        return "time is over" if self._left() <= 0 else "nothing more came"
 
     def _explore(self, pool: ThreadPoolExecutor) -> None:
         """One thread explores orders all the time, the other after a search in the file's order
         and from the plans of others."""
-        free = SearchOptions(seed=self.options.seed)
+        free = SearchOptions(seed=self.options.seed, params=self.options.search)
         first = pool.submit(self._search, free, self.limit)
-        fixed = pool.submit(self._search, replace(free, order=False), _IN_ORDER * self.limit)
+        fixed = pool.submit(
+            self._search, replace(free, order=False), self.params.in_order * self.limit
+        )
         self._wait([fixed])
         self._certify(pool)
         searches = [first]
         if self._left() > 0 and not self._closed():
             other = replace(free, seed=free.seed + 1)
-            searches.append(pool.submit(self._follow_peers, other))
+            searches.append(pool.submit(self._follow_baselines, other))
         self._wait(searches)
 
-    def _follow_peers(self, options: SearchOptions) -> None:
+    def _follow_baselines(self, options: SearchOptions) -> None:
         """Explore from what published planners decide, too."""
-        until = self._left() - _PEERS * self.limit
-        patient = self._left() - _PEERS_PATIENT * self.limit
+        until = self._left() - self.params.baselines * self.limit
+        patient = self._left() - self.params.baselines_patient * self.limit
         found: list[Decision] = []
 
         def left() -> float:
@@ -144,18 +216,18 @@ class _Portfolio:
             lost = self.best is None or not self.best.feasible
             return 0.0 if over else self._left() - (patient if lost else until)
 
-        for decision in peer_decisions(self.problem, left):
+        for name, decision in baseline_decisions(self.problem, left, self.params.one_baseline):
             found.append(decision)
-            self._keep(decision)
+            self._keep(decision, name)
         found.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
-        starts = tuple(decision.sequence for decision in found[:_FOLLOWED])
+        starts = tuple(decision.sequence for decision in found[: self.params.followed])
         if self._left() > 0:
             self._search(replace(options, starts=starts), self._left())
 
     def _keep_order(self, pool: ThreadPoolExecutor) -> None:
         """Two stages of two searches in the file's order."""
-        fixed = SearchOptions(order=False, seed=self.options.seed)
-        for stage, share in enumerate((_FIRST_STAGE, 1.0)):
+        fixed = SearchOptions(order=False, seed=self.options.seed, params=self.options.search)
+        for stage, share in enumerate((self.params.first_stage, 1.0)):
             if self._left() <= 0 or self._closed():
                 return
             seconds = min(share * self.limit, self._left())
@@ -175,7 +247,7 @@ class _Portfolio:
     def _wait(self, futures: list[Future[None]]) -> None:
         """Join the searches, but stay open to Ctrl-C."""
         while True:
-            done, pending = wait(futures, timeout=_POLL_SECONDS)
+            done, pending = wait(futures, timeout=self.params.poll_seconds)
             for future in done:
                 future.result()
             if not pending:
@@ -185,7 +257,7 @@ class _Portfolio:
         decision = solve(
             self.problem, seconds, options, self._tell(), self._enough, self._meet(options)
         )
-        self._keep(decision)
+        self._keep(decision, "search")
         with self.lock:
             if not options.order and (self.fixed_best is None or better(decision, self.fixed_best)):
                 self.fixed_best = decision
@@ -251,13 +323,19 @@ class _Portfolio:
         """A plan that the certificate came upon, evaluated like any other."""
         # It knows nothing of recomputations that were asked for.
         if not self.problem.protected.any():
-            self._keep(decide(self.problem, sequence))
+            self._keep(decide(self.problem, sequence), "certificate")
 
-    def _keep(self, decision: Decision) -> None:
-        """Remember a decision if it is the best so far."""
+    def _keep(self, decision: Decision, source: str) -> None:
+        """Remember a decision if it is the best so far, and who made it."""
         with self.lock:
-            if self.best is None or better(decision, self.best):
-                self.best = decision
+            if self.best is not None and not better(decision, self.best):
+                return
+            self.best, self.source = decision, source
+        base = self.problem.base_cost or 1.0
+        if decision.feasible:
+            _LOG.info("best so far: +%.3f%% by %s", 100 * decision.extra_cost / base, source)
+        else:
+            _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
 
     def _final_certificate(self) -> Certificate:
         """Never a bound above the plan: a moved order is not what a fixed-order bound speaks of."""

@@ -14,11 +14,14 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from memplan.errors import UsageError
+from memplan.solver.strategy import Strategy
+from memplan.strategies.spec import NAME
 
 GROUP = "memplan.strategies"
 OWN = "memplan"
 """The owner of built-in strategies."""
-NAME = r"[A-Za-z0-9_-]+"
+# Class variables of a strategy that may be left out.
+_DEFAULTS = {"words": Mapping, "ignores_budget": bool, "clone_tags": Mapping}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +36,23 @@ class Offer:
     load: Callable[[], object]
 
     def strategy(self) -> type[Any]:
-        """The class, imported and checked.
+        """The class, imported and checked; what it leaves out of :class:`Strategy` is put there.
 
         Raises:
-            UsageError: it cannot be imported, or is no strategy.
+            UsageError: it cannot be imported, or is not a strategy.
         """
         try:
             found = self.load()
         except Exception as error:  # whatever the import of a foreign module raises
             raise self._unusable(f"{type(error).__name__}: {error}") from error
         # Ours may go by another name, too (auto).
-        reason = "" if self.owner == OWN else why_no_strategy(found, self.name)
+        reason = "" if self.owner == OWN else why_not_a_strategy(found, self.name)
         if reason:
             raise self._unusable(reason)
         assert isinstance(found, type)
+        for attribute in _DEFAULTS:
+            if not hasattr(found, attribute):
+                setattr(found, attribute, getattr(Strategy, attribute))
         return found
 
     def _unusable(self, reason: str) -> UsageError:
@@ -89,17 +95,20 @@ def only(offers: list[Offer]) -> Offer:
     return offers[0]
 
 
-def why_no_strategy(found: object, name: str) -> str:
+def why_not_a_strategy(found: object, name: str) -> str:
     """What is wrong with a class that is offered as the strategy ``name``; empty: nothing."""
     if not re.fullmatch(NAME, name):
         return "its name is not made of letters, digits, - and _"
     if not isinstance(found, type) or not is_dataclass(found):
-        return f"{found!r} is no dataclass"
+        return f"{found!r} is not a dataclass"
     for attribute in ("name", "summary", "source"):
         if not isinstance(getattr(found, attribute, None), str):
             return f"{found.__name__} has no text '{attribute}'"
     if getattr(found, "name", "") != name:
         return f"its class is named '{getattr(found, 'name', '')}'"
+    for attribute, wanted in _DEFAULTS.items():
+        if not isinstance(getattr(found, attribute, getattr(Strategy, attribute)), wanted):
+            return f"{found.__name__}.{attribute} is not a {wanted.__name__.lower()}"
     if not callable(getattr(found, "solve", None)):
         return f"{found.__name__} has no method 'solve'"
     for field in fields(found):

@@ -1,7 +1,7 @@
 """Segments: the sublinear-memory schedule of Chen, Xu, Zhang and Guestrin.
 
 'Training deep nets with sublinear memory cost' (arXiv 1604.06174, 2016), sections 3 and 4: the
-forward part is cut into segments; only what crosses a cut is kept, and a segment runs again when
+forward part is cut into segments; only what crosses a cut is kept, and a segment is recomputed when
 the backward part comes to it. The last segment is kept whole, as it is needed at once (PyTorch's
 ``checkpoint_sequential`` does the same).
 """
@@ -9,21 +9,21 @@ the backward part comes to it. The last segment is kept whole, as it is needed a
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from memplan.solver.problem import Ints, Problem
-from memplan.solver.strategy import Outcome, Progress
-from memplan.strategies.keepset import Contest, Step, step_of
+from memplan.solver.problem import Ints
+from memplan.strategies.keepset import KeepSet, TrainingStep
 
 # Counts that a sweep tries one by one; beyond them it goes on by a quarter at a time.
 _EVERY_COUNT = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class Segments(KeepSet):
     """``count``: number of segments; 0 tries many counts and takes the cheapest that fits."""
 
     name: ClassVar[str] = "segments"
@@ -31,28 +31,11 @@ class Segments:
     source: ClassVar[str] = "Chen, Xu, Zhang, Guestrin: arXiv 1604.06174 (2016), sections 3 and 4"
     count: int = 0
 
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The best plan of the counts tried within ``time_limit`` seconds.
-
-        Raises:
-            UsageError: the problem does not say which nodes are forward.
-        """
-        step = step_of(problem)
-        contest = Contest(problem, time_limit, progress)
-        if contest.start.feasible:
-            return Outcome(contest.start)
+    def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
+        """What crosses the cuts of every count that is tried."""
         forward = _Forward(step)
-        tried: set[tuple[int, ...]] = set()
         for count in [self.count] if self.count else _counts(len(step.stash)):
-            cuts = forward.cuts(count)
-            if tuple(cuts) not in tried:
-                tried.add(tuple(cuts))
-                contest.offer(step.sequence_for(forward.kept(cuts)))
-            if contest.late:
-                break
-        return Outcome(contest.best)
+            yield forward.kept(forward.cuts(count))
 
 
 def _counts(most: int) -> list[int]:
@@ -70,7 +53,7 @@ class _Forward:
     first write and the last forward read of every storage, by root.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrainingStep) -> None:
         links = step.links
         self.birth: dict[int, int] = {}
         self.last: dict[int, int] = {}

@@ -19,7 +19,7 @@ import pytest
 
 from helpers.models import DIMS, ROOT, SAMPLES, SHARED
 from memplan.errors import RuntimeUnavailableError
-from memplan.ir.copies import COPY_OPS
+from memplan.ops.kernels import COPY_OPS
 from memplan.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs

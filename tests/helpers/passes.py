@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.graphs import TUNED, open_text
 from memplan.passes.manager import (
-    run_passes,
+    PassManager,
 )
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
@@ -13,7 +13,7 @@ from memplan.simulate.timeline import simulate
 def applied(text: str, *passes: object) -> OpenModel:
     """The model in ``text`` behind ``passes``."""
     model = open_text(text)
-    return run_passes(model, simulate(model.graph, TUNED), passes)[-1].model  # type: ignore[arg-type]
+    return PassManager(passes).run(model, simulate(model.graph, TUNED))[-1].model  # type: ignore[arg-type]
 
 
 def nodes(model: OpenModel) -> str:

@@ -14,7 +14,6 @@ import onnxruntime as ort
 
 from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
-from memplan.shapes.bodies import body_models
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import place
 
@@ -47,7 +46,7 @@ def main() -> None:
             prepared = prepare(model, Path("case.onnx"), {})
         except MemplanError:
             continue
-        graph = build_graph(prepared.bound, prepared.types, body_models)
+        graph = build_graph(prepared.bound, prepared.types)
         on_cpu = 0 in place(graph)[1].host_nodes
         compared += 1
         if on_cpu != (placed["node"] == "CPUExecutionProvider"):

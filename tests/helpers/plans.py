@@ -13,15 +13,17 @@ from memplan.errors import InfeasibleError, UsageError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import differentiated
 from memplan.ops.cost import DEVICES, node_costs
+from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
+from memplan.planning.verify import ensure
 from memplan.runtime.child import profiled_runs
 from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import simulate
+from memplan.simulate.timeline import Timeline, simulate
 from memplan.strategies.builtin import parse_strategy
 
 TUNED = session_kind("tuned")
@@ -30,6 +32,29 @@ TUNED = session_kind("tuned")
 def estimate(graph: Graph) -> list[float]:
     """Costs that no machine changes."""
     return node_costs(graph, DEVICES["cpu"], "cpu")
+
+
+def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
+    """The request for a budget ``share`` of the way from the floor to the peak."""
+    peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    values = small_constants(model.prepared.bound.graph)
+    request = PlanRequest(model.graph, TUNED, peak, estimate, values)
+    first = prepare(request)
+    floor = first.resident_bytes + first.floor.with_workspace
+    budget = int(floor + share * (peak - floor))
+    return prepare(PlanRequest(model.graph, TUNED, budget, estimate, values)), budget
+
+
+def plan_and_apply(model: OpenModel, share: float) -> tuple[onnx.ModelProto, Plan, Timeline]:
+    """A few rounds of search for such a budget, applied and verified."""
+    request, _ = prepared_for(model, share)
+    plan = make_plan(request, parse_strategy("search{iterations=6}"), 10.0)
+    rewritten = apply_plan(model.prepared.proto, plan, model.prepared.dims)
+    return (
+        rewritten,
+        plan,
+        ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED),
+    )
 
 
 # All that are built in, with options that change what they do.

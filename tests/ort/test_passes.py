@@ -15,10 +15,9 @@ from helpers.random_graphs import models
 from memplan.api.validate.interface import without_inputs
 from memplan.ir.reach import trained_outputs
 from memplan.passes.base import Pass
-from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
-from memplan.passes.manager import run_passes
-from memplan.passes.order import Order
+from memplan.passes.manager import PassManager
+from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model
@@ -49,7 +48,7 @@ def test_real_training_graphs(path: Path) -> None:
     before = simulate(model.graph, TUNED)
     # The sample models are large; narrowed, they show all passes at once.
     for wrt in [half(model)] if path.parent == SAMPLES else [(), half(model)]:
-        steps = run_passes(model, before, all_passes(wrt))
+        steps = PassManager(all_passes(wrt)).run(model, before)
         gone = tuple(name for step in steps for name in step.removed_inputs)
         after = steps[-1]
         fewer = without_inputs(source.inputs, source.feeds, gone)
@@ -69,7 +68,7 @@ def test_real_training_graphs(path: Path) -> None:
 def test_random_graphs(model: onnx.ModelProto) -> None:
     before = opened(prepare_model(model, Path("random.onnx"), {}))
     timeline = simulate(before.graph, TUNED)
-    after = run_passes(before, timeline, all_passes())[-1]
+    after = PassManager(all_passes()).run(before, timeline)[-1]
     feeds = synthesize(before.graph)
     reference, _ = outputs_of(model, feeds)
     outputs, result = outputs_of(after.model.prepared.proto, feeds)

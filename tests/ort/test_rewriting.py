@@ -13,46 +13,17 @@ from hypothesis import strategies as st
 from helpers.graphs import open_text
 from helpers.models import each, runnable_models
 from helpers.originals import original
-from helpers.plans import TUNED, estimate, outputs_of
+from helpers.plans import outputs_of, plan_and_apply
 from helpers.random_graphs import models
 from helpers.training_steps import STEPS
 from memplan.errors import InfeasibleError
-from memplan.planning.apply import apply_plan
-from memplan.planning.plan import Plan
-from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.planning.verify import ensure
 from memplan.runtime.inputs import synthesize
-from memplan.shapes.fold import small_constants
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
-from memplan.simulate.timeline import Timeline, simulate
-from memplan.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.ort
 
 SHARE, SHARES = 0.6, (0.8, 0.6, 0.4)  # of real graphs, and of small steps
-
-
-def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
-    """The request for a budget ``share`` of the way from the floor to the peak."""
-    peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
-    values = small_constants(model.prepared.bound.graph)
-    request = PlanRequest(model.graph, TUNED, peak, estimate, values)
-    first = prepare(request)
-    floor = first.resident_bytes + first.floor.with_workspace
-    budget = int(floor + share * (peak - floor))
-    return prepare(PlanRequest(model.graph, TUNED, budget, estimate, values)), budget
-
-
-def plan_and_apply(model: OpenModel, share: float) -> tuple[onnx.ModelProto, Plan, Timeline]:
-    request, _ = prepared_for(model, share)
-    plan = make_plan(request, parse_strategy("search{iterations=6}"), 10.0)
-    rewritten = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    return (
-        rewritten,
-        plan,
-        ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED),
-    )
 
 
 @pytest.mark.parametrize("path", each(runnable_models()))

@@ -17,11 +17,10 @@ from memplan.autodiff.optimizers import parse_optimizer
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.layers import ScanLayer, scan_layers
+from memplan.proto.checks import find_fault
 from memplan.proto.external import check_reachable, repoint_external_data
-from memplan.proto.faults import find_fault
-from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.proto.metadata import PHASE_KEY, node_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import inline_functions, name_nodes
@@ -260,7 +259,7 @@ def _check_loss(loss: str, graph: onnx.GraphProto, found: TensorType) -> None:
         )
     if found.elements != 1 or not found.is_float:
         raise ModelError(
-            f"the loss '{loss}' is no float scalar",
+            f"the loss '{loss}' is not a float scalar",
             "reduce it first, for example by ReduceMean; or let --loss cross-entropy or mse build "
             "one behind --logits; memplan.gradients takes tensors of any shape",
         )

@@ -19,7 +19,7 @@ from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.proto.external import external_tensors
-from memplan.proto.marks import carry_marks
+from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model

@@ -10,7 +10,7 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import with_loops
 from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import InfeasibleError, MemplanError, UsageError
-from memplan.passes.manager import PassStep, run_passes, without_order
+from memplan.passes.manager import PassManager, PassStep, without_order
 from memplan.plain.finish import PlainModel
 from memplan.plain.plan import plan_plain
 from memplan.planning.costs import NodeCosts
@@ -109,7 +109,7 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
     """
     steps = (
         *candidate.loops,
-        *run_passes(candidate.model, candidate.timeline, goal.passes),
+        *PassManager(goal.passes).run(candidate.model, candidate.timeline),
     )
     plans: list[Planned] = []
     failure: MemplanError | None = None
@@ -120,7 +120,7 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
             failure = error
     if failure is not None and not plans:
         raise failure
-    if getattr(goal.strategy, "ignores_budget", False):
+    if goal.strategy.ignores_budget:
         return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
     return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
 

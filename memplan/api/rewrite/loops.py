@@ -21,13 +21,14 @@ from memplan.loops.step import PairStep, read_step
 from memplan.passes.manager import PassStep
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
-from memplan.shapes.infer import symbolic_dims
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Strategy
 from memplan.strategies.builtin import Search
+from memplan.units import counted
 
 NAME = "recurrent"
 _TRIALS = 24
@@ -145,7 +146,8 @@ class _Maker:
         after = opened(prepare(proto, prepared.path, dims), self.loss)
         changes = tuple(_change(step, kept) for step, kept in rows)
         count = sum(len(change.recomputed) for change in changes)
-        note = f"{count} nodes run again at every step of {len(changes)} backward loops"
+        loops = counted(len(changes), "backward loop")
+        note = f"{counted(count, 'node')} recomputed at every step of {loops}"
         timeline = simulate(after.graph, self.session)
         return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
 

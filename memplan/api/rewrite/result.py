@@ -18,6 +18,7 @@ from memplan.plain.finish import PlainModel
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
 from memplan.simulate.timeline import Timeline
+from memplan.units import counted
 
 SCHEMA = "memplan.rewrite/1"
 
@@ -70,9 +71,10 @@ class Rewrite:
     @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
-        again = f"{self.plan.clones} nodes run again" if self.plan.clones else "nothing runs again"
+        clones = self.plan.clones
+        note = f"{counted(clones, 'node')} recomputed" if clones else "nothing is recomputed"
         fused = self.optimized.timeline if self.optimize_level != "none" else None
-        first, last = self.original.timeline, (self.timeline, again)
+        first, last = self.original.timeline, (self.timeline, note)
         return waterfall(first, fused, self.optimize_level, self.passes, last)
 
     def as_json(self) -> dict[str, object]:

@@ -24,7 +24,7 @@ def removed_names(metadata: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
 def removed_notes(removed: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The same as sentences."""
     return [
-        f"{len(names)} {which}s are gone from the rewritten model (--wrt), so they are not "
+        f"{len(names)} {which}s were removed from the rewritten model (--wrt), so they are not "
         f"{'compared' if which == 'output' else 'fed'}: {some_names(names)}"
         for which, names in removed.items()
         if names

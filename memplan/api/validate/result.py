@@ -110,7 +110,7 @@ class Validation:
         lines = []
         c = self.comparison
         if self.equality == "bitwise":
-            lines.append(f"outputs: all {c.outputs} bitwise equal")
+            lines.append(f"outputs: {'all ' if c.outputs > 1 else ''}{c.outputs} bitwise equal")
         else:
             lines.append(
                 f"outputs: {c.differing} of {c.outputs} differ, at most {c.max_abs_diff:.3g} "

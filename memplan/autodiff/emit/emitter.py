@@ -14,9 +14,8 @@ from onnx import helper, numpy_helper
 
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import ScanRecompute
-from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import domain_of
 from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type

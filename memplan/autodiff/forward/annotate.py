@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emit.emitter import infer_types
 from memplan.autodiff.emit.registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
-from memplan.proto.edit import copied
+from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset

@@ -10,13 +10,12 @@ import onnx.inliner
 from onnx import helper
 
 from memplan.autodiff.activity import Activity, find_activity
-from memplan.autodiff.bodies import rename_reads
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.emit.registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.errors import MemplanError, ModelError
-from memplan.proto.edit import replace_nodes
+from memplan.proto.edit import rename_reads, replace_nodes
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import is_standard, subgraphs
 from memplan.proto.opset import default_opset

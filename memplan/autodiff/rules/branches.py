@@ -18,7 +18,6 @@ from memplan.autodiff.bodies import (
     BodyWriter,
     body_model,
     graph_attribute,
-    rename_reads,
     restored,
     separate_outputs,
 )
@@ -31,8 +30,8 @@ from memplan.autodiff.forward.expand import expand_all
 from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
-from memplan.proto.edit import copied, live_nodes
+from memplan.proto.edit import copied, live_nodes, rename_reads
+from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import free_names, names_read
 from memplan.shapes.tensor_type import TensorType, write_type
 

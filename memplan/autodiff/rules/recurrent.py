@@ -62,7 +62,7 @@ class _Expansion:
             raise ModelError(
                 f"{ctx.node.op_type} '{ctx.node.name}' clips its gates (attribute clip), which "
                 "has no gradient here",
-                "remove the attribute, or take the operator off the way to the loss",
+                "remove the attribute, or take the operator off the path to the loss",
             )
         self.activations = activations(ctx, defaults, self.directions)
         x, _, r = ctx.tensors[:3]

@@ -22,8 +22,8 @@ from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.autodiff.scan.call import input_types, kept_as
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.proto.loop_node import LoopNode
+from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import free_names
 
 

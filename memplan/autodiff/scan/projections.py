@@ -14,11 +14,10 @@ from onnx import helper
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.scan.call import slice_type
 from memplan.ir.graph import Phase
-from memplan.ir.phases import KEY as PHASE_KEY
 from memplan.loops.cell import unit_bytes
 from memplan.loops.sequences import projection_of
 from memplan.proto.loop_node import Slices
-from memplan.proto.metadata import FORWARD_KEY
+from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 
 
 @dataclass(frozen=True, slots=True)

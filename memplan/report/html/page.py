@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from memplan.simulate.explain import Live
 from memplan.simulate.timeline import Bytes
 from memplan.units import format_bytes
 
+if TYPE_CHECKING:
+    from memplan.api.frontier import FrontierPoint
+
 _MAX_MODULES = 16
 _COLUMNS = (
     ("tensor", "text"),
@@ -44,12 +48,13 @@ _COLUMNS = (
 )
 
 
-def analysis_html(analysis: Analysis, top: int = 20) -> str:
+def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[FrontierPoint] = ()) -> str:
     """The analysis as a self-contained page.
 
     Args:
         analysis: what to show.
         top: how many of the tensors live at the peak to list, largest first.
+        points: those of a frontier, shown if there are any.
     """
     script = _asset("report.js")
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -62,6 +67,7 @@ def analysis_html(analysis: Analysis, top: int = 20) -> str:
         _figures(analysis),
         _timeline_section(analysis, layers, kept),
         _live_section(analysis, top),
+        *([_frontier_section(points)] if points else []),
         '<div class="columns">',
         _module_section(analysis),
         _notes_section(analysis),
@@ -224,6 +230,33 @@ def _cell(text: str, *, code: bool = False) -> str:
     return f'<td title="{shown}">{f"<code>{shown}</code>" if code else shown}</td>'
 
 
+def _frontier_section(points: Sequence[FrontierPoint]) -> str:
+    """What budgets cost, in a table like that of the tensors."""
+    heads = "".join(
+        f'<th class="number" data-kind="number"><button type="button">{head}</button></th>'
+        for head in ("budget", "bytes", "extra time", "recomputed nodes")
+    )
+    rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
+    return (
+        "<section><h2>Frontier <small>what a budget costs; estimated, for the file as it is, "
+        "without fusions</small></h2><div class=scroll>"
+        f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        "</div></section>"
+    )
+
+
+def _frontier_cells(point: FrontierPoint) -> str:
+    budget = point.budget_bytes
+    cells: list[tuple[float, str]] = [(budget, format_bytes(budget)), (budget, f"{budget:,}")]
+    if point.feasible:
+        percent = 100 * point.extra_cost_fraction
+        cells += [(percent, f"{percent:.2f}%"), (point.clones, f"{point.clones:,}")]
+    else:
+        # Behind all plans, however the table is sorted by time.
+        cells += [(1e9, "no plan"), (1e9, f"lowest peak {format_bytes(point.peak_bytes)}")]
+    return "".join(f'<td class="number" data-value="{n}">{text}</td>' for n, text in cells)
+
+
 def _module_section(analysis: Analysis) -> str:
     sizes: dict[str, list[int]] = {}
     for stash in analysis.stashes:
@@ -279,6 +312,10 @@ def _allocator(analysis: Analysis) -> str:
     if analysis.session.reuse:
         pattern = pattern_block(timeline.allocation)
         rows.append(("second run: memory pattern and outputs", pattern.total_bytes))
+    if analysis.placement is not None:
+        placement = analysis.placement
+        over = 100 * (placement.height / max(placement.max_live, 1) - 1)
+        rows.append((f"smallest arena found (+{over:.1f}% over the most live)", placement.height))
     cells = "".join(f"<tr><td>{name}</td><td>{format_bytes(size)}</td></tr>" for name, size in rows)
     return f'<table class="allocator">{cells}</table>'
 

@@ -1,13 +1,16 @@
-"""The machine as text."""
+"""``memplan device`` as text."""
 
 from __future__ import annotations
 
+from rich.console import Group
+
+from memplan.report.terminal.tables import group, line
 from memplan.runtime.device import Machine, Start
 from memplan.runtime.gpu import Gpu
-from memplan.units import format_bytes
+from memplan.units import counted, format_bytes
 
 
-def device_text(device: Machine) -> str:
+def render(device: Machine) -> Group:
     """One fact per line; what was not measured is not there."""
     lines = [f"ONNX Runtime {device.runtime} ({device.package})"]
     lines += [_start(start) for start in device.starts]
@@ -21,10 +24,11 @@ def device_text(device: Machine) -> str:
     elif device.started("cuda"):
         lines.append("reserve: not measured, as the driver does not say what is free (NVML)")
     lines.append(
-        f"CPU: {device.cpu}, {device.threads} threads, {format_bytes(device.cpu_bytes)} of memory, "
+        f"CPU: {device.cpu}, {counted(device.threads, 'thread')}, "
+        f"{format_bytes(device.cpu_bytes)} of memory, "
         f"{format_bytes(device.cpu_available_bytes)} available"
     )
-    return "\n".join(lines) + "\n"
+    return group(map(line, lines))
 
 
 def _start(start: Start) -> str:

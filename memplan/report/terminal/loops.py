@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.markup import escape
-from rich.text import Text
+from rich.console import RenderableType
 
-from memplan.report.terminal.base import _table as table_of
-from memplan.report.terminal.base import _titled as titled
+from memplan.report.terminal.tables import Table, group, line, listed
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,34 +17,30 @@ if TYPE_CHECKING:
 _SHOWN = 8
 
 
-def pair_tables(analysis: Analysis) -> list[Group]:
+def stored_tables(analysis: Analysis) -> list[RenderableType]:
     """Per pair, what the backward loop reads of what the forward loop stacked, by name."""
-    found = []
+    found: list[RenderableType] = []
     for pair in analysis.recurrent:
-        title = (
-            f"Stored by {pair.forward.node.op_type} {escape(pair.forward.node.name)} for "
-            f"{escape(pair.backward.node.name)}: {format_bytes(pair.step_bytes)} a step × "
-            f"{pair.steps} = {format_bytes(pair.steps * pair.step_bytes)}"
-        )
-        table = table_of(
-            [
-                ("stacked", "fold"),
-                ("in the body", "fold"),
-                ("shape", "left"),
-                ("per step", "right"),
-                ("in total", "right"),
-            ]
+        table = Table(
+            f"Stored by {pair.forward.node.op_type} {pair.forward.node.name} for "
+            f"{pair.backward.node.name}: {format_bytes(pair.step_bytes)} a step × "
+            f"{pair.steps} = {format_bytes(pair.steps * pair.step_bytes)}",
+            ("stacked", "name"),
+            ("in the body", "name"),
+            ("shape", "number"),
+            ("per step", "number"),
+            ("in total", "number"),
         )
         for item in sorted(pair.stored, key=lambda row: -(row.step_bytes() or 0)):
-            table.add_row(
-                escape(item.name),
-                escape(item.tensor),
+            table.row(
+                item.name,
+                item.tensor,
                 "×".join(map(str, item.shape)),
                 format_bytes(item.step_bytes() or 0),
                 format_bytes(pair.steps * (item.step_bytes() or 0)),
             )
         rest = _read_behind(analysis, pair)
-        found.append(Group(titled(title, table), Text(rest)) if rest else titled(title, table))
+        found.append(group([table, line(rest)]) if rest else table)
     return found
 
 
@@ -60,34 +53,31 @@ def _read_behind(analysis: Analysis, pair: RecurrentPair) -> str:
         more = [item for item in layer.stored if item.name not in known]
         nbytes = pair.step_bytes + sum(item.step_bytes(analysis.dims) or 0 for item in more)
         if (layer.forward, layer.backward) == names and more:
-            listed, total = ", ".join(item.name for item in more), format_bytes(pair.steps * nbytes)
+            what, total = ", ".join(item.name for item in more), format_bytes(pair.steps * nbytes)
             each = f"{format_bytes(nbytes)} a step × {pair.steps}"
-            return f"with {listed}, read behind the loop: {each} = {total}"
+            return f"with {what}, read behind the loop: {each} = {total}"
     return ""
 
 
-def change_table(result: Rewrite) -> Group | None:
-    """What the pairs stored, store now, and make again; None where none was changed."""
+def changed_table(result: Rewrite) -> Table | None:
+    """What the pairs stored, what they store now and recompute; None where none was changed."""
     changed = [pair for pair in result.pairs if pair.recomputed]
     if not changed:
         return None
-    table = table_of(
-        [
-            ("backward loop", "fold"),
-            ("steps", "right"),
-            ("stored a step", "right"),
-            ("now", "right"),
-            ("made again at every step", "fold"),
-        ]
+    table = Table(
+        "Loops that store less",
+        ("backward loop", "name"),
+        ("steps", "number"),
+        ("stored a step", "number"),
+        ("now", "number"),
+        ("recomputed at every step", "text"),
     )
     for pair in changed:
-        names = ", ".join(pair.recomputed[:_SHOWN])
-        more = len(pair.recomputed) - _SHOWN
-        table.add_row(
-            escape(pair.backward),
+        table.row(
+            pair.backward,
             str(pair.steps),
             format_bytes(pair.before_bytes),
             format_bytes(pair.after_bytes),
-            escape(names) + (f" and {more} more" if more > 0 else ""),
+            listed(pair.recomputed, most=_SHOWN),
         )
-    return titled("Loops that store less", table)
+    return table

@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from memplan.loops.layers import ScanLayer
+from memplan.report.terminal.tables import listed
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
-
-_SHOWN = 5
 
 
 def scan_line(pair: ScanLayer, dims: Mapping[str, int], details: bool) -> str:
     """One layer; ``details`` lists every tensor."""
     each, total = pair.step_bytes(dims), pair.total_bytes(dims)
     names = [item.tensor for item in pair.stored]
-    shown = names if details else names[:_SHOWN]
-    listed = ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
     if each is None:
         size = "; bytes depend on symbolic dimensions (see --dim)"
     else:
@@ -27,7 +24,7 @@ def scan_line(pair: ScanLayer, dims: Mapping[str, int], details: bool) -> str:
         if total is not None:
             steps = total // each if each else 0
             size += f" × {steps} = {total:,} B ({format_bytes(total)})"
-    return f"{pair.forward}: stored for the backward: {listed or 'nothing'}{size}"
+    return f"{pair.forward}: stored for backward: {listed(names, details) or 'nothing'}{size}"
 
 
 def untabled_scans(analysis: Analysis) -> list[ScanLayer]:

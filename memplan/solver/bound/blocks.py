@@ -47,7 +47,6 @@ class Blocks:
         checkpoints: Sequence[int],
         crowded: Collection[int],
         unit: float,
-        halves: bool = False,
     ) -> None:
         self.relaxation = relaxation
         self.checkpoints = list(checkpoints)
@@ -68,8 +67,6 @@ class Blocks:
                 self._recomputation(k)
         for first in range(self.last - 1, 0, -1):
             self._interval(first, self.last, first)
-        if halves:
-            self._halves()
 
     def _find_blocks(self) -> None:
         """The block of every step, and of the birth and the last use of every tensor."""
@@ -157,14 +154,6 @@ class Blocks:
 
     def _indicator(self, first: int, last: int) -> dict[int, int]:
         return self.again[first] if first == last else self.any[first, last]
-
-    def _halves(self) -> None:
-        """Interval rows for 2, 4, 8, ... blocks in a row."""
-        length = 2
-        while length <= self.last:
-            for first in range(1, self.last - length + 2, length):
-                self._interval(first, first + length - 1, first + length // 2 - 1)
-            length *= 2
 
     def _memory(self, k: int) -> None:
         """The budget at the step of checkpoint k."""

@@ -8,10 +8,11 @@ so on: cutting planes in time. When a solution keeps the budget, it is an optima
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,13 +24,17 @@ from memplan.solver.bound.relaxation import (
     hold_until_read,
     relax,
 )
-from memplan.solver.bound.rounding import Draft, draft, refinements
+from memplan.solver.bound.rounding import RoundedPlan, refinements, round_solution
 from memplan.solver.problem import Ints, Problem
+
+_LOG = logging.getLogger(__name__)
 
 KIND = "for this node order"
 
 # Relative error to allow the solver: bounds are reported lower by this much.
 _TOLERANCE = 1e-6
+# Relative distance between bound and best solution at which a program counts as solved.
+_GAP = 1e-4
 _FIRST_CHECKPOINTS = 4
 # Small tensors, in sum this share of the budget, are kept for free at first.
 _SMALL = 1e-3
@@ -41,7 +46,7 @@ class Bound:
     """Seconds of extra cost that no sequence with the same order of first computations undercuts.
 
     ``infeasible``: no such sequence keeps the budget at all. ``sequence``: a plan that was found
-    on the way and keeps the budget, or None; ``sequence_cost`` is its extra cost in seconds.
+    on the way and keeps the budget, or None.
     """
 
     seconds: float
@@ -50,7 +55,6 @@ class Bound:
     wall_seconds: float
     infeasible: bool
     sequence: Ints | None = None
-    sequence_cost: float = math.inf
 
 
 def lower_bound(
@@ -88,7 +92,7 @@ class _Certifier:
         self.given = upper
         self.best = 0.0
         self.method = "structure"
-        self.plan: Draft | None = None
+        self.plan: RoundedPlan | None = None
         self.infeasible = False
         self.step = _common_step(problem)
 
@@ -119,11 +123,12 @@ class _Certifier:
             ordered = sorted(checkpoints)
             places = {ordered.index(s) for s in crowded if s in checkpoints}
             blocks = Blocks(relaxation, ordered, places, self.problem.base_cost)
-            outcome = blocks.program.solve(self._left(), 1e-4, self._enough(), self.stop)
-            self._learn(outcome.bound, len(ordered))
-            if outcome.values is None:
+            answer = blocks.program.solve(self._left(), _GAP, self._enough(), self.stop)
+            self._learn(answer.bound, len(ordered))
+            _LOG.debug("certificate: %d checkpoints, %.6g s or more", len(ordered), self.best)
+            if answer.values is None:
                 return
-            found = draft(self.problem, blocks, outcome.values)
+            found = round_solution(self.problem, blocks, answer.values)
             if found.fits and found.cost < self.upper:
                 self.plan, self.upper = found, found.cost
             steps, more = refinements(found, blocks, crowded, max(3, len(ordered) // 2))
@@ -166,10 +171,16 @@ class _Certifier:
             self.method,
             time.perf_counter() - self.started,
             self.infeasible,
+            None if self.plan is None else self.plan.sequence,
         )
-        if self.plan is None:
-            return bound
-        return replace(bound, sequence=self.plan.sequence, sequence_cost=self.plan.cost)
+        _LOG.info(
+            "certificate: at least +%.3f%% by %s in %.1f s%s",
+            100 * bound.seconds / (self.problem.base_cost or 1.0),
+            bound.method,
+            bound.wall_seconds,
+            "; no plan in this order keeps the budget" if bound.infeasible else "",
+        )
+        return bound
 
 
 def first_checkpoints(nbytes: Ints, budget: int, count: int) -> set[int]:

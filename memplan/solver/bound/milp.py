@@ -21,13 +21,11 @@ _COST_SCALE = 1e5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Answer:
     """``bound`` ≤ the least cost (infinite: infeasible). ``values``: the best solution, if any."""
 
     bound: float
-    finished: bool
     values: Floats | None
-    value: float
 
 
 class Program:
@@ -68,7 +66,7 @@ class Program:
 
     def solve(
         self, seconds: float, gap: float, enough: float, stop: Callable[[], bool] | None
-    ) -> Outcome:
+    ) -> Answer:
         """Bound the least cost.
 
         Args:
@@ -102,26 +100,24 @@ class Program:
 
         solver.cbMipInterrupt += watch
         solver.run()
-        return self._outcome(solver)
+        return self._answer(solver)
 
-    def _trivial(self) -> Outcome:
+    def _trivial(self) -> Answer:
         fits = all(low <= 0 <= high for low, high in zip(self.low, self.high, strict=True))
-        return Outcome(0.0 if fits else np.inf, True, np.zeros(0) if fits else None, 0.0)
+        return Answer(0.0 if fits else np.inf, np.zeros(0) if fits else None)
 
-    def _outcome(self, solver: highspy.Highs) -> Outcome:
+    def _answer(self, solver: highspy.Highs) -> Answer:
         import highspy
 
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Outcome(np.inf, True, None, np.inf)
+            return Answer(np.inf, None)
         # The dual bound is -inf until the first relaxation is solved; costs are not negative.
         bound = max(0.0, info.mip_dual_bound) / self.scale
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         values = np.asarray(solver.getSolution().col_value) if found else None
         value = info.objective_function_value / self.scale if found else np.inf
-        return Outcome(
-            min(bound, value), status == highspy.HighsModelStatus.kOptimal, values, value
-        )
+        return Answer(min(bound, value), values)
 
     def _model(self) -> highspy.HighsLp:
         import highspy

@@ -39,7 +39,7 @@ class Relaxation:
     room: list[int]  # (node) bytes while it runs beyond reads and own
     always: Ints  # (step) bytes that are there whatever the plan
     size: list[int]  # (tensor)
-    makers: list[list[int]]  # (tensor) nodes that may run again and make it
+    makers: list[list[int]]  # (tensor) nodes that may be recomputed and make it
     born: list[int]  # (tensor) first step after which it can be there
     uses: list[list[int]]  # (tensor) steps that read it, ascending
     until: list[int]  # (tensor) last step for which it can be wanted, NONE: never

@@ -16,7 +16,7 @@ from memplan.solver.problem import NONE, Floats, Ints, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class RoundedPlan:
     """A sequence, per position the step of the order that it comes before (or is), its excess.
 
     ``excess`` is in bytes by position, ``cost`` the extra cost in seconds.
@@ -33,13 +33,13 @@ class Draft:
         return not self.excess.any()
 
 
-def draft(problem: Problem, blocks: Blocks, values: Floats) -> Draft:
+def round_solution(problem: Problem, blocks: Blocks, values: Floats) -> RoundedPlan:
     """The plan that a solution describes, recomputing as late as its block allows."""
     writer = _Writer(problem, blocks, values)
     writer.write()
     sequence = np.asarray(writer.sequence, dtype=np.int64)
     total = evaluate(problem.arrays, sequence).total
-    return Draft(
+    return RoundedPlan(
         sequence,
         np.asarray(writer.step, dtype=np.int64),
         np.maximum(total - problem.budget, 0),
@@ -226,7 +226,7 @@ class _Writer:
 
 
 def refinements(
-    drafted: Draft, blocks: Blocks, crowded: set[int], most: int
+    drafted: RoundedPlan, blocks: Blocks, crowded: set[int], most: int
 ) -> tuple[set[int], set[int]]:
     """Steps to add as checkpoints, and steps before which recomputations were too large.
 

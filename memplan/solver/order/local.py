@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.solver.evaluate import Profile, evaluate, excess_of
+from memplan.solver.evaluate import MemoryProfile, evaluate, excess_of
 from memplan.solver.index import Index, build_index, shift_excess
 from memplan.solver.jit import compiled, inner, leaf
-from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
+from memplan.solver.problem import NONE, Arrays, Flags, Ints
 
 # Moves tried before one evaluation: one in so many positions, and at most so many.
 _APART, _TOGETHER = 20, 200
@@ -33,7 +33,7 @@ def neighbours(index: Index, tensor: int, value: int) -> tuple[int, int]:
 
 
 @leaf
-def window(profile: Profile, index: Index, position: int) -> tuple[int, int]:
+def window(profile: MemoryProfile, index: Index, position: int) -> tuple[int, int]:
     """First and last position to which the instance at ``position`` may move."""
     first, last = 0 * position, len(profile.sequence) - 1
     for k in range(profile.slot_start[position], profile.slot_start[position + 1]):
@@ -66,7 +66,7 @@ def other_read(index: Index, storage: int, position: int) -> int:
 
 @leaf
 def move_change(
-    problem: Arrays, profile: Profile, index: Index, budget: int, position: int, target: int
+    problem: Arrays, profile: MemoryProfile, index: Index, budget: int, position: int, target: int
 ) -> float:
     """Estimated change of the summed excess when ``position`` moves to ``target``.
 
@@ -115,7 +115,7 @@ def move_change(
 
 
 @leaf
-def counted(profile: Profile, position: int, slot: int, storage: int) -> bool:
+def counted(profile: MemoryProfile, position: int, slot: int, storage: int) -> bool:
     """Whether an earlier slot of the same instance reads ``storage``."""
     for k in range(profile.slot_start[position], slot):
         v = profile.slot_value[k]
@@ -126,7 +126,7 @@ def counted(profile: Profile, position: int, slot: int, storage: int) -> bool:
 
 @leaf
 def own_total(
-    problem: Arrays, profile: Profile, index: Index, target: int, later: bool, kept: int
+    problem: Arrays, profile: MemoryProfile, index: Index, target: int, later: bool, kept: int
 ) -> int:
     """Bytes live where the moved instance would run, without what it makes or takes itself.
 
@@ -229,7 +229,7 @@ def mark_fixed(sequence: Ints, movable: Flags, seen: Flags, fixed: Flags) -> Non
 @inner
 def move_some(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
     movable: Flags,
     budget: int,
@@ -261,7 +261,7 @@ def move_some(
 
 
 @leaf
-def pick_target(profile: Profile, index: Index, position: int) -> int:
+def pick_target(profile: MemoryProfile, index: Index, position: int) -> int:
     """A place within the node's window: an end of it, or any."""
     first, last = window(profile, index, position)
     if last <= first:
@@ -275,7 +275,7 @@ def pick_target(profile: Profile, index: Index, position: int) -> int:
 
 
 @leaf
-def pick_position(profile: Profile, index: Index, over: Ints) -> int:
+def pick_position(profile: MemoryProfile, index: Index, over: Ints) -> int:
     """A node to move: any, or one that makes or reads last what is live at a position ``over``."""
     length = len(profile.sequence)
     if np.random.random() < 0.5:
@@ -289,40 +289,3 @@ def pick_position(profile: Profile, index: Index, over: Ints) -> int:
                 return int(profile.birth[s])
             return int(min(profile.death[s] - 1, length - 1))
     return int(step)
-
-
-def depth_first(problem: Problem) -> Ints:
-    """The nodes of ``problem.order`` as ONNX Runtime orders them by default.
-
-    Depth first from the nodes that nobody reads, the last first; of what a node reads, the last
-    made first (:mod:`memplan.simulate.order`). Only what is needed next is made, which suits graphs
-    whose outputs are not read on: the updates of an optimizer. Where nodes that must stay would
-    change places, the order is returned as it is.
-    """
-    arrays, order = problem.arrays, problem.order.tolist()
-    producer: dict[int, int] = {}
-    sources: dict[int, list[int]] = {}
-    # In a sorted order what was made last stands last.
-    place = {node: position for position, node in enumerate(order)}
-    for i in order:
-        reads = arrays.reads[arrays.read_start[i] : arrays.read_start[i + 1]].tolist()
-        makers = {producer[t] for t in reads if t in producer}
-        sources[i] = sorted(makers, key=place.__getitem__)
-        for t in arrays.writes[arrays.write_start[i] : arrays.write_start[i + 1]].tolist():
-            producer[t] = i
-    read = {node for nodes in sources.values() for node in nodes}
-    stack = [(node, False) for node in order if node not in read]
-    seen: set[int] = set()
-    result: list[int] = []
-    while stack:
-        node, leaving = stack.pop()
-        if leaving:
-            result.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((source, False) for source in sources[node] if source not in seen)
-    found = settle(arrays, np.asarray(result, dtype=np.int64))
-    stay = ~problem.movable
-    kept = np.array_equal(found[stay[found]], problem.order[stay[problem.order]])
-    return found if kept else problem.order

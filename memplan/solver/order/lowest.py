@@ -16,7 +16,8 @@ import numpy as np
 from memplan.solver.evaluate import evaluate
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.local import depth_first, reorder, settle
+from memplan.solver.order.depth_first import depth_first
+from memplan.solver.order.local import reorder, settle
 from memplan.solver.problem import Flags, Ints, Problem
 
 # How far an aim lies below the peak, as shares of what is left above the floor.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memplan.solver.evaluate import Profile, find_slot
+from memplan.solver.evaluate import MemoryProfile, find_slot
 from memplan.solver.index import add_up, shift_back
 from memplan.solver.jit import inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Ints
@@ -43,7 +43,7 @@ class Window(NamedTuple):
 
 @leaf
 def group_values(
-    problem: Arrays, profile: Profile, group: Ints, size: Ints, held: Flags, own: Ints
+    problem: Arrays, profile: MemoryProfile, group: Ints, size: Ints, held: Flags, own: Ints
 ) -> int:
     """Number the groups; views belong to what they show. Returns how many there are.
 
@@ -76,7 +76,9 @@ def group_values(
 
 
 @leaf
-def live_before(profile: Profile, group: Ints, size: Ints, held: Flags, last: Ints, lo: int) -> int:
+def live_before(
+    profile: MemoryProfile, group: Ints, size: Ints, held: Flags, last: Ints, lo: int
+) -> int:
     """Bytes of the groups that are made before ``lo`` and read (or held) from there on."""
     live = 0 * lo
     for p in range(len(profile.sequence)):
@@ -107,7 +109,7 @@ def link(starts: Ints, items: Ints, first: int, item: int, fill: bool) -> None:
 @leaf
 def link_window(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     movable: Flags,
     made_at: Ints,
     lo: int,
@@ -144,7 +146,7 @@ def link_window(
 
 
 @leaf
-def chain_values(profile: Profile, made_at: Ints, following: Ints, newest: Ints) -> None:
+def chain_values(profile: MemoryProfile, made_at: Ints, following: Ints, newest: Ints) -> None:
     """Where every value is made, and the next value of the same tensor (``newest``: all NONE)."""
     for p in range(len(profile.sequence)):
         for v in range(profile.value_start[p], profile.value_start[p + 1]):
@@ -156,7 +158,9 @@ def chain_values(profile: Profile, made_at: Ints, following: Ints, newest: Ints)
 
 
 @inner
-def open_window(problem: Arrays, profile: Profile, movable: Flags, lo: int, hi: int) -> Window:
+def open_window(
+    problem: Arrays, profile: MemoryProfile, movable: Flags, lo: int, hi: int
+) -> Window:
     """The :class:`Window` of positions lo..hi-1."""
     values, count = len(profile.value_tensor), hi - lo
     group, size = np.full(values, NONE, np.int64), np.zeros(values, np.int64)
@@ -217,7 +221,7 @@ def open_window(problem: Arrays, profile: Profile, movable: Flags, lo: int, hi: 
 
 
 @leaf
-def count_pairs(problem: Arrays, profile: Profile, lo: int, hi: int) -> int:
+def count_pairs(problem: Arrays, profile: MemoryProfile, lo: int, hi: int) -> int:
     """How many in-place candidates the nodes of the window have."""
     pairs = 0 * lo
     for p in range(lo, hi):
@@ -230,7 +234,7 @@ def count_pairs(problem: Arrays, profile: Profile, lo: int, hi: int) -> int:
 @leaf
 def fill_window(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     group: Ints,
     size: Ints,
     held: Flags,

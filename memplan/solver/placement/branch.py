@@ -129,7 +129,7 @@ def is_between_walls(sections: Sections, stack: Stack, buffer: int, section: int
 
 @inner
 def candidates(sections: Sections, stack: Stack, depth: int, section: int) -> int:
-    """How many buffers can lie on the floor of ``section``; 0 if it is no valley."""
+    """How many buffers can lie on the floor of ``section``; 0 if it is not a valley."""
     floor = stack.floor[depth, section]
     count = 0
     for k in range(sections.start[section], sections.start[section + 1]):
@@ -153,7 +153,7 @@ def pick_section(sections: Sections, stack: Stack, depth: int, weighted: bool) -
     for s in range(stack.span[depth, 0], stack.span[depth, 1]):
         seen = stack.witness[s]
         floor = stack.floor[depth, s]
-        # The usual case first: its own witness shows that it is no valley.
+        # The usual case first: its own witness shows that it is not a valley.
         at_floor = not stack.placed[seen] and stack.bottom[depth, seen] == floor
         if at_floor and not is_between_walls(sections, stack, seen, s):
             continue

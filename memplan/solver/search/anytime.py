@@ -5,64 +5,24 @@ Everything that runs often is compiled; this module only decides what to run nex
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from memplan.solver.evaluate import decide, evaluate, excess_of
-from memplan.solver.jit import is_cold, seed_random
-from memplan.solver.order.beam import resequence
+from memplan.solver.jit import seed_random
 from memplan.solver.order.local import reorder, settle
-from memplan.solver.problem import NONE, Arrays, Decision, Flags, Floats, Ints, Problem
+from memplan.solver.problem import Decision, Flags, Floats, Ints, Problem
 from memplan.solver.search.neighbourhood import improve
+from memplan.solver.search.params import SearchOptions
 from memplan.solver.search.prune import prune
 from memplan.solver.search.repair import cost_of, repair
-from memplan.solver.search.starts import ordered_start, shaken_start
+from memplan.solver.search.starts import Starts
 from memplan.solver.strategy import Progress
 
-# Moves per call of the compiled repair, between looks at the clock.
-_PORTION = 50
-# Failed attempts in a row after which a repair is stuck.
-_GIVE_UP = 10
-# Restarts after which an infeasible problem is given up, time limit or not.
-_IDLE_ATTEMPTS = 300
-# Shares of the budget to aim at while nothing fits.
-_AIMS = (1.0, 1.0, 0.99, 0.97, 0.94)
-# How often nodes, or recomputations only, are moved in a round of the refinement.
-_MOVING, _MOVING_AGAIN = 0.5, 0.04
-# Orders are explored for this share of the time; of that, the last part goes to the best few.
-_EXPLORE, _BEST_FEW_FROM, _BEST_FEW = 0.65, 0.6, 3
-# Shares of the time limit for the search from one start, which is also stopped early.
-_START_SHARE, _START_IDLE_ITERATIONS = 0.06, 300
-# Starts in a row that bring nothing, after which no more are made.
-_IDLE_STARTS = 12
-# Starts, when iterations are counted instead of time.
-_COUNTED_STARTS = 3
-# The refinement ends when so many rounds, or this share of its time, brought nothing.
-_IDLE_ITERATIONS = 5000
-_IDLE_SHARE = 0.4
-_ROUNDS_PER_CLONE = 80
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """``order``: whether nodes may be moved. ``iterations``: stop after so many rounds of the
-    large-neighbourhood search (0: only the time limit counts); results then depend on the seed
-    alone. ``begin``: a feasible sequence to go on from. ``starts``: sequences to search from beside
-    the given order, feasible or not. ``refine``: go on after greedy and pruning.
-    """
-
-    order: bool = True
-    seed: int = 0
-    iterations: int = 0
-    depths: tuple[int, ...] = (2, 4, 14, 64)
-    begin: Ints | None = None
-    starts: tuple[Ints, ...] = ()
-    refine: bool = True
+_LOG = logging.getLogger(__name__)
 
 
 def solve(
@@ -84,91 +44,39 @@ def solve(
         meet: given the best sequence before the last refinement, returns the one to refine (of
             several searches: the best of all).
     """
-    return _Search(problem, time_limit, options or SearchOptions(), progress, enough, meet).run()
+    search = AnytimeSearch(problem, time_limit, options or SearchOptions(), progress, enough, meet)
+    decision = search.run()
+    if _LOG.isEnabledFor(logging.INFO):
+        search.log_end(decision)
+    return decision
 
 
-def warm_up() -> None:
-    """Load (or, once per version, compile) the machine code, so that no time limit pays for it.
-
-    The beam search is compiled by a second process meanwhile; where none can be started, here.
-    """
-    helper = _compile_beam_beside() if is_cold() else None
-    problem = tiny_problem()
-    arrays, order, flags = problem.arrays, problem.order, problem.movable
-    solve(problem, 0.0, SearchOptions(order=False, iterations=1))
-    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, 3, 400)
-    reorder(arrays, order, flags, 3, 0)
-    if helper is not None:
-        helper.wait()
-    warm_up_beam()
-
-
-def warm_up_beam() -> None:
-    """The part of :func:`warm_up` that only orders made anew need."""
-    problem = tiny_problem()
-    resequence(problem.arrays, problem.order, problem.movable, 3, 0, 3, 1, 0.0)
-
-
-def _compile_beam_beside() -> subprocess.Popen[bytes] | None:
-    code = "from memplan.solver.search.anytime import warm_up_beam; warm_up_beam()"
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        return None
-
-
-def tiny_problem() -> Problem:
-    """Three nodes, one of which may run again."""
-    arrays = Arrays(
-        read_start=np.array([0, 0, 1, 3]),
-        reads=np.array([0, 0, 1]),
-        write_start=np.array([0, 1, 2, 3]),
-        writes=np.array([0, 1, 2]),
-        alias_of=np.array([NONE] * 3),
-        inplace_start=np.array([0] * 4),
-        inplace_of=np.zeros(0, np.int64),
-        droppable=np.zeros(3, np.bool_),
-        fleeting=np.ones(3, np.bool_),
-        nbytes=np.array([2, 1, 1]),
-        alike=np.array([0, 1, 1]),
-        resident=np.zeros(3, np.bool_),
-        pinned=np.zeros(3, np.bool_),
-        eager=np.zeros(3, np.bool_),
-        maker=np.array([0, 1, 2]),
-        rank=np.array([0, 1, 2]),
-        cost=np.ones(3),
-        workspace=np.array([0, 2, 0]),
-        inside=np.zeros(3, np.int64),
-    )
-    order, flags = np.array([0, 1, 2]), np.ones(3, np.bool_)
-    return Problem(arrays, order, 4, order, ~flags, flags)
-
-
-class _Search:
-    """State of one search."""
+class AnytimeSearch:
+    """State of one search; the arguments are those of :func:`solve`."""
 
     def __init__(
         self,
         problem: Problem,
         time_limit: float,
         options: SearchOptions,
-        progress: Progress | None,
-        enough: Callable[[float], bool] | None,
-        meet: Callable[[Ints], Ints] | None,
+        progress: Progress | None = None,
+        enough: Callable[[float], bool] | None = None,
+        meet: Callable[[Ints], Ints] | None = None,
     ) -> None:
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
-        self.options, self.progress, self.enough, self.meet = options, progress, enough, meet
+        self.options, self.params = options, options.params
+        self.progress, self.enough, self.meet = progress, enough, meet
         self.random = np.random.default_rng(options.seed)
         self.original: Flags = np.zeros(len(self.arrays.cost), np.bool_)
         self.original[problem.order] = True
         self.movable: Flags = problem.movable & options.order
+        self.starts = Starts(problem, self.movable, self.random, self.params)
         # A free node still has a price, so that of two free moves the smaller one wins.
         self.price: Floats = self.arrays.cost + max(problem.base_cost, 1e-12) * 1e-9
         self.told = np.inf  # the best extra cost that was reported
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
+        self.started_from = self.rounds = 0
         self.deadline = time.perf_counter() + time_limit
         self.started = time.perf_counter()
 
@@ -184,7 +92,7 @@ class _Search:
                 self._offer(start, self._excess(start))
             if self.best is None:
                 self._construct(self.problem.start)
-            if self.options.order and not self._stop():
+            if self.options.order and self.params.explore > 0 and not self._stop():
                 self._explore()
         if self.best is None and self.options.refine:
             self._struggle()
@@ -192,13 +100,47 @@ class _Search:
             if self.meet is not None:
                 self._take(self.meet(self.best))
             self._refine()
-            if not self.options.iterations:
+            if self.params.keep_shaking and not self.options.iterations:
                 self._keep_shaking()
         if self.best is not None:
             return self._decision(self.best)
         # The least summed excess need not be the lowest peak.
         found = [self._decision(s) for s in (self.fallback, self.problem.start)]
         return min(found, key=lambda decision: decision.peak)
+
+    @property
+    def label(self) -> str:
+        """Which search this is, for the log: several may run at once."""
+        freedom = "nodes may move" if self.options.order else "order kept"
+        return f"search ({freedom}, seed {self.options.seed})"
+
+    def log_end(self, decision: Decision) -> None:
+        """Say what came of it, and why it stopped."""
+        base = self.problem.base_cost
+        result = f"+{100 * decision.extra_cost / base if base else 0.0:.3f}%"
+        if not decision.feasible:
+            result = f"nothing fits; lowest peak {decision.peak} B for {self.budget} B"
+        _LOG.info(
+            "%s: %s after %d starts and %d rounds in %.1f s; %s",
+            self.label,
+            result,
+            self.started_from,
+            self.rounds,
+            time.perf_counter() - self.started,
+            self._why_stopped(),
+        )
+
+    def _why_stopped(self) -> str:
+        if self._late():
+            return "time is over"
+        if self.best is None:
+            return "given up"
+        extra = self._cost(self.best) - self.problem.base_cost
+        if extra <= 0:
+            return "nothing is recomputed"
+        if self.enough is not None and self.enough(extra):
+            return "told that it is enough"
+        return "rounds are over" if self.options.iterations else "nothing more came"
 
     def _exchange(self, sequence: Ints | None) -> Ints | None:
         """Put another best sequence in place; the one before."""
@@ -212,8 +154,8 @@ class _Search:
 
     def _construct(self, start: Ints) -> None:
         """Greedy and pruning at every depth."""
-        for depth in self.options.depths:
-            if self._late() and (self.best is not None or depth != self.options.depths[0]):
+        for depth in self.params.depths:
+            if self._late() and (self.best is not None or depth != self.params.depths[0]):
                 return
             sequence, excess = self._repair(start, self.price, depth, 0.0, 0)
             self._offer(sequence, excess)
@@ -221,43 +163,43 @@ class _Search:
     def _explore(self) -> None:
         """Greedy and a short search from many starts; then a longer one from the best few."""
         total = self.deadline - self.started
-        until = self.started + _EXPLORE * _BEST_FEW_FROM * total
+        until = self.started + self.params.explore * self.params.first_look * total
         found: list[tuple[float, Ints]] = []
         idle = number = 0
-        while idle < _IDLE_STARTS and not self._stop():
+        while idle < self.params.idle_starts and not self._stop():
             over = time.perf_counter() > until
-            if number >= _COUNTED_STARTS if self.options.iterations else over:
+            if number >= self.params.counted_starts if self.options.iterations else over:
                 break
             before = self.best
-            result = self._search_from(self._start(number), _START_SHARE * total)
+            result = self._search_from(self._start(number), self.params.start_share * total)
             if result is not None:
                 found.append(result)
             idle = 0 if self.best is not before or self.best is None else idle + 1
             number += 1
-        self._continue_best(sorted(found, key=lambda item: item[0])[:_BEST_FEW])
+        self._continue_best(sorted(found, key=lambda item: item[0])[: self.params.best_few])
 
     def _start(self, number: int) -> Ints:
         """What was given; then new orders and, twice as often, shaken plans."""
         if number < len(self.options.starts):
             return self.options.starts[number]
         number -= len(self.options.starts)
-        if self.best is not None and number > 1 and number % 3:
-            return shaken_start(self.problem, self.movable, self.random, self.best)
-        counted = self.options.iterations > 0
-        return ordered_start(self.problem, self.movable, self.random, number, counted)
+        if self.best is not None and number > 1 and number % self.params.new_order_every:
+            return self.starts.shaken(self.best)
+        return self.starts.ordered(number, self.options.iterations > 0)
 
     def _keep_shaking(self) -> None:
         """With the rest of the time: shaken plans, searched and refined."""
         idle = 0
-        while idle < _IDLE_STARTS and not self._stop():
+        while idle < self.params.idle_starts and not self._stop():
             assert self.best is not None
             before = self.best
-            start = shaken_start(self.problem, self.movable, self.random, self.best)
-            self._search_from(start, _START_SHARE * (self.deadline - self.started))
+            seconds = self.params.start_share * (self.deadline - self.started)
+            self._search_from(self.starts.shaken(self.best), seconds)
             idle = 0 if self.best is not before else idle + 1
 
     def _search_from(self, start: Ints, seconds: float) -> tuple[float, Ints] | None:
         """Greedy and a short search; the best sequence from this start with its cost."""
+        self.started_from += 1
         best = self._exchange(None)
         until = time.perf_counter() + seconds
         excess = self._excess(start)
@@ -265,10 +207,13 @@ class _Search:
         if excess > 0:
             self._construct(start)
         if self.best is not None:
-            self._refine(until, _START_IDLE_ITERATIONS)
+            self._refine(until, self.params.start_patience)
         found = self._exchange(best)
         if found is None:
+            _LOG.debug("%s: start %d leads to no plan", self.label, self.started_from)
             return None
+        extra = 100 * self._extra(found)
+        _LOG.debug("%s: start %d leads to +%.3f%%", self.label, self.started_from, extra)
         self._take(found)
         return self._cost(found), found
 
@@ -276,43 +221,48 @@ class _Search:
         """Longer searches from the best few of different starts."""
         for left in range(len(found), 0, -1):
             now = time.perf_counter()
-            until = self.started + _EXPLORE * (self.deadline - self.started)
+            until = self.started + self.params.explore * (self.deadline - self.started)
             if self._stop() or (now >= until and not self.options.iterations):
                 return
             best = self._exchange(found[len(found) - left][1])
-            self._refine(now + (until - now) / left, _IDLE_ITERATIONS // 3)
+            self._refine(now + (until - now) / left, self.params.patience // 3)
             longer = self._exchange(best)
             if longer is not None:
                 self._take(longer)
 
     def _struggle(self) -> None:
         """No feasible sequence yet: keep the least excess and retry with noise."""
+        params, random = self.params, self.random
+        # Where rounds are counted, so are these.
+        most = self.options.iterations or params.struggles if params.struggles else 0
         current, attempts = self.fallback, 0
-        while self.best is None and not self._stop():
+        while self.best is None and attempts < most and not self._stop():
             attempts += 1
-            if attempts > (self.options.iterations or _IDLE_ATTEMPTS):
-                return
-            noisy = self.price * np.exp(self.random.uniform(-0.7, 0.7, len(self.price)))
-            start = self.problem.start if self.random.random() < 0.3 else current
-            start, _ = reorder(self.arrays, start, self.movable, self.budget, 100)
-            depth = int(self.random.choice(self.options.depths))
-            # Greedy gets stuck in front of its aim; behind the budget that does no harm.
-            aim = int(self.budget * self.random.choice(_AIMS))
-            sequence, _ = self._repair(start, noisy, depth, 0.3, 1, aim)
-            sequence, excess = reorder(self.arrays, sequence, self.movable, self.budget, 100)
+            spread = params.struggle_noise
+            noisy = self.price * np.exp(random.uniform(-spread, spread, len(self.price)))
+            start = self.problem.start if random.random() < params.struggle_anew else current
+            start, _ = reorder(self.arrays, start, self.movable, self.budget, params.struggle_moves)
+            depth = int(random.choice(params.depths))
+            aim = int(self.budget * random.choice(params.aims))
+            sequence, _ = self._repair(start, noisy, depth, params.struggle_scores, 1, aim)
+            sequence, excess = reorder(
+                self.arrays, sequence, self.movable, self.budget, params.struggle_moves
+            )
             self._offer(sequence, excess)
             current = self.fallback
+        _LOG.debug("%s: %d restarts with noise", self.label, attempts)
 
-    def _refine(self, until: float = np.inf, patience: int = _IDLE_ITERATIONS) -> None:
-        """Large-neighbourhood search until time or iterations are over, or nothing comes.
+    def _refine(self, until: float = np.inf, patience: int | None = None) -> None:
+        """Large-neighbourhood search until time or rounds are over, or nothing comes.
 
         ``until``: on the clock; ``patience``: rounds without gain, fewer where there is little to
-        vary. Counted iterations go before.
+        vary. Counted rounds go before.
         """
         assert self.best is not None
-        clones = len(self.best) - len(self.problem.order)
-        patience = min(patience, _ROUNDS_PER_CLONE * (clones + 5))
-        counted = self.options.iterations
+        params, counted = self.params, self.options.iterations
+        # A plan with few recomputations has little to vary; a handful more counts for the rest.
+        clones = len(self.best) - len(self.problem.order) + 5
+        patience = min(patience or params.patience, params.patience_per_clone * clones)
         current, done, chunk, last_gain = self.best, 0, 4, 0
         begun = gained_at = time.perf_counter()
         until = min(until, self.deadline)
@@ -322,6 +272,8 @@ class _Search:
             if now > until and not counted:
                 return
             left = 1.0 - done / counted if counted else (until - now) / total
+            # numba takes arrays, numbers and named tuples of these, no dataclass and no object:
+            # what belongs together here is passed one by one, and what is constant in one tuple.
             current, self.best, gains = improve(
                 self.arrays,
                 current,
@@ -332,32 +284,35 @@ class _Search:
                 self.price,
                 self.budget,
                 chunk,
-                _MOVING if self.options.order else _MOVING_AGAIN,
-                0.03 * left,
-                3,
-                400,
+                params.moving if self.options.order else params.moving_clones,
+                params.heat * left,
+                params.rounds,
             )
             done += chunk
+            self.rounds += chunk
             spent = time.perf_counter() - now
             if not counted:
-                chunk = max(1, min(2000, int(chunk * 0.1 / max(spent, 1e-6))))
+                wanted = int(chunk * params.look_seconds / max(spent, 1e-6))
+                chunk = max(1, min(params.most_rounds, wanted))
             if gains:
                 last_gain, gained_at = done, time.perf_counter()
                 self._report()
             elif not counted and (
                 done - last_gain > patience
-                or time.perf_counter() - gained_at > max(_IDLE_SHARE * total, 1.0)
+                or time.perf_counter() - gained_at > max(params.idle_share * total, 1.0)
             ):
                 return
 
     def _report(self) -> None:
         """Tell of the best sequence, if it is better than what was told before."""
-        if self.progress is None or self.best is None:
+        if self.best is None:
             return
         extra = self._extra(self.best)
         if extra < self.told:
             self.told = extra
-            self.progress(self._peak(self.best), extra)
+            _LOG.debug("%s: +%.3f%% after %d rounds", self.label, 100 * extra, self.rounds)
+            if self.progress is not None:
+                self.progress(self._peak(self.best), extra)
 
     def _repair(
         self,
@@ -386,9 +341,9 @@ class _Search:
                 depth,
                 noise,
                 mode,
-                _GIVE_UP,
+                self.params.give_up,
                 np.inf,
-                _PORTION,
+                self.params.portion,
             )
             over = self._excess(sequence)
             if 0 < over < fallback:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.solver.evaluate import Profile
+from memplan.solver.evaluate import MemoryProfile
 from memplan.solver.index import Index, shift_excess
 from memplan.solver.jit import inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
-from memplan.solver.search.moves import Scratch, score_move
+from memplan.solver.search.moves import WorkArrays, score_move
 
 # Moves that score less than this share of the best are left out.
 NEAR = 0.5
@@ -32,10 +32,10 @@ class Moves(NamedTuple):
 
 
 @inner
-def new_scratch(problem: Arrays, storages: int, longest: int) -> Scratch:
+def new_scratch(problem: Arrays, storages: int, longest: int) -> WorkArrays:
     """Work arrays for closures of up to ``longest`` nodes."""
     nodes, tensors = len(problem.cost), len(problem.nbytes)
-    return Scratch(
+    return WorkArrays(
         np.zeros(1, np.int64),
         np.zeros(nodes, np.int64),
         np.zeros(tensors, np.int64),
@@ -56,7 +56,7 @@ def new_scratch(problem: Arrays, storages: int, longest: int) -> Scratch:
 
 
 @leaf
-def gap_around(profile: Profile, index: Index, storage: int, step: int) -> tuple[int, int]:
+def gap_around(profile: MemoryProfile, index: Index, storage: int, step: int) -> tuple[int, int]:
     """The reads of ``storage`` next to ``step``: (last before, first after); NONE if none after.
 
     (NONE, NONE) when the storage is made or read at ``step`` itself.
@@ -87,7 +87,7 @@ class Gaps(NamedTuple):
 @leaf
 def idle_gaps(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
     price: Floats,
     budget: int,
@@ -130,9 +130,9 @@ def idle_gaps(
 @leaf
 def score_gaps(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
-    scratch: Scratch,
+    scratch: WorkArrays,
     movable: Flags,
     price: Floats,
     budget: int,
@@ -181,7 +181,7 @@ def score_gaps(
 @inner
 def enumerate_moves(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
     movable: Flags,
     price: Floats,
@@ -260,7 +260,7 @@ def enumerate_moves(
 
 @leaf
 def removal_change(
-    problem: Arrays, profile: Profile, index: Index, budget: int, position: int
+    problem: Arrays, profile: MemoryProfile, index: Index, budget: int, position: int
 ) -> float:
     """Estimated excess change when the recomputation at ``position`` is taken out.
 
@@ -321,7 +321,7 @@ def clone_positions(sequence: Ints, original: Flags) -> Ints:
 
 
 @leaf
-def is_read(profile: Profile, position: int) -> bool:
+def is_read(profile: MemoryProfile, position: int) -> bool:
     """Whether somebody reads what the instance at ``position`` makes."""
     for v in range(profile.value_start[position], profile.value_start[position + 1]):
         if profile.value_reads[v] > 0:
@@ -330,7 +330,7 @@ def is_read(profile: Profile, position: int) -> bool:
 
 
 @inner
-def unread_positions(profile: Profile, positions: Ints) -> Ints:
+def unread_positions(profile: MemoryProfile, positions: Ints) -> Ints:
     """Those of ``positions`` none of whose outputs is read."""
     unread = np.zeros(len(positions), np.bool_)
     for k in range(len(positions)):
@@ -340,7 +340,7 @@ def unread_positions(profile: Profile, positions: Ints) -> Ints:
 
 @leaf
 def mark_replaced(
-    profile: Profile, movable: Flags, first: Ints, again: Flags, replaced: Flags
+    profile: MemoryProfile, movable: Flags, first: Ints, again: Flags, replaced: Flags
 ) -> bool:
     """Mark the instances of :func:`replaced_positions`; whether there are any."""
     found = False
@@ -355,8 +355,8 @@ def mark_replaced(
 
 
 @inner
-def replaced_positions(profile: Profile, movable: Flags) -> Ints:
-    """Instances that nobody reads any more because the node runs again later.
+def replaced_positions(profile: MemoryProfile, movable: Flags) -> Ints:
+    """Instances that nobody reads any more because the node is recomputed later.
 
     First instances only of ``movable`` nodes: taking them out changes the order.
     """

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.solver.evaluate import Profile
+from memplan.solver.evaluate import MemoryProfile
 from memplan.solver.index import Index, latest_before, shift_excess
 from memplan.solver.jit import leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
 
 
-class Scratch(NamedTuple):
+class WorkArrays(NamedTuple):
     """Reused work arrays; ``stamp`` marks are compared with a counter instead of being cleared."""
 
     stamp: Ints  # (1) the counter
@@ -40,7 +40,7 @@ class Scratch(NamedTuple):
 
 
 @leaf
-def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: int) -> int:
+def add_node(problem: Arrays, scratch: WorkArrays, node: int, count: int, stamp: int) -> int:
     """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
     if scratch.node_mark[node] == stamp:
         return count
@@ -60,7 +60,7 @@ def add_node(problem: Arrays, scratch: Scratch, node: int, count: int, stamp: in
 
 
 @leaf
-def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tuple[int, bool]:
+def drop_made(index: Index, scratch: WorkArrays, extensions: int, stamp: int) -> tuple[int, bool]:
     """Forget extensions of tensors that the move now makes itself.
 
     Returns how many are left, and whether another tensor of a dropped storage may be read.
@@ -85,9 +85,9 @@ def drop_made(index: Index, scratch: Scratch, extensions: int, stamp: int) -> tu
 @leaf
 def close_over(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
-    scratch: Scratch,
+    scratch: WorkArrays,
     budget: int,
     evicted: int,
     at: int,
@@ -145,9 +145,9 @@ def close_over(
 
 @leaf
 def spread_excess(
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
-    scratch: Scratch,
+    scratch: WorkArrays,
     budget: int,
     first: int,
     at: int,
@@ -188,9 +188,9 @@ def spread_excess(
 @leaf
 def insertion_excess(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
-    scratch: Scratch,
+    scratch: WorkArrays,
     budget: int,
     evicted: int,
     at: int,
@@ -240,7 +240,7 @@ def output_slot(problem: Arrays, node: int, tensor: int) -> int:
 
 
 @leaf
-def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -> bool:
+def wanted(profile: MemoryProfile, index: Index, evicted: int, tensor: int, at: int) -> bool:
     """Whether ``tensor`` is one of the evicted values that are read at ``at`` or later."""
     for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
         v = index.values[k]
@@ -252,7 +252,7 @@ def wanted(profile: Profile, index: Index, evicted: int, tensor: int, at: int) -
 @leaf
 def only_moves(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
     movable: Flags,
     node: int,
@@ -281,9 +281,9 @@ def only_moves(
 @leaf
 def add_evicted(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
-    scratch: Scratch,
+    scratch: WorkArrays,
     evicted: int,
     after: int,
     at: int,
@@ -310,9 +310,9 @@ def add_evicted(
 @leaf
 def score_move(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
-    scratch: Scratch,
+    scratch: WorkArrays,
     movable: Flags,
     price: Floats,
     budget: int,
@@ -386,7 +386,7 @@ def score_move(
 
 
 @leaf
-def worst_extension(problem: Arrays, scratch: Scratch, price: Floats, extensions: int) -> int:
+def worst_extension(problem: Arrays, scratch: WorkArrays, price: Floats, extensions: int) -> int:
     """The node that would recompute the extension that costs most excess per second, or NONE."""
     worst, most = NONE, 0.0
     for e in range(extensions):

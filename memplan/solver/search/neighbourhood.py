@@ -10,30 +10,33 @@ import numpy as np
 
 from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.order.local import reorder
-from memplan.solver.problem import Arrays, Flags, Ints
+from memplan.solver.problem import Arrays, Flags, Floats, Ints
+from memplan.solver.search.params import RoundParams
 from memplan.solver.search.prune import free_clones, prune
 from memplan.solver.search.repair import cost_of, repair, seconds_of
 
-_DEPTHS = (2, 4, 14, 64)
-_LAST_MOVES = 40
+# Gains below this share of the step's time are rounding.
+_ROUNDING = 1e-12
+# Node moves in a round that makes some: at least so many, and up to so many more.
+_LEAST_MOVES, _MORE_MOVES = 10, 60
 
 
 @inner
-def ruin(problem: Arrays, sequence: Ints, clones: Ints) -> Ints:
-    """``sequence`` without some of its recomputations."""
+def ruin(problem: Arrays, sequence: Ints, clones: Ints, params: RoundParams) -> Ints:
+    """``sequence`` without some of its recomputations, chosen in one of four ways."""
     kill = np.zeros(len(sequence), np.bool_)
     count = len(clones)
     draw = np.random.random()
-    if draw < 0.35:
+    if draw < params.scattered:
         for _ in range(1 + np.random.randint(min(count, 6))):
             kill[clones[np.random.randint(count)]] = True
-    elif draw < 0.75:
+    elif draw < params.scattered + params.stretch:
         first = np.random.randint(count)
         wide = 2 + np.random.randint(min(max(2, count // 3), 24))
         for k in range(first, min(count, first + wide)):
             if np.random.random() < 0.8:
                 kill[clones[k]] = True
-    elif draw < 0.9:
+    elif draw < params.scattered + params.stretch + params.thinned:
         share = 0.03 + 0.15 * np.random.random()
         for p in clones:
             if np.random.random() < share:
@@ -71,7 +74,7 @@ def mark_orphans(problem: Arrays, sequence: Ints, made: Flags, keep: Flags) -> N
 
 
 @inner
-def perturbed(price: np.ndarray, noise: float) -> np.ndarray:
+def perturbed(price: Floats, noise: float) -> Floats:
     """Prices with random factors between exp(-1.5 noise) and exp(1.5 noise)."""
     return price * np.exp(noise * 1.5 * (2.0 * np.random.random(len(price)) - 1.0))
 
@@ -84,19 +87,18 @@ def improve(
     original: Flags,
     protected: Flags,
     movable: Flags,
-    price: np.ndarray,
+    price: Floats,
     budget: int,
     iterations: int,
     order_share: float,
     heat: float,
-    give_up: int,
-    rounds: int,
+    params: RoundParams,
 ) -> tuple[Ints, Ints, int]:
     """``iterations`` rounds of ruin and repair from a feasible sequence.
 
     ``order_share``: how often nodes are moved too. ``heat``: temperature of the acceptance test
-    relative to the extra cost. ``give_up``, ``rounds``: as for repair. Returns the current and the
-    best sequence and the number of rounds that improved the best.
+    relative to the extra cost. Returns the current and the best sequence and the number of rounds
+    that improved the best.
     """
     base = seconds_of(problem.cost, np.flatnonzero(original))
     cost, lowest = cost_of(problem, current), cost_of(problem, best)
@@ -106,12 +108,15 @@ def improve(
         if len(clones) == 0:
             break
         temperature = max(1e-9 * base, heat * (lowest - base))
-        candidate = ruin(problem, current, clones)
+        dearest = cost + params.window * temperature
+        candidate = ruin(problem, current, clones, params)
         if np.random.random() < order_share:
-            candidate, _ = reorder(problem, candidate, movable, budget, 10 + np.random.randint(60))
-        noise = 0.0 if np.random.random() < 0.3 else 0.5 * np.random.random()
-        prices = price if noise == 0.0 or np.random.random() < 0.4 else perturbed(price, noise)
-        depth = _DEPTHS[np.random.randint(4)]
+            moves = _LEAST_MOVES + np.random.randint(_MORE_MOVES)
+            candidate, _ = reorder(problem, candidate, movable, budget, moves)
+        noise = 0.0 if np.random.random() < params.exact else params.noise * np.random.random()
+        scattered = noise > 0.0 and np.random.random() >= params.true_prices
+        prices = perturbed(price, noise) if scattered else price
+        depth = params.depths[np.random.randint(len(params.depths))]
         candidate, excess = repair(
             problem,
             candidate,
@@ -121,21 +126,21 @@ def improve(
             depth,
             noise,
             np.random.randint(3),
-            give_up,
-            cost + 3 * temperature,
-            rounds,
+            params.give_up,
+            dearest,
+            params.moves,
         )
-        if excess > 0 and cost_of(problem, candidate) <= cost + 3 * temperature:
+        if excess > 0 and cost_of(problem, candidate) <= dearest:
             # What is missing may be a matter of where the recomputations stand.
-            candidate, excess = reorder(problem, candidate, movable, budget, _LAST_MOVES)
+            candidate, excess = reorder(problem, candidate, movable, budget, params.last_moves)
         if excess > 0:
             continue
         candidate = prune(problem, candidate, original, protected, budget, noise)
         new = cost_of(problem, candidate)
         if new <= cost or np.random.random() < np.exp((cost - new) / temperature):
             current, cost = candidate, new
-            if cost < lowest - 1e-12 * base:
+            if cost < lowest - _ROUNDING * base:
                 best, lowest, gains = current, cost, gains + 1
-        if np.random.randint(200) == 0:
+        if params.back_every > 0 and np.random.randint(params.back_every) == 0:
             current, cost = best, lowest
     return current, best, gains

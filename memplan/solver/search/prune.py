@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.solver.evaluate import Profile, evaluate
+from memplan.solver.evaluate import MemoryProfile, evaluate
 from memplan.solver.index import Index, build_index
 from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.problem import Arrays, Flags, Ints
@@ -16,7 +16,9 @@ _APART, _TOGETHER = 300, 64
 
 
 @inner
-def drop_unread(problem: Arrays, profile: Profile, original: Flags, protected: Flags) -> Profile:
+def drop_unread(
+    problem: Arrays, profile: MemoryProfile, original: Flags, protected: Flags
+) -> MemoryProfile:
     """Take out recomputations that nobody reads."""
     while True:
         positions = free_clones(profile.sequence, original, protected)
@@ -51,7 +53,7 @@ def renumber(pending: Ints, first: int, positions: Ints) -> None:
 @leaf
 def choose_removals(
     problem: Arrays,
-    profile: Profile,
+    profile: MemoryProfile,
     index: Index,
     limit: int,
     pending: Ints,
@@ -72,7 +74,9 @@ def choose_removals(
 
 
 @inner
-def removed(problem: Arrays, profile: Profile, chosen: Ints, limit: int) -> tuple[Profile, Ints]:
+def removed(
+    problem: Arrays, profile: MemoryProfile, chosen: Ints, limit: int
+) -> tuple[MemoryProfile, Ints]:
     """Take out the ``chosen`` positions, or as many as ``limit`` allows: halves of those that do
     not go together are tried one after the other. Also returns the positions that went."""
     gone = np.zeros(0, np.int64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.solver.evaluate import Profile, evaluate, excess_of
+from memplan.solver.evaluate import MemoryProfile, evaluate, excess_of
 from memplan.solver.index import build_index
 from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
@@ -87,7 +87,7 @@ def without(sequence: Ints, positions: Ints) -> Ints:
 
 
 @inner
-def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
+def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> MemoryProfile:
     """Evaluate, after taking out instances that a later one has replaced."""
     profile = evaluate(problem, sequence)
     while True:
@@ -98,7 +98,7 @@ def evaluate_moved(problem: Arrays, sequence: Ints, movable: Flags) -> Profile:
 
 
 @inner
-def pick_step(profile: Profile, budget: int, mode: int, failures: int) -> int:
+def pick_step(profile: MemoryProfile, budget: int, mode: int, failures: int) -> int:
     """A position over budget to work on: the worst, the first, or a random one after failures."""
     over = np.flatnonzero(profile.total > budget)
     if failures > 0 or (mode == 1 and np.random.random() < 0.5):
@@ -109,7 +109,7 @@ def pick_step(profile: Profile, budget: int, mode: int, failures: int) -> int:
 
 
 @inner
-def choose_batch(profile: Profile, moves: Moves, need: int) -> Ints:
+def choose_batch(profile: MemoryProfile, moves: Moves, need: int) -> Ints:
     """The best moves until together they cover ``need`` bytes."""
     limit = max(4, len(profile.sequence) // 200)
     count = 0

@@ -6,70 +6,73 @@ random factors: which of them leads to the cheapest plan shows only afterwards.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from memplan.solver.evaluate import evaluate, excess_of
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.local import depth_first, reorder, settle
+from memplan.solver.order.depth_first import depth_first
+from memplan.solver.order.local import reorder, settle
 from memplan.solver.problem import Flags, Ints, Problem
 from memplan.solver.search.neighbourhood import drop_orphans
+from memplan.solver.search.params import SearchParams
 from memplan.solver.search.prune import free_clones
 
-# Longer sequences get no order made anew; the beam would be too narrow to be any good.
-_LONGEST_BEAM = 6000
-# A wide beam comes first; then narrow ones, quicker and more different.
-_NARROW, _COUNTED_WIDTH = 24, 16
-# Order moves: so many in a call, and calls without gain after which they are given up.
-_MOVES, _IDLE_CALLS, _MOST_CALLS = 1000, 2, 25
-_NOISES = (0.02, 0.05, 0.2, 0.5)
-# Shares of recomputations that are taken out.
-_SHAKES = (0.3, 0.6, 1.0)
-_BUDGETS = (0.8, 0.9, 1.0, 1.0, 1.1, 1.25)
+# Less of the excess than this share is not worth going on for when a start is eased.
+_WORTH_IT = 0.999
 
 
-def ordered_start(
-    problem: Problem, movable: Flags, random: np.random.Generator, number: int, counted: bool
-) -> Ints:
-    """The ``number``-th order to start from, as the runtime runs it.
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Makes starts for one search; ``random`` is drawn from, in the order of the calls."""
 
-    0 is the given order, 1 the one that a wide beam finds, 2 the depth-first one, the others are
-    random. ``counted``: nothing may depend on how fast this machine is.
-    """
-    start = problem.start
-    arrays, length = problem.arrays, len(start)
-    if number == 2 and not problem.protected.any():
-        return ease(problem, depth_first(problem), movable)
-    if number == 0 or length > _LONGEST_BEAM:
-        return ease(problem, start, movable)
-    width = _COUNTED_WIDTH if counted else 0 if number == 1 else _NARROW
-    noise, budget = 0.0, problem.budget
-    if number > 1:
-        noise = float(random.choice(_NOISES))
-        budget = int(problem.budget * random.choice(_BUDGETS))
-    order = resequence(arrays, start, movable, budget, 0, length, width, noise)
-    return ease(problem, settle(arrays, order), movable)
+    problem: Problem
+    movable: Flags  # (N) may stand elsewhere
+    random: np.random.Generator
+    params: SearchParams
 
+    def ordered(self, number: int, counted: bool) -> Ints:
+        """The ``number``-th order to start from, as the runtime runs it.
 
-def shaken_start(problem: Problem, movable: Flags, random: np.random.Generator, best: Ints) -> Ints:
-    """``best`` without many of its recomputations, its order eased again."""
-    original = np.isin(np.arange(len(problem.movable)), problem.order)
-    again = np.zeros(len(best), np.bool_)
-    again[free_clones(best, original, problem.protected)] = True
-    low = int(random.integers(len(best)))
-    high = low + int(random.integers(len(best) // 4, len(best) + 1))
-    inside = (np.arange(len(best)) >= low) & (np.arange(len(best)) < high)
-    drop = again & inside & (random.random(len(best)) < random.choice(_SHAKES))
-    return ease(problem, drop_orphans(problem.arrays, best[~drop]), movable)
+        0 is the given order, 1 the one that a wide beam finds, 2 the depth-first one, the others
+        are random. ``counted``: nothing may depend on how fast this machine is.
+        """
+        params, problem = self.params, self.problem
+        start, length = problem.start, len(problem.start)
+        if number == 2 and params.depth_first and not problem.protected.any():
+            return self.ease(depth_first(problem))
+        if number == 0 or length > params.longest_beam:
+            return self.ease(start)
+        width = params.counted_beam if counted else 0 if number == 1 else params.narrow_beam
+        noise, budget = 0.0, problem.budget
+        if number > 1:
+            noise = float(self.random.choice(params.beam_noises))
+            budget = int(problem.budget * self.random.choice(params.beam_budgets))
+        order = resequence(problem.arrays, start, self.movable, budget, 0, length, width, noise)
+        return self.ease(settle(problem.arrays, order))
 
+    def shaken(self, best: Ints) -> Ints:
+        """``best`` without many of its recomputations, its order eased again."""
+        problem, random = self.problem, self.random
+        original = np.isin(np.arange(len(problem.movable)), problem.order)
+        again = np.zeros(len(best), np.bool_)
+        again[free_clones(best, original, problem.protected)] = True
+        low = int(random.integers(len(best)))
+        high = low + int(random.integers(len(best) // 4, len(best) + 1))
+        inside = (np.arange(len(best)) >= low) & (np.arange(len(best)) < high)
+        drop = again & inside & (random.random(len(best)) < random.choice(self.params.shakes))
+        return self.ease(drop_orphans(problem.arrays, best[~drop]))
 
-def ease(problem: Problem, sequence: Ints, movable: Flags) -> Ints:
-    """``sequence`` after moves that lower the summed excess, while they do."""
-    excess = float(excess_of(evaluate(problem.arrays, sequence), problem.budget))
-    idle = 0
-    for _ in range(_MOST_CALLS):
-        if excess <= 0 or idle >= _IDLE_CALLS:
-            break
-        before = excess
-        sequence, excess = reorder(problem.arrays, sequence, movable, problem.budget, _MOVES)
-        idle = 0 if excess < 0.999 * before else idle + 1
-    return sequence
+    def ease(self, sequence: Ints) -> Ints:
+        """``sequence`` after moves that lower the summed excess, while they do."""
+        arrays, budget, params = self.problem.arrays, self.problem.budget, self.params
+        excess = float(excess_of(evaluate(arrays, sequence), budget))
+        idle = 0
+        for _ in range(params.ease_calls):
+            if excess <= 0 or idle >= params.ease_idle:
+                break
+            before = excess
+            sequence, excess = reorder(arrays, sequence, self.movable, budget, params.ease_moves)
+            idle = 0 if excess < _WORTH_IT * before else idle + 1
+        return sequence

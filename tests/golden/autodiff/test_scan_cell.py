@@ -62,6 +62,7 @@ def test_a_partly_listed_operator_is_an_error() -> None:
     with pytest.raises(UsageError) as caught:
         trained("left+g")
     assert str(caught.value) == (
-        "--scan-recompute: Split 'cut' can run again only for all its outputs; not named: right"
+        "--scan-recompute: Split 'cut' can be recomputed only with all its outputs; "
+        "not named: right"
     )
     assert caught.value.hint == "add them: --scan-recompute 'left+g+right'"

@@ -17,10 +17,9 @@ import pytest
 from helpers.golden import UPDATE, as_text
 from helpers.graphs import TUNED, open_text
 from memplan.passes.base import Pass
-from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
-from memplan.passes.manager import PassStep, run_passes
-from memplan.passes.order import Order
+from memplan.passes.manager import PassManager, PassStep
+from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.opened import OpenModel
@@ -55,7 +54,7 @@ def passed(name: str) -> tuple[OpenModel, PassStep]:
     golden = CASES[name]
     text = (FOLDER / f"{golden.source}.onnxtxt").read_text()
     model = open_text(onnx.parser.parse_model(text))
-    return model, run_passes(model, simulate(model.graph, TUNED), [golden.applied])[0]
+    return model, PassManager([golden.applied]).run(model, simulate(model.graph, TUNED))[0]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -24,10 +24,11 @@ from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.order import execution_order
 from memplan.simulate.timeline import simulate
-from memplan.solver.evaluate import Profile, evaluate
+from memplan.solver.evaluate import MemoryProfile, evaluate
 from memplan.solver.problem import NONE, Decision, Ints
 from memplan.solver.search import anytime as search
-from memplan.solver.search.anytime import SearchOptions, solve
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.params import SearchOptions
 
 QUIET = settings(
     deadline=None,
@@ -40,7 +41,8 @@ def encoded_model(proto: onnx.ModelProto) -> tuple[OpenModel, Extended, Encoded]
     """A model with its graph, extended and encoded; every node costs a second."""
     model = open_text(proto)
     extended = extend(model.graph, {}, "cpu")
-    return model, extended, encode(extended, TUNED, [1.0] * len(extended.graph.nodes))
+    timeline = simulate(model.graph, TUNED)
+    return model, extended, encode(extended, timeline, [1.0] * len(extended.graph.nodes))
 
 
 def without_unread_statistics(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -97,15 +99,13 @@ def random_sequence(graph: Graph, encoded: Encoded, draw: Random) -> Ints:
     return np.asarray(sequence, np.int64)
 
 
-def plan_of(extended: Extended, sequence: Ints, profile: Profile, floor: Floor) -> Plan:
+def plan_of(extended: Extended, sequence: Ints, profile: MemoryProfile, floor: Floor) -> Plan:
     """A plan for any sequence, whatever it needs."""
     peak, loaded = int(profile.dynamic.max()), int(profile.total.max())
     return Plan(
         extended=extended,
         sequence=tuple(int(node) for node in sequence),
         budget_bytes=loaded,
-        baseline_peak_bytes=peak,
-        baseline_peak_with_workspace_bytes=loaded,
         predicted_peak_bytes=peak,
         predicted_peak_with_workspace_bytes=loaded,
         extra_cost_fraction=0.0,
@@ -117,7 +117,6 @@ def plan_of(extended: Extended, sequence: Ints, profile: Profile, floor: Floor) 
         floor=floor,
         resident_bytes=0,
         planning_seconds=0.0,
-        assumptions=(),
     )
 
 

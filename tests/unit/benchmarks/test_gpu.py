@@ -10,7 +10,7 @@ import pytest
 
 from helpers.models import SAMPLES, load_benchmark
 from helpers.training_steps import saved_step, symbolic_batch
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 
 
 @pytest.mark.slow

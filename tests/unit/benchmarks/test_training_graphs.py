@@ -11,7 +11,7 @@ import pytest
 
 from helpers.models import SAMPLES, load_benchmark
 from memplan.errors import UsageError
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 from memplan.solver.strategy import Outcome
 from memplan.strategies.builtin import parse_strategy
 

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from helpers.graphs import open_text, parse
-from memplan.ir.modules import UNKNOWN
+from memplan.ir.modules import NO_MODULE
 from memplan.simulate.opened import OpenModel
 
 STEP = """
@@ -55,7 +55,7 @@ LAYERS = ("enc.layer.0.attn.q.weight", "enc.layer.1.mlp.weight")
 
 def test_modules_from_parameter_names() -> None:
     found = by_node(open_text(trained(*LAYERS)))
-    assert found["input"] == UNKNOWN  # no parameter was read yet
+    assert found["input"] == NO_MODULE  # no parameter was read yet
     # Cut one level behind the last layer index.
     assert found["attn"] == "enc.layer.0.attn"
     assert found["act"] == found["before"] == "enc.layer.0.attn"
@@ -63,7 +63,7 @@ def test_modules_from_parameter_names() -> None:
     assert found["mlp_t"] == found["mlp"] == "enc.layer.1.mlp"
     assert found["last"] == "plain"
     assert found["diff"] == found["mean"] == "loss"
-    assert found["head"] == found["dw"] == UNKNOWN
+    assert found["head"] == found["dw"] == NO_MODULE
 
 
 def test_what_is_no_parameter_names_no_module() -> None:

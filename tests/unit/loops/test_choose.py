@@ -87,7 +87,9 @@ def test_what_is_held_anyway_costs_nothing() -> None:
 
 def test_names_are_all_outputs_or_none() -> None:
     steps = steps_of(cell())
-    with pytest.raises(UsageError, match=r"Split 'split' can run again only for .*: f, g$") as e:
+    with pytest.raises(
+        UsageError, match=r"Split 'split' can be recomputed only with .*: f, g$"
+    ) as e:
         named(steps, "i+ii")
     assert e.value.hint == "add them: --scan-recompute 'i+ii+f+g'"
     (kept,) = named(steps, "i+f+g+ii")
@@ -118,7 +120,7 @@ def test_random_numbers_are_not_drawn_again() -> None:
         "float[T,N,4] all)\n    {", "float[T,N,4] all)\n    <float half = {0.5}, bool on = {1}> {"
     )
     steps = steps_of(trained(parsed(text, T=5, N=3)))
-    with pytest.raises(UsageError, match="cannot run again"):
+    with pytest.raises(UsageError, match="cannot be recomputed"):
         named(steps, "d+m")
     (kept,) = named(steps, "all")
     assert "m" in kept.stored
@@ -186,11 +188,11 @@ def test_the_commands(
     common = ("rewrite", saved, "--budget", "100%", "--optimize", "none", "--dry-run")
     found = memplan(*common, "--scan-recompute", "*/Split")
     assert (found.returncode, found.stdout) == (2, "")
-    assert "can run again only for all its outputs; not named:" in found.stderr
+    assert "can be recomputed only with all its outputs; not named:" in found.stderr
     done = memplan(*common, "--scan-recompute", "all", "--format", "json")
     assert json.loads(done.stdout)["recurrent"][0]["recomputed"]
     text = memplan(*common, "--scan-recompute", "all").stdout
-    assert "nodes recomputed and inside loops" in text
+    assert "1 loop stores less" in text
     assert "Loops that store less" in text
 
 

@@ -133,7 +133,7 @@ def test_rewrite_command(
     assert report["scan_recompute"] == "all"
     assert report["scans"][0]["stored_bytes_per_step"] == 2 * 64 * HIDDEN * 4
     found = run(*common, "--scan-recompute", "*", "--force")
-    assert "nodes recomputed and inside loops" in " ".join(found.stdout.split())
+    assert "1 loop stores less" in " ".join(found.stdout.split())
     assert "rnn/forward/c/kept, 4,096 B per step × 6" in " ".join(found.stdout.split())
     text = " ".join(run("analyze", "step.onnx", "--dim", "N=64").stdout.split())
     assert "rnn/forward/candidate/Tanh 64×8 2.00 KiB" in text

@@ -6,10 +6,10 @@ import pytest
 
 from helpers.graphs import TUNED, open_text, tensor, timeline_of
 from helpers.passes import applied, nodes
-from memplan.passes.base import lower, lower_or_equal
+from memplan.passes.base import peak_did_not_rise, peak_fell
 from memplan.passes.elide import Elide, find_edits
 from memplan.passes.manager import (
-    run_passes,
+    PassManager,
 )
 from memplan.passes.no_ops import Facts, same_value
 from memplan.passes.prune import Prune
@@ -135,7 +135,7 @@ def test_what_dead_code_reads_stays_with_it() -> None:
         Elide(),
     )
     assert nodes(model) == "first one last dead"
-    assert nodes(run_passes(model, simulate(model.graph, TUNED), [Prune()])[0].model) == (
+    assert nodes(PassManager([Prune()]).run(model, simulate(model.graph, TUNED))[0].model) == (
         "first last"
     )
 
@@ -156,13 +156,13 @@ def test_a_part_that_raises_the_peak_is_left_out(monkeypatch: pytest.MonkeyPatch
     import memplan.passes.elide as room
 
     text = one_node("[n] b0 = Identity(a) [m] c = Exp(b0) [k] b = Identity(c)")
-    before = room.lower_or_equal
+    before = room.peak_did_not_rise
 
     def dear(after: Timeline, than: Timeline) -> bool:
         """As if it cost memory to take away 'n'."""
         return before(after, than) and any(node.name == "n" for node in after.graph.nodes)
 
-    monkeypatch.setattr(room, "lower_or_equal", dear)
+    monkeypatch.setattr(room, "peak_did_not_rise", dear)
     assert nodes(applied(text, Elide())) == "first n m last"
 
 
@@ -171,7 +171,7 @@ def test_peaks_compare_with_workspace_first() -> None:
         timeline_of("g (float[4] x) => (float[4] y) { [a] y = Exp(x) }"),
         timeline_of("g (float[4] x) => (float[4] y) { [a] b = Exp(x) [c] y = Exp(b) }"),
     )
-    assert lower(low, high)
-    assert lower_or_equal(low, low)
-    assert not lower(low, low)
-    assert not lower_or_equal(high, low)
+    assert peak_fell(low, high)
+    assert peak_did_not_rise(low, low)
+    assert not peak_fell(low, low)
+    assert not peak_did_not_rise(high, low)

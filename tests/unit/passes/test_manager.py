@@ -8,20 +8,18 @@ from helpers.graphs import TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE
 from memplan.errors import UsageError
 from memplan.passes.base import Applied
-from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.elide import Elide
 from memplan.passes.manager import (
     NAMES,
+    PassManager,
     make_passes,
     parse_passes,
     recorded,
     removed,
-    run_passes,
     without_order,
 )
-from memplan.passes.order import Order
+from memplan.passes.order import EarlyUpdate, Order, in_order
 from memplan.passes.prune import Prune
-from memplan.passes.schedule import in_order
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -48,7 +46,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
     text = TWO_WIDE.replace("[q] b", "[w] b").replace("[r] c", "[v] c")
     model = open_text(text)
     better = in_order(model, [0, 2, 1, 3, 4])
-    steps = run_passes(better, simulate(better.graph, TUNED), [Worse()])  # type: ignore[list-item]
+    steps = PassManager([Worse()]).run(better, simulate(better.graph, TUNED))  # type: ignore[list-item]
     assert steps[0].model is better
     assert not steps[0].changed
     assert steps[0].note == "left out: a peak would rise"
@@ -57,7 +55,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
 def test_steps_record_what_is_gone() -> None:
     model = open_text(STEP)
     passes = [Elide(), Prune(("enc*",)), Order(rounds=2), EarlyUpdate()]
-    steps = run_passes(model, simulate(model.graph, TUNED), passes)
+    steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
     assert removed(steps) == {
         "removed_outputs": ["dec_w_new", "dec_w_m_new"],
         "removed_inputs": ["dec_w_m"],

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from helpers.graphs import TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE, applied, nodes
-from memplan.passes.early_update import EarlyUpdate
 from memplan.passes.manager import (
-    run_passes,
+    PassManager,
 )
-from memplan.passes.order import Order
-from memplan.passes.schedule import early_order, in_order
+from memplan.passes.order import EarlyUpdate, Order, early_order, in_order
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
@@ -25,7 +23,7 @@ def test_an_order_without_recomputation() -> None:
 def test_a_default_session_keeps_its_order() -> None:
     model = open_text(TWO_WIDE)
     timeline = simulate(model.graph, session_kind("default"))
-    step = run_passes(model, timeline, [Order()])[0]
+    step = PassManager([Order()]).run(model, timeline)[0]
     assert step.model is model
     assert step.note == "a default session has an order of its own"
 
@@ -42,7 +40,7 @@ def test_updates_run_as_soon_as_their_gradients_are_there() -> None:
     updates = {place[name] for name in ("tick", "me", "de", "ue", "md", "dd", "ud")}
     order = [model.graph.nodes[n].name for n in early_order(model.graph, updates)]
     assert " ".join(order) == ("enc act dec loss seed gd md tick dd ud gr sign gh ge me de ue")
-    step = run_passes(model, simulate(model.graph, TUNED), [EarlyUpdate()])[0]
+    step = PassManager([EarlyUpdate()]).run(model, simulate(model.graph, TUNED))[0]
     assert (nodes(step.model) == " ".join(order)) == step.changed
 
 

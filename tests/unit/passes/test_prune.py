@@ -10,6 +10,7 @@ from memplan.errors import UsageError
 from memplan.ir.phases import find_phases
 from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.passes.base import Applied
+from memplan.passes.manager import PassManager
 from memplan.passes.prune import Prune
 from memplan.simulate.timeline import simulate
 
@@ -52,7 +53,7 @@ def test_only_the_wanted_gradients_stay(
     wrt: tuple[str, ...], outputs: str, inputs: str, left: str
 ) -> None:
     model = open_text(STEP)
-    found = Prune(wrt).apply(model, simulate(model.graph, TUNED))
+    found = PassManager([Prune(wrt)]).run(model, simulate(model.graph, TUNED))[0]
     assert " ".join(found.removed_outputs) == outputs
     assert " ".join(found.removed_inputs) == inputs
     if not left:
@@ -97,7 +98,7 @@ def test_dead_code_and_idle_results_go() -> None:
     assert list(model.prepared.proto.graph.node[0].output) == ["y"]
     assert [t.name for t in model.prepared.proto.graph.initializer] == ["ratio", "on"]
     found = Prune().apply(open_text(text), timeline_of(text))
-    assert found.note == "2 nodes, 1 results that nobody reads"
+    assert found.note == "2 nodes, 1 result that nothing reads"
     again = Prune().apply(model, simulate(model.graph, TUNED))
     assert again.model is model
 

@@ -59,7 +59,6 @@ def test_a_plan_from_a_graph() -> None:
     assert plan.clones == 1
     assert plan.extra_cost_fraction == pytest.approx(0.25 / 5.25)
     assert plan.resident_bytes == KIB + 8
-    assert plan.baseline_peak_bytes == 6 * KIB + 8
     assert plan.predicted_peak_bytes == 5 * KIB + 8
     assert plan.refusals == {"noise": "draws random numbers"}
     assert plan.strategy == "greedy"

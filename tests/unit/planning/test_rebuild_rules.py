@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from helpers.graphs import TUNED, graph_of, names, node, open_text, tensor
 from memplan.ir.graph import TensorKind
 from memplan.ops.memory import refusal
-from memplan.planning.encode import encode
+from memplan.planning.encode import Encoded, encode
 from memplan.planning.rebuild_rules import Extended, extend
 from memplan.shapes.fold import small_constants
+from memplan.simulate.timeline import simulate
 
 
 def dropped(
@@ -33,6 +36,12 @@ def dropped(
     }}"""
     model = open_text(text)
     return extend(model.graph, small_constants(model.prepared.bound.graph), provider)
+
+
+def encoded(found: Extended, keep: frozenset[int] = frozenset()) -> Encoded:
+    """The problem of a graph with its rules; every node costs a second."""
+    live = replace(found.graph, nodes=found.graph.nodes[: found.first_dormant])
+    return encode(found, simulate(live, TUNED), [1.0] * len(found.graph.nodes), keep)
 
 
 def test_the_rule_adds_dormant_nodes_behind_the_graph() -> None:
@@ -144,16 +153,16 @@ def test_a_graph_without_dropout_is_left_alone() -> None:
 def test_dropout_is_never_run_again_itself() -> None:
     assert refusal(":Dropout") == "draws random numbers"
     found = dropped()
-    encoded = encode(found, TUNED, [1.0] * len(found.graph.nodes))
-    assert encoded.refusals == {"drop": "draws random numbers"}
-    graph, maker = found.graph, encoded.arrays.maker
+    problem = encoded(found)
+    assert problem.refusals == {"drop": "draws random numbers"}
+    graph, maker = found.graph, problem.arrays.maker
     assert maker[tensor(graph, "d").id] == node(graph, "drop/rebuild_scale").id
     assert maker[tensor(graph, "m").id] == -1
     assert maker[tensor(graph, "a").id] == node(graph, "a").id
     # Dormant nodes do not run of themselves, and are ranked between drop and its first reader.
-    assert len(encoded.order) == found.first_dormant
+    assert len(problem.order) == found.first_dormant
     ranks = [
-        encoded.arrays.rank[node(graph, name).id]
+        problem.arrays.rank[node(graph, name).id]
         for name in (
             "a",
             "drop",
@@ -169,8 +178,22 @@ def test_dropout_is_never_run_again_itself() -> None:
 def test_what_is_to_be_kept_is_not_rebuilt() -> None:
     found = dropped()
     keep = frozenset({tensor(found.graph, "d").id})
-    encoded = encode(found, TUNED, [1.0] * len(found.graph.nodes), keep)
-    assert encoded.arrays.maker[tensor(found.graph, "d").id] == -1
+    assert encoded(found, keep).arrays.maker[tensor(found.graph, "d").id] == -1
+
+
+def test_names_of_an_earlier_rewrite_are_left_alone() -> None:
+    """A file that was rewritten has the constants and nodes of the rule already."""
+    once = dropped()
+    scale = once.graph.tensors[once.graph.nodes[7].inputs[1]].name
+    again = extend(
+        replace(once.graph, nodes=once.graph.nodes[:5]),
+        {"ratio": np.float32(0.25), "training": np.bool_(True)},  # type: ignore[dict-item]
+        "cpu",
+    )
+    assert scale == "drop/rebuild_scale"
+    assert set(again.constants) == {"drop/rebuild2_scale"}
+    made = [n.name for n in again.graph.nodes[5:]]
+    assert made == ["drop/rebuild2_cast", "drop/rebuild2_mul", "drop/rebuild2_scale"]
 
 
 def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
@@ -191,8 +214,7 @@ def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
         "d2/rebuild_scale": 0.5,
     }
     assert len(found.graph.nodes) == 7 + 6
-    encoded = encode(found, TUNED, [1.0] * 13)
-    ranks = encoded.arrays.rank
+    ranks = encoded(found).arrays.rank
     assert len(set(ranks.tolist())) == 13
     second = node(found.graph, "d2/rebuild_cast").id
     assert ranks[node(found.graph, "d2").id] < ranks[second] < ranks[node(found.graph, "g1").id]

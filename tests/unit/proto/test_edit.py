@@ -4,7 +4,14 @@ import time
 
 import onnx
 
-from memplan.proto.edit import copied, live_nodes, remove_unread, replace_nodes
+from memplan.proto.edit import (
+    copied,
+    leave_out,
+    live_nodes,
+    remove_unread,
+    rename_reads,
+    replace_nodes,
+)
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import free_names, names_read, operator_key
 
@@ -78,6 +85,16 @@ def test_live_nodes_keep_their_order() -> None:
     assert names(live_nodes(graph(DEAD_TAIL).node, ["c"])) == "a b c"
 
 
+def test_an_absent_last_output_is_not_listed() -> None:
+    node = onnx.helper.make_node("LayerNormalization", ["x", "s"], ["y", "mean", "deviation"])
+    leave_out(node, {"mean"})
+    assert list(node.output) == ["y", "", "deviation"]
+    leave_out(node, {"deviation"})
+    assert list(node.output) == ["y"]
+    leave_out(node, {"y"})
+    assert list(node.output) == [""]
+
+
 def test_nodes_of_the_graph_itself_may_replace_its_nodes() -> None:
     model = graph(DEAD_TAIL)
     replace_nodes(model, reversed(model.node))
@@ -96,3 +113,25 @@ def test_fresh_names_of_one_stem_take_linear_time() -> None:
     for _ in range(20_000):
         authority.fresh("node")
     assert time.perf_counter() - start < 2
+
+
+def test_readers_are_renamed_inside_bodies_unless_the_name_is_their_own() -> None:
+    node = graph("""g (float[4] x, float[4] z, bool c) => (float[4] u) { u = If<
+        then_branch = t () => (float[4] r)
+            { a = Add(x, z) r = If<
+                then_branch = tt () => (float[4] p) { p = Neg(x) },
+                else_branch = ee (float[4] x) => (float[4] q) { q = Neg(x) }
+            >(c) },
+        else_branch = e () => (float[4] x) { b = Neg(x) x = Exp(b) }
+    >(c) }""").node[0]
+    rename_reads(node, {"x": "x2", "c": "c2"})
+    assert list(node.input) == ["c2"]
+    then, otherwise = (attribute.g for attribute in node.attribute)
+    assert list(then.node[0].input) == ["x2", "z"]
+    assert list(then.node[1].input) == ["c2"]
+    deep, own = (attribute.g for attribute in then.node[1].attribute)
+    assert list(deep.node[0].input) == ["x2"]
+    assert list(own.node[0].input) == ["x"]
+    # Until a body defines the name, it means the one outside.
+    assert [list(n.input) for n in otherwise.node] == [["x2"], ["b"]]
+    assert otherwise.output[0].name == "x"

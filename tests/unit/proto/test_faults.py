@@ -100,7 +100,7 @@ def test_an_undefined_tensor_in_the_graph_and_in_a_body(tmp_path: Path) -> None:
 def test_an_output_that_nothing_computes(tmp_path: Path) -> None:
     model = odd.training()
     model.graph.output[0].name = "lost"
-    assert "'lost' is computed by no node" in refused(model, tmp_path)
+    assert "'lost' is not computed by any node" in refused(model, tmp_path)
 
 
 def test_things_without_a_name(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_data_flow_comes_before_the_old_places() -> None:
     assert ordered(ORIGINAL, changed) == ["c", "a", "b", "y"]
 
 
+def test_a_body_output_may_have_the_name_of_the_nodes() -> None:
+    """Inside an If, ``y`` is the branch's own; the If does not wait for itself."""
+    branch = "graph () => (float[4] y) { y = Neg(b) }"
+    nodes = f"""
+        [a] a = Neg(x) [b] b = Exp(a) [c] c = Cast<to = 9>(z) [s] s = ReduceMax<keepdims = 0>(z)
+        [p] p = Cast<to = 9>(s)
+        [if] y = If<then_branch = then {branch[6:]}, else_branch = else {branch[6:]}>(p)"""
+    assert ordered(nodes, nodes) == ["a", "b", "c", "s", "p", "if"]
+
+
 def test_what_nobody_reads_goes_to_the_end() -> None:
     lone = "[lone] n = Abs(z) " + ORIGINAL
     assert ordered(ORIGINAL, lone) == ["a", "b", "c", "y", "lone"]

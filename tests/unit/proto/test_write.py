@@ -76,12 +76,12 @@ def test_outputs_that_cannot_be_written_are_refused_early(
         tmp_path / "none/out": "does not exist",
         tmp_path / "file/out": "does not exist",
         tmp_path / ("a" * 300): "name too long",
-        Path(os.devnull): "no regular file",
+        Path(os.devnull): "not a regular file",
     }
     for path, message in cases.items():
         with pytest.raises(UsageError, match=message):
             check_output(path, force=False)
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         check_output(Path(os.devnull), force=True)
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="not writable"):

@@ -13,9 +13,7 @@ from helpers import odd_models as odd
 from helpers.odd_models import BOOL, FLOAT, INT64, constant, info, model, saved
 from memplan.api.analyze import analyze
 from memplan.shapes.bodies import body_models
-from memplan.shapes.infer import (
-    value_types,
-)
+from memplan.shapes.complete import value_types
 from memplan.simulate.opened import open_model
 
 

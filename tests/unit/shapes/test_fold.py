@@ -11,14 +11,11 @@ from onnx import helper
 
 from helpers import odd_models as odd
 from helpers.odd_models import FLOAT, INT64, constant, info, model
-from memplan.shapes.fold import complete_types
-from memplan.shapes.infer import (
-    ValueType,
-    bind_dims,
-    infer,
-    stated_types,
-    value_types,
-)
+from memplan.shapes.complete import value_types
+from memplan.shapes.dims import bind_dims
+from memplan.shapes.fold import types_by_folding
+from memplan.shapes.infer import infer, stated_types
+from memplan.shapes.tensor_type import TensorType
 
 
 def _computed_shape() -> onnx.ModelProto:
@@ -84,7 +81,7 @@ def test_no_large_tensor_is_made_only_to_learn_its_shape(op: str) -> None:
     tracemalloc.start()
     try:
         types, _ = value_types(proto)
-        complete_types(proto, {"y": ValueType(INT64, None)})
+        types_by_folding(proto, {"y": TensorType(INT64, None)})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

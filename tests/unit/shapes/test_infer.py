@@ -13,10 +13,8 @@ from helpers import odd_models as odd
 from helpers.odd_models import FLOAT, constant, info, model, saved
 from memplan.api.analyze import analyze
 from memplan.errors import ModelError
-from memplan.shapes.infer import (
-    ValueType,
-    check_calls,
-)
+from memplan.shapes.checks import check_calls
+from memplan.shapes.tensor_type import TensorType
 
 
 def _stated(proto: onnx.ModelProto, name: str, shape: list[int], dtype: int = FLOAT) -> None:
@@ -112,7 +110,7 @@ def test_ranks_that_inference_lets_through(
 ) -> None:
     node = helper.make_node(op, list("abc")[: len(shapes)], ["y"], name="it", **attributes)
     graph = helper.make_graph([node], "g", [], [])
-    types = {name: ValueType(FLOAT, tuple(s)) for name, s in zip("abc", shapes, strict=False)}
+    types = {name: TensorType(FLOAT, tuple(s)) for name, s in zip("abc", shapes, strict=False)}
     with pytest.raises(ModelError, match=message):
         check_calls(graph, types)
     # An input whose shape nobody knows is not judged.

@@ -12,12 +12,8 @@ from helpers import odd_models as odd
 from helpers.odd_models import info, saved
 from memplan.api.analyze import analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, ModelError, UsageError
-from memplan.shapes.infer import (
-    bind_dims,
-    evaluate_dim,
-    stated_types,
-    symbolic_dims,
-)
+from memplan.shapes.dims import bind_dims, evaluate_dim, symbolic_dims
+from memplan.shapes.infer import stated_types
 
 
 @pytest.mark.parametrize(

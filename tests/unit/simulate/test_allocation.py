@@ -9,7 +9,7 @@ import pytest
 
 from helpers.graphs import KIB, REUSING, TUNED, graph_of, kib, tensor, timeline_of
 from memplan.ir.graph import ABSENT
-from memplan.simulate.allocation import Buffer, passes_through
+from memplan.simulate.allocation import Buffer, allocate, passes_through
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
@@ -468,3 +468,50 @@ def test_an_identity_outside_of_loops_is_copied_into_a_graph_output() -> None:
     found = timeline_of("g (float z, float[256] x) => (float[256] y) { [y] y = Identity(x) }")
     assert not passes_through(found.graph, tensor(found.graph, "y").id)
     assert kib(found) == [1]
+
+
+# Branches of an If.
+
+
+def nested(depth: int) -> str:
+    """An If in an If in an If..., each of whose branches makes 1 KiB beside its output."""
+    branch = "[last] r = Neg(x)"
+    for level in range(depth):
+        inner = f"r{level}" if level < depth - 1 else "y"
+        branch = f"""
+        [if_{level}] {inner} = If<
+            then_branch = t () => (float[256] r) {{ {branch} }},
+            else_branch = e () => (float[256] q) {{ [a{level}] a = Exp(x) [q{level}] q = Sin(a) }}
+        >(c)"""
+        if level < depth - 1:
+            branch += f" [n{level}] r = Neg({inner})"
+    return f"g (float[256] x, bool c) => (float[256] y) {{ {branch} }}"
+
+
+def test_the_outputs_of_an_if_are_there_before_a_branch_makes_them() -> None:
+    """The branch holds two tensors and then makes its output of their sum, beside ``u``."""
+    timeline = timeline_of("""
+    g (float[256] x, bool c) => (float y)
+    {
+        [pick] u = If<
+            then_branch = t () => (float[256] r)
+                { [a] a = Sin(x) [b] b = Cos(x) [m] m = Add(a, b) [r] r = Neg(m) },
+            else_branch = e () => (float[256] q) { [q] q = Neg(x) }
+        >(c)
+        [y] y = ReduceSum<keepdims = 0>(u)
+    }""")
+    assert kib(timeline)[0] == 1 + 3
+    assert dict(timeline.inside.nbytes) == {0: 3 * KIB}
+
+
+def test_bodies_are_simulated_once_however_deep_they_nest(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = []
+
+    def counted(*args: object) -> object:
+        simulated.append(args)
+        return allocate(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("memplan.simulate.timeline.allocate", counted)
+    timeline = timeline_of(nested(12))
+    assert len(simulated) == 1 + 2 * 12
+    assert timeline.dynamic_peak_bytes == 13 * KIB  # at the innermost branch: all outputs around it

@@ -194,8 +194,9 @@ def test_an_empty_working_set() -> None:
 def test_no_order_of_a_random_graph_goes_below(model: onnx.ModelProto, draw: Random) -> None:
     graph = open_text(model).graph
     floor = structural_floor(graph, simulate(graph, TUNED))
-    workspace, _ = node_workspace(graph, TUNED)
-    inside = bodies_of(graph, TUNED).nbytes
+    bodies = bodies_of(graph, TUNED)
+    workspace, _ = node_workspace(graph, TUNED, bodies)
+    inside = bodies.nbytes
     for order in (list(range(len(graph.nodes))), random_order(graph, draw)):
         dynamic = live_bytes(allocate(graph, order, TUNED))
         for step, index in enumerate(order):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.solver.search.anytime import warm_up
+from memplan.solver.search.warm_up import warm_up
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,7 +54,7 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
     [
         (
             "best",
-            "there is no strategy 'best'",
+            "there is not a strategy 'best'",
             "strategies: auto, collection, dtr, greedy, knapsack, list, memory, min-cut, mirror",
         ),
         ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),
@@ -62,8 +62,8 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
         ("search{seed=x}", "search{seed=x}: a whole number is wanted", ""),
         ("search{seed}", "search{seed=}: a whole number is wanted", ""),
         ("search{seed=-1}", "search{seed=-1}: a whole number is wanted", ""),
-        ("search{seed=1", "'search{seed=1' is no strategy", "NAME{option=value,...}"),
-        ("", "'' is no strategy", "NAME"),
+        ("search{seed=1", "'search{seed=1' is not a strategy", "NAME{option=value,...}"),
+        ("", "'' is not a strategy", "NAME"),
     ],
 )
 def test_a_wrong_strategy_is_explained(text: str, message: str, hint: str) -> None:

@@ -41,7 +41,7 @@ def test_named_tensors_stay() -> None:
 @pytest.mark.parametrize(
     ("names", "message", "hint"),
     [
-        ("", "strategy 'list' is told no names", "list{names=a+b}"),
+        ("", "strategy 'list' needs names", "list{names=a+b}"),
         ("f2+f22", "the forward part makes no tensor 'f22'", "near matches: f2"),
         ("O", "the forward part makes no tensor 'O'", "near matches: loss"),
         ("what?", "the forward part makes no tensor 'what?'", "it makes, for example, f1, f2, f3"),

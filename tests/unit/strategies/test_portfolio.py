@@ -14,8 +14,12 @@ from memplan.solver.evaluate import evaluate
 from memplan.solver.frontier import budgets_between, trace_frontier
 from memplan.solver.problem import Problem
 from memplan.strategies import portfolio
-from memplan.strategies.peers import peer_decisions
-from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
+from memplan.strategies.portfolio import (
+    PortfolioOptions,
+    PortfolioParams,
+    baseline_decisions,
+    solve_portfolio,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +36,7 @@ def hard_problem(seed: int, share: float = 0.8) -> Problem:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_peer_is_cheaper(seed: int) -> None:
     _, problem = random_step(seed)
-    peers = [d for d in peer_decisions(problem, lambda: 60.0) if d.feasible]
+    peers = [d for _, d in baseline_decisions(problem, lambda: 60.0) if d.feasible]
     found, _ = solve_portfolio(problem, 1.0, FREE)
     if peers:
         assert found.feasible
@@ -40,7 +44,9 @@ def test_no_peer_is_cheaper(seed: int) -> None:
 
 
 def test_some_peer_finds_a_plan_on_those() -> None:
-    found = [d for seed in range(6) for d in peer_decisions(random_step(seed)[1], lambda: 60.0)]
+    found = [
+        d for seed in range(6) for _, d in baseline_decisions(random_step(seed)[1], lambda: 60.0)
+    ]
     assert sum(d.feasible and d.extra_cost > 0 for d in found) > 5
 
 
@@ -109,7 +115,7 @@ def test_a_certificate_in_trouble_costs_no_plan(monkeypatch: pytest.MonkeyPatch)
         raise ValueError("no such row")
 
     monkeypatch.setattr(certificate, "lower_bound", failing)
-    found, bound = solve_portfolio(hard_problem(3, 0.9), 0.5, IN_ORDER)
+    found, bound = solve_portfolio(hard_problem(3, 0.9), 2.0, IN_ORDER)
     assert found.feasible
     assert bound.seconds == 0
     assert "no such row" in bound.kind
@@ -131,3 +137,23 @@ def test_the_frontier_falls_with_the_budget() -> None:
     costs = [point.extra_cost_fraction for point in fits]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] == 0 < costs[0]
+
+
+def test_the_portfolio_says_who_made_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+    problem = hard_problem(3, 0.9)
+    with caplog.at_level("INFO", "memplan.strategies"):
+        found, _ = solve_portfolio(problem, 0.5, FREE)
+    best = [r.getMessage() for r in caplog.records if r.getMessage().startswith("best so far: ")]
+    assert best[-1].startswith(
+        f"best so far: +{100 * found.extra_cost / problem.base_cost:.3f}% by "
+    )
+    maker = best[-1].rpartition(" by ")[2]
+    assert caplog.records[-1].getMessage().startswith(f"plan by {maker} after ")
+
+
+def test_the_plans_of_others_can_be_left_out() -> None:
+    params = PortfolioParams(baselines=0.0, baselines_patient=0.0, followed=0, first_stage=0.0)
+    problem = hard_problem(3, 0.9)
+    for order in (False, True):
+        found, _ = solve_portfolio(problem, 0.5, PortfolioOptions(order=order, params=params))
+        assert found.feasible

@@ -21,7 +21,7 @@ from memplan.errors import MemplanError, UsageError
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.strategy import Outcome, Progress
 from memplan.strategies.builtin import BUILT_IN, list_strategies, parse_strategy
-from memplan.strategies.checked import checked, why_no_sequence
+from memplan.strategies.checked import checked, why_not_a_sequence
 
 Install = Callable[..., None]
 MODEL = SAMPLES / "mlp_adamw.onnx"
@@ -142,6 +142,8 @@ def test_the_example_of_the_guide(install: Install, inside: Memplan, tmp_path: P
         "fits.onnx",
         "--optimize",
         "none",
+        "--passes",  # a search for a lower order would end by the clock
+        "none",
         "--format",
         "json",
     )
@@ -164,17 +166,32 @@ def test_options_of_a_package(install: Install) -> None:
     ]
 
 
+def test_what_a_package_leaves_out_has_the_defaults_of_a_strategy(install: Install) -> None:
+    install(
+        "acme",
+        {"good": "acme_good:Good", "tagged": "acme_tagged:Good"},
+        acme_good=GOOD,
+        acme_tagged=GOOD.replace('"good"', '"tagged"').replace(
+            "    count", "    clone_tags: ClassVar = {'acme': 'yes'}\n    count"
+        ),
+    )
+    plain, tagged = parse_strategy("good"), parse_strategy("tagged")
+    assert (plain.words, plain.ignores_budget, plain.clone_tags) == ({}, False, {})
+    assert (tagged.ignores_budget, tagged.clone_tags) == (False, {"acme": "yes"})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
         ("good", "acme_absent:Good", "ModuleNotFoundError: No module named 'acme_absent'"),
         ("good", "acme_good:Bad", "AttributeError: module 'acme_good' has no attribute 'Bad'"),
         ("good", "acme_raises:Good", "ValueError: first line second line"),
-        ("good", "acme_good:ClassVar", "is no dataclass"),
+        ("good", "acme_good:ClassVar", "is not a dataclass"),
         ("better", "acme_good:Good", "its class is named 'good'"),
         ("a b", "acme_good:Good", "its name is not made of letters, digits, - and _"),
         ("good", "acme_less:Good", "Good has no text 'source'"),
         ("good", "acme_lazy:Good", "Good has no method 'solve'"),
+        ("good", "acme_wordy:Good", "Good.words is not a mapping"),
         ("good", "acme_open:Good", "option 'count' has no whole number or text as its default"),
     ],
 )
@@ -188,6 +205,7 @@ def test_a_broken_package_stops_only_who_asks_for_it(
         acme_raises="raise ValueError('first line\\nsecond line')",
         acme_less=GOOD.replace("    source", "    sauce"),
         acme_lazy=GOOD.replace("def solve", "def sleep"),
+        acme_wordy=GOOD.replace("    count", "    words: ClassVar = ['count']\n    count"),
         acme_open=GOOD.replace("int = 3", "float = 3.0"),
     )
     assert parse_strategy("greedy") == BUILT_IN["greedy"]()
@@ -257,19 +275,19 @@ def test_a_false_claim_is_put_right() -> None:
 @pytest.mark.parametrize(
     ("sequence", "reason"),
     [
-        ([0.0, 1.0, 2.0], "is no list of node ids"),
-        ([[0, 1, 2]], "is no list of node ids"),
-        (None, "is no list of node ids"),
+        ([0.0, 1.0, 2.0], "is not a list of node ids"),
+        ([[0, 1, 2]], "is not a list of node ids"),
+        (None, "is not a list of node ids"),
         ([0, 1, 3], "names nodes beyond 0 to 2"),
         ([-1, 0, 1, 2], "names nodes beyond 0 to 2"),
         ([0, 1], "leaves out nodes of the step"),
-        ([0, 1, 1, 2], "runs nodes again that must not be"),
+        ([0, 1, 1, 2], "recomputes nodes that must not be"),
         ([2, 0, 1], "reads tensors before they are made"),
     ],
 )
-def test_what_is_no_sequence_is_refused(sequence: Any, reason: str) -> None:
+def test_what_is_not_a_sequence_is_refused(sequence: Any, reason: str) -> None:
     array = np.asarray(sequence)
-    assert why_no_sequence(CASE.problem(9), array) == reason
+    assert why_not_a_sequence(CASE.problem(9), array) == reason
     with pytest.raises(MemplanError) as caught:
         checked(Liar(array), CASE.problem(9), 1.0, None)
     assert caught.value.message == f"strategy 'liar' answers with a sequence that {reason}"
@@ -278,7 +296,9 @@ def test_what_is_no_sequence_is_refused(sequence: Any, reason: str) -> None:
 
 def test_what_was_asked_for_must_be_there() -> None:
     problem = CASE.problem(9, "a noise a b", "a")
-    assert why_no_sequence(problem, CASE.order) == "leaves out recomputations that were asked for"
+    assert (
+        why_not_a_sequence(problem, CASE.order) == "leaves out recomputations that were asked for"
+    )
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_report(run: Memplan) -> None:
     each = 7 * BATCH * HIDDEN * 4
     assert "by 3 tensors: W, R, B" in result.stdout
     assert (
-        f"rnn/forward/Scan: stored for the backward: rnn/forward/y/Identity, "
+        f"rnn/forward/Scan: stored for backward: rnn/forward/y/Identity, "
         f"rnn/forward/c/kept, rnn/forward/input/Sigmoid, rnn/forward/forget/Sigmoid, "
         f"rnn/forward/candidate/Tanh, ..., {each:,} B per step × {STEPS} = {STEPS * each:,} B"
     ) in " ".join(result.stdout.split())

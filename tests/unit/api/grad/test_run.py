@@ -124,7 +124,7 @@ def test_cross_entropy(run: Memplan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--loss", "a"], 3, "the loss 'a' is no float scalar"),
+        (["--loss", "a"], 3, "the loss 'a' is not a float scalar"),
         (["--loss", "x"], 3, "--loss x: no node of the graph computes it"),
         (["--loss", "mse"], 2, "built behind logits"),
         (["--loss", "loss", "--logits", "p"], 2, "--logits is for losses that are built"),

@@ -16,7 +16,7 @@ from helpers.training_steps import saved_step, with_dropout
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.api.validate.run import ValidateOptions, validate
 from memplan.errors import UsageError
-from memplan.proto.marks import KEY
+from memplan.proto.metadata import CHECKPOINT_KEY
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def marked(tmp_path: Path) -> Marked:
         model = onnx.load(MODEL)
         for node in model.graph.node:
             if node.op_type == op:
-                node.metadata_props.add(key=KEY, value="true")
+                node.metadata_props.add(key=CHECKPOINT_KEY, value="true")
         onnx.save(model, tmp_path / "marked.onnx")
         return tmp_path / "marked.onnx"
 

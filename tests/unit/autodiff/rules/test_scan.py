@@ -152,7 +152,9 @@ def test_names() -> None:
         "[j] j = Concat<axis = 0>(m, l, n) [act] next = Tanh(j)",
     )
     model = onnx.parser.parse_model(text)
-    with pytest.raises(UsageError, match=r"Split 's' can run again only for .*: m, n$") as caught:
+    with pytest.raises(
+        UsageError, match=r"Split 's' can be recomputed only with .*: m, n$"
+    ) as caught:
         build_gradients(model, Request(("last",), ("w",), (), "z+l"))
     assert caught.value.hint == "add them: --scan-recompute 'z+l+m+n'"
     with pytest.raises(UsageError, match="--scan-recompute nothing: no Scan"):

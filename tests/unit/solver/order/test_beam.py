@@ -17,9 +17,10 @@ from memplan.simulate.order import execution_order
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.local import depth_first
+from memplan.solver.order.depth_first import depth_first
 from memplan.solver.problem import Ints, Problem
-from memplan.solver.search.starts import ordered_start, shaken_start
+from memplan.solver.search.params import PARAMS
+from memplan.solver.search.starts import Starts
 
 
 def anew(problem: Problem, width: int, noise: float = 0.0) -> Ints:
@@ -82,8 +83,9 @@ def test_new_orders_read_what_the_old_ones_did(seed: int) -> None:
     seed_random(seed)
     draw = np.random.default_rng(seed)
     movable = problem.movable & ~problem.arrays.eager
+    starts = Starts(problem, movable, draw, PARAMS)
     for number in range(3):
-        order = ordered_start(problem, movable, draw, number, counted=True)
+        order = starts.ordered(number, counted=True)
         assert sorted(order) == sorted(problem.start)
         assert evaluate(problem.arrays, order).total.max() < IMPOSSIBLE
 
@@ -95,7 +97,8 @@ def test_a_shaken_plan_still_computes_everything() -> None:
         again = [node for node in problem.order if problem.arrays.maker.tolist().count(node)][:4]
         plan = np.concatenate([problem.order[:-1], again, problem.order[-1:]])
         draw = np.random.default_rng(seed)
-        shaken = shaken_start(problem, problem.movable & ~problem.arrays.eager, draw, plan)
+        movable = problem.movable & ~problem.arrays.eager
+        shaken = Starts(problem, movable, draw, PARAMS).shaken(plan)
         assert set(shaken) >= set(problem.order)
         assert evaluate(problem.arrays, shaken).total.max() < IMPOSSIBLE
         fewer += len(shaken) < len(plan)

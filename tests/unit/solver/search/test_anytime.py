@@ -6,7 +6,8 @@ import pytest
 
 from helpers.problems import Case, Op
 from helpers.searching import LONG_SKIP, NESTED, bridge, check
-from memplan.solver.search.anytime import SearchOptions, solve
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.params import SearchOptions
 
 FIXED = SearchOptions(order=False, iterations=40)
 
@@ -175,13 +176,7 @@ def test_the_optimum_is_found(case: Case, budget: int, extra: float, most: int) 
     assert decision.extra_cost == pytest.approx(extra)
 
 
-REACHED = [param for param in OPTIMA if not param.marks]
-
-
-UNMARKED = [pytest.param(*param.values, id=param.id) for param in OPTIMA]
-
-
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), REACHED)
+@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
 def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, most: int) -> None:
     decision = solve(case.problem(budget), SECONDS, FIXED)
     dormant = {k for k, op in enumerate(case.ops) if op.rebuilds}
@@ -189,7 +184,7 @@ def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, 
     assert first == case.order.tolist()
 
 
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), UNMARKED)
+@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
 def test_moving_nodes_is_never_worse_here(case: Case, budget: int, extra: float, most: int) -> None:
     problem = case.problem(budget)
     decision = solve(problem, SECONDS, MOVING)

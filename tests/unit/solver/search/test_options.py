@@ -9,7 +9,8 @@ from helpers.searching import LONG_SKIP, NESTED
 from helpers.steps import irregular
 from memplan.solver.problem import Decision
 from memplan.solver.search import anytime as search
-from memplan.solver.search.anytime import SearchOptions, solve
+from memplan.solver.search.anytime import AnytimeSearch, solve
+from memplan.solver.search.params import RoundParams, SearchOptions, SearchParams
 from memplan.strategies.builtin import Search
 
 FIXED = SearchOptions(order=False, iterations=40)
@@ -52,6 +53,65 @@ def test_with_fixed_iterations_the_speed_of_the_machine_is_no_matter(order: bool
     assert found[0] == found[1]
 
 
+PARTS_OFF = {
+    "other starts": SearchParams(explore=0.0),
+    "counted starts": SearchParams(counted_starts=0),
+    "longer searches from the best few": SearchParams(best_few=0),
+    "beams": SearchParams(longest_beam=0),
+    "the default order": SearchParams(depth_first=False),
+    "shaken plans while exploring": SearchParams(new_order_every=1),
+    "shaken plans at the end": SearchParams(keep_shaking=False),
+    "easing": SearchParams(ease_calls=0),
+    "restarts with noise": SearchParams(struggles=0),
+    "moves of nodes": SearchParams(moving=0.0, moving_clones=0.0),
+    "annealing": SearchParams(heat=0.0),
+    "scattered ruins": SearchParams(rounds=RoundParams(scattered=0.0)),
+    "ruined stretches": SearchParams(rounds=RoundParams(stretch=0.0)),
+    "thinning": SearchParams(rounds=RoundParams(thinned=0.0)),
+    "ruins of one node": SearchParams(rounds=RoundParams(thinned=0.25)),
+    "random factors": SearchParams(rounds=RoundParams(exact=1.0)),
+    "last moves": SearchParams(rounds=RoundParams(last_moves=0)),
+    "going back": SearchParams(rounds=RoundParams(back_every=0)),
+}
+
+
+@pytest.mark.parametrize("params", PARTS_OFF.values(), ids=PARTS_OFF)
+def test_every_part_can_be_switched_off_alone(params: SearchParams) -> None:
+    options = SearchOptions(seed=7, iterations=20, params=params)
+    first, again = (run(irregular(3), 0.6, Clock(step), options) for step in (0.01, 1.0))
+    assert first.feasible
+    assert first.sequence.tolist() == again.sequence.tolist()
+
+
+@pytest.mark.parametrize(
+    ("params", "starts"),
+    [(SearchParams(), 3), (SearchParams(explore=0.0), 0), (SearchParams(counted_starts=1), 1)],
+)
+def test_as_many_starts_as_are_counted(params: SearchParams, starts: int) -> None:
+    case = irregular(3)
+    problem = case.problem(int(0.8 * case.peak(case.order)))
+    options = SearchOptions(seed=7, iterations=5, params=params)
+    state = AnytimeSearch(problem, 1e6, options)
+    state.run()
+    assert state.started_from == starts
+
+
+def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    case = irregular(3)
+    problem = case.problem(int(0.8 * case.peak(case.order)))
+    with caplog.at_level("DEBUG", "memplan.solver"):
+        found = solve(problem, 1e6, SearchOptions(seed=7, iterations=5))
+    assert {record.name for record in caplog.records} == {"memplan.solver.search.anytime"}
+    *tried, end = caplog.records
+    assert end.levelname == "INFO"
+    assert {record.levelname for record in tried} == {"DEBUG"}
+    assert sum(": start " in record.getMessage() for record in tried) == 3
+    text = end.getMessage()
+    assert text.startswith("search (nodes may move, seed 7): +")
+    assert f"+{100 * found.extra_cost / problem.base_cost:.3f}% after 3 starts" in text
+    assert text.endswith("; rounds are over")
+
+
 def test_fixed_iterations_end_on_an_infeasible_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "time", Clock(0.001, looks=3000))
     decision = Search(order=0, iterations=5).solve(NESTED.problem(8), SECONDS).decision
@@ -65,7 +125,7 @@ def test_the_best_of_several_closure_depths_is_taken() -> None:
         problem = case.problem(int(0.6 * case.peak(case.order)))
         costs = []
         for chosen in (*((depth,) for depth in depths), depths):
-            options = SearchOptions(order=False, depths=chosen)
+            options = SearchOptions(order=False, params=SearchParams(depths=chosen))
             found = solve(problem, 1e6, options, enough=lambda extra: True)
             costs.append(found.extra_cost if found.feasible else float("inf"))
         *single, together = costs

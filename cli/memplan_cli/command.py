@@ -1,0 +1,56 @@
+"""What all commands have in common: examples in the help, configuration, logging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from memplan_cli.configuration import configured
+from memplan_cli.logs import logging_to_stderr
+
+HELP_NAMES = ["-h", "--help"]
+
+
+class Command(click.Command):
+    """A command with ``examples`` below its help, and defaults from pyproject.toml."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.examples = tuple(examples)
+        # Eager: pyproject.toml is read before the other options, but not where --help is asked.
+        self.params.append(
+            click.Option(
+                ["--_configuration"],
+                is_eager=True,
+                hidden=True,
+                expose_value=False,
+                callback=_configure,
+            )
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; ``-v`` shows what memplan logs."""
+        with logging_to_stderr(ctx.params.get("verbose", 0)):
+            return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, each on a line of its own, to be copied."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+def _configure(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Fill click's default map from pyproject.toml."""
+    ctx.default_map = configured(ctx)
+    return value
+
+
+def memplan_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declares a command of the program; ``examples`` are command lines for its help."""
+    return click.command(
+        name, cls=Command, examples=examples, context_settings={"help_option_names": HELP_NAMES}
+    )

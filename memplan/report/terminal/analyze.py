@@ -1,0 +1,168 @@
+"""``memplan analyze`` as text: the peak, what it is made of, and what holds that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+
+from memplan.report.terminal.loops import stored_tables
+from memplan.report.terminal.passes import narrowing_table
+from memplan.report.terminal.scans import scan_line, untabled_scans
+from memplan.report.terminal.tables import Table, group, line, notes, section
+from memplan.simulate.explain import Live, TensorClass
+from memplan.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from memplan.api.analyze import Analysis
+    from memplan.api.frontier import FrontierPoint
+    from memplan.solver.placement.place import Placement
+
+_MODULES_SHOWN = 8
+
+
+def headline(analysis: Analysis) -> str:
+    """The answer in one line; the name in it comes from the model."""
+    timeline = analysis.timeline
+    node = timeline.order[timeline.peak_step] if timeline.order else None
+    where = "" if node is None else f" ({analysis.phases.of[node]}: {analysis.peak_node})"
+    return (
+        f"peak {format_bytes(timeline.peak_bytes)} at step "
+        f"{timeline.peak_step}/{len(timeline.order)}{where}"
+    )
+
+
+def render(
+    analysis: Analysis,
+    points: Sequence[FrontierPoint] = (),
+    *,
+    top: int = 20,
+    details: bool = False,
+) -> Group:
+    """Headline, facts, classes, modules, loops, the ``top`` tensors at the peak, assumptions.
+
+    ``points`` are those of a frontier; ``details`` leaves nothing out.
+    """
+    parts: list[RenderableType] = [line(headline(analysis), "bold")]
+    parts += [line(fact) for fact in _facts(analysis, details)]
+    parts += section(_class_table(analysis))
+    if analysis.stashes:
+        parts += section(_module_table(analysis))
+    for table in stored_tables(analysis):
+        parts += section(table)
+    parts += section(narrowing_table(analysis))
+    if top and analysis.at_peak:
+        parts += section(_live_table(analysis.at_peak, top))
+    if points:
+        parts += section(_frontier_table(points))
+    return group([*parts, *notes(analysis.assumptions, details)])
+
+
+def _facts(analysis: Analysis, details: bool) -> list[str]:
+    timeline = analysis.timeline
+    workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
+    bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
+    facts = [
+        f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
+        f"{analysis.session.name} session on {analysis.session.provider}{bound}",
+        f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
+        f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
+        + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
+        f"floor {format_bytes(analysis.floor_bytes)}: {analysis.floor_reason}",
+    ]
+    if analysis.placement is not None:
+        facts.append(_placement_line(analysis, analysis.placement))
+    return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
+
+
+def _placement_line(analysis: Analysis, placement: Placement) -> str:
+    """The smallest arena found, against the most bytes live at once."""
+    inside = placement.max_live != analysis.timeline.dynamic_peak_bytes
+    what = "most bytes live outside control flow," if inside else "dynamic peak of"
+    fits = "1 order" if placement.fits == 1 else f"{placement.fits} orders and policies"
+    over = 100 * (placement.height / max(placement.max_live, 1) - 1)
+    return (
+        f"placement: {format_bytes(placement.height)} of arena would hold the {what} "
+        f"{format_bytes(placement.max_live)} (+{over:.1f}%), best of {fits}"
+        f"{' and a search' if placement.searched else ''}"
+    )
+
+
+def _class_table(analysis: Analysis) -> Table:
+    table = Table(
+        "At the peak, by class",
+        ("class", "text"),
+        ("size", "number"),
+        ("share", "number"),
+        ("bytes", "number"),
+    )
+    whole = max(analysis.timeline.peak_bytes, 1)
+    for name, nbytes in sorted(analysis.by_class.items(), key=lambda item: -item[1]):
+        table.row(str(name), format_bytes(nbytes), f"{100 * nbytes / whole:.1f}%", f"{nbytes:,}")
+    return table
+
+
+def _module_table(analysis: Analysis) -> Table:
+    total: dict[str, int] = {}
+    for stash in analysis.stashes:
+        total[stash.module] = total.get(stash.module, 0) + stash.nbytes
+    ranked = sorted(total.items(), key=lambda item: -item[1])
+    whole = sum(total.values())
+    at_peak = format_bytes(analysis.by_class.get(TensorClass.STASH, 0))
+    table = Table(
+        f"Stash: {format_bytes(whole)} in all, {at_peak} of it at the peak; "
+        f"{counted(len(analysis.stashes), 'tensor')} made in forward and kept for backward, in "
+        f"{counted(len(ranked), 'module')}",
+        ("module", "name"),
+        ("size", "number"),
+        ("share", "number"),
+    )
+    for name, nbytes in ranked[:_MODULES_SHOWN]:
+        table.row(name, format_bytes(nbytes), f"{100 * nbytes / whole:.1f}%")
+    if len(ranked) > _MODULES_SHOWN:
+        rest = sum(nbytes for _, nbytes in ranked[_MODULES_SHOWN:])
+        more = f"{len(ranked) - _MODULES_SHOWN} more"
+        table.row(more, format_bytes(rest), f"{100 * rest / whole:.1f}%")
+    return table
+
+
+def _live_table(live: Sequence[Live], top: int) -> Table:
+    shown = live[:top]
+    table = Table(
+        f"Live at the peak: the {len(shown)} largest of {counted(len(live), 'buffer')}"
+        if len(shown) > 1
+        else f"Live at the peak: the largest of {counted(len(live), 'buffer')}",
+        ("tensor", "name"),
+        ("size", "number"),
+        ("class", "text"),
+        ("steps", "number"),
+        ("made by", "name"),
+        ("held by", "phrase"),
+    )
+    for item in shown:
+        table.row(
+            item.name,
+            format_bytes(item.nbytes),
+            str(item.tensor_class),
+            f"{item.birth}-{item.death}",
+            item.producer,
+            item.held_by,
+        )
+    return table
+
+
+def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
+    """Budget, extra time, recomputed nodes."""
+    table = Table(
+        "Frontier: what a budget costs (estimated; the file as it is, without fusions)",
+        *((name, "number") for name in ("budget", "bytes", "extra time", "recomputed")),
+    )
+    for point in points:
+        cells = (
+            (f"{100 * point.extra_cost_fraction:.2f}%", f"{point.clones:,}")
+            if point.feasible
+            else ("no plan", f"lowest peak {format_bytes(point.peak_bytes)}")
+        )
+        table.row(format_bytes(point.budget_bytes), f"{point.budget_bytes:,}", *cells)
+    return table

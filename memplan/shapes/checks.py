@@ -1,0 +1,140 @@
+"""Shapes that cannot be: left over from an edit, refused by an operator, unknown, or too large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx
+
+from memplan.errors import ModelError
+from memplan.proto.checks import check_ranks
+from memplan.proto.edit import copied, replace_nodes
+from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
+
+_WINDOWED = frozenset(
+    {"Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "DeformConv", "Pad"}
+    | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
+)
+_MOST_ELEMENTS = 2**56
+
+
+def check_stated(bound: onnx.ModelProto, stated: Types) -> None:
+    """Check that shapes fit the operators, and that the file states no others.
+
+    An edited batch size leaves old shapes behind. The runtime warns and goes on with its own; a
+    prediction from the old ones would be wrong without a word.
+
+    Raises:
+        ModelError: names the first tensor with two types or shapes, or the operator.
+    """
+    inputs = {value.name for value in bound.graph.input}
+    inferred = stated_types(_strictly_inferred(bound).graph)
+    for node in bound.graph.node:
+        for name in node.output:
+            told, found = stated.get(name), inferred.get(name)
+            if not name or name in inputs or told is None or found is None:
+                continue
+            shapes = None not in (told.shape, found.shape) and told.shape != found.shape
+            types = told.dtype and found.dtype and told.dtype != found.dtype
+            if shapes or types:
+                raise ModelError(
+                    f"the file states {_type_text(told)} for tensor '{name}' (output of "
+                    f"{node.op_type}), but its inputs make it {_type_text(found)}",
+                    "the stated shapes are left over from an edit: delete the value_info and "
+                    "output shapes, or export the model again",
+                )
+
+
+def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
+    model = without_weights(bound, statements=False)
+    _check_windows(model, bound.graph)
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        reason = str(error).splitlines()[0].removeprefix("[ShapeInferenceError] ")
+        raise ModelError(
+            f"the shapes do not fit: {reason.removeprefix('Inference error(s): ')}",
+            "ONNX Runtime would refuse the model too; check the sizes given with --dim",
+        ) from None
+    except (ValueError, RuntimeError, MemoryError):
+        return model
+
+
+def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
+    """Check that no convolution or pooling window is larger than its image.
+
+    Inference makes the output's size negative then, and a Slice of it ends the whole process
+    (onnx 1.23, an assertion in C++). So Slices are cut out for this look.
+
+    Raises:
+        ModelError: names the operator.
+    """
+    slices = [node.output[0] for node in model.graph.node if node.op_type == "Slice"]
+    if not slices or not any(node.op_type in _WINDOWED for node in model.graph.node):
+        return
+    cut = copied(model)
+    replace_nodes(cut.graph, (node for node in model.graph.node if node.op_type != "Slice"))
+    known = {value.name: value for value in declared_values(stated)}
+    cut.graph.input.extend(known[name] for name in slices if name in known)
+    for value in declared_values(run_inference(cut).graph):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if any(size < 0 for size in sizes):
+            raise ModelError(
+                f"tensor '{value.name}' would have shape {sizes}: a window is larger than its "
+                "image",
+                "check the sizes given with --dim",
+            )
+
+
+def check_calls(graph: onnx.GraphProto, types: Types) -> None:
+    """Check that inputs have ranks that the operators take.
+
+    Raises:
+        ModelError: see :func:`memplan.proto.checks.check_ranks`.
+    """
+    for node in graph.node:
+        shapes = (types.get(name, UNKNOWN).shape if name else None for name in node.input)
+        check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
+
+
+def _type_text(value: TensorType) -> str:
+    names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    shape = "" if value.shape is None else list(value.shape)
+    return f"{names.get(value.dtype, value.dtype)}{shape}"
+
+
+def require_shapes(graph: onnx.GraphProto, types: Types, symbols: Mapping[str, str]) -> None:
+    """Check that every tensor has a shape, and that all of them together can exist.
+
+    Raises:
+        ModelError: names the tensor, its node and the dimensions that could be bound.
+    """
+    for given in graph.input:
+        if types.get(given.name, UNKNOWN).shape is None:
+            raise ModelError(
+                f"graph input '{given.name}' has no element type, or a dimension that is neither "
+                "a size nor a name",
+                "give it one: onnx.tools.update_model_dims, or export the model with named "
+                "dynamic dimensions",
+            )
+    for node in graph.node:
+        for name in node.output:
+            if name and types.get(name, UNKNOWN).shape is None:
+                hint = "add value_info for it, or run onnx.shape_inference"
+                if symbols:
+                    hint += "; symbolic dimensions: " + ", ".join(sorted(symbols))
+                raise ModelError(
+                    f"the shape of tensor '{name}' (output of {node.op_type} "
+                    f"'{node.name or node.output[0]}') is not known",
+                    hint,
+                )
+    sizes = {name: math.prod(value.sizes or ()) for name, value in types.items()}
+    if sum(sizes.values()) > _MOST_ELEMENTS:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ModelError(
+            f"the tensors of this graph have {sum(sizes.values()):,} elements; the largest is "
+            f"'{largest}' with shape {list(types[largest].shape or ())}",
+            "no machine holds that: check the dimensions of the inputs",
+        )

@@ -1,0 +1,72 @@
+"""The type and shape of every tensor: all that can tell one, taken together.
+
+Sources, best first: what the file states with all dimensions known, ONNX shape inference, a stated
+shape whose symbolic expression (``2*N``) can be evaluated, and the rule shape(X_grad) = shape(X).
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from memplan.proto.edit import copied
+from memplan.shapes.bodies import output_types
+from memplan.shapes.checks import check_stated
+from memplan.shapes.fold import types_by_folding
+from memplan.shapes.infer import ROUNDS, infer, is_complete, stated_types
+from memplan.shapes.tensor_type import TensorType, Types, known_shapes
+from memplan.shapes.training_ops import fill_training_types
+
+
+def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str]]:
+    """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
+
+    A shape that no source gives is None; :func:`memplan.shapes.checks.require_shapes` turns that
+    into an error. The second result names tensors whose shape is only an upper bound.
+
+    Raises:
+        ModelError: what the file states does not fit; see
+            :func:`memplan.shapes.checks.check_stated`.
+    """
+    stated = stated_types(bound.graph)
+    check_stated(bound, stated)
+    if is_complete(bound.graph, stated):
+        return stated, []
+    result = stated_types(infer(bound).graph)
+    _merge(result, stated)
+    bounded = fill_training_types(bound.graph, result)
+    if is_complete(bound.graph, result):
+        return result, bounded
+    working = copied(bound)
+    for _ in range(ROUNDS):
+        known = known_shapes(result)
+        _merge(result, types_by_folding(working, result))
+        for node in working.graph.node:
+            _merge(result, output_types(working, node, result))
+        _state(working.graph, result)
+        _merge(result, stated_types(infer(working).graph))
+        bounded += fill_training_types(bound.graph, result)
+        if known_shapes(result) == known:
+            break
+    return result, bounded
+
+
+def _merge(types: dict[str, TensorType], more: Types) -> None:
+    """Take over what is not known yet."""
+    for name, value in more.items():
+        known = types.get(name)
+        if known is None or (known.shape is None and value.shape is not None):
+            types[name] = value
+
+
+def _state(graph: onnx.GraphProto, types: Types) -> None:
+    """Write known shapes into the value_info, so that inference can go on from them."""
+    del graph.value_info[:]
+    declared = {value.name for value in (*graph.input, *graph.output)}
+    for node in graph.node:
+        for name in node.output:
+            value = types.get(name)
+            if name in declared or value is None or value.shape is None or not value.dtype:
+                continue
+            graph.value_info.append(
+                onnx.helper.make_tensor_value_info(name, value.dtype, value.shape)
+            )

@@ -1,0 +1,169 @@
+"""The search's settings: what is asked for, and the constants by which it goes about it.
+
+No sweep over any of the constants is on record: all were set by hand while the benchmarks of
+docs/benchmarks.md were made, so read every one of them as *not tuned*. They stand here so that each
+can be varied, and each part of the search switched off alone, in an ablation. What only the
+compiled inner loops know (how closures are listed, how many moves go into one evaluation) stands
+in their modules: the machine code is made for those values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memplan.solver.problem import Ints
+
+DEPTHS = (2, 4, 14, 64)
+
+
+class RoundParams(NamedTuple):
+    """How a compiled round of the refinement draws (:mod:`memplan.solver.search.neighbourhood`).
+
+    A named tuple of numbers, as compiled code takes no dataclass. A share of 0 switches the way to
+    ruin a plan off; what the three shares leave of 1 goes to the fourth way, all recomputations of
+    one node.
+    """
+
+    scattered: float = 0.35
+    """Share of rounds that take out up to six recomputations anywhere."""
+    stretch: float = 0.40
+    """Share of rounds that take out most recomputations that stand next to each other."""
+    thinned: float = 0.15
+    """Share of rounds that take out 3 to 18 percent of all."""
+    exact: float = 0.3
+    """Share of rounds whose scores have no random factors (1: none ever has)."""
+    noise: float = 0.5
+    """The most that scores of the other rounds are scattered by."""
+    true_prices: float = 0.4
+    """Share of those rounds that scatter the scores but not the prices."""
+    window: float = 3.0
+    """A repair ends when it costs so many temperatures more than the present plan."""
+    give_up: int = 3
+    """Failed attempts in a row after which a repair ends."""
+    moves: int = 400
+    """Moves after which a repair ends."""
+    last_moves: int = 40
+    """Node moves tried where a repair ends over budget (0: none)."""
+    back_every: int = 200
+    """One in so many rounds goes back to the best plan (0: never)."""
+    depths: tuple[int, ...] = DEPTHS
+    """Closure depths of which every repair draws one."""
+
+
+ROUNDS = RoundParams()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParams:
+    """Constants of the search; what switches a part off stands in its line."""
+
+    # Greedy construction.
+    depths: tuple[int, ...] = DEPTHS
+    """Closure depths that greedy is run at, one after the other; the best stays."""
+    portion: int = 50
+    """Moves per call of the compiled repair, between looks at the clock."""
+    give_up: int = 10
+    """Failed attempts in a row after which greedy is stuck."""
+
+    # Exploring: many starts, a short search from each, a longer one from the best few.
+    explore: float = 0.65
+    """Share of the time for other starts than the given one (0: none are explored)."""
+    first_look: float = 0.6
+    """Of that, the share for the short searches; the rest goes to the best few."""
+    best_few: int = 3
+    """Starts from which a longer search goes on (0: none)."""
+    start_share: float = 0.06
+    """Share of the whole time for the short search from one start."""
+    start_patience: int = 300
+    """Rounds without gain after which that search ends."""
+    idle_starts: int = 12
+    """Starts in a row without gain after which no more are made."""
+    counted_starts: int = 3
+    """Starts where rounds are counted instead of time (0: none)."""
+
+    # What a start is made of (:mod:`memplan.solver.search.starts`).
+    longest_beam: int = 6000
+    """Longer sequences get no beam, it would be too narrow (0: no beams at all)."""
+    narrow_beam: int = 24
+    """Width of beams behind the first: quicker, and more different."""
+    counted_beam: int = 16
+    """Width of every beam where rounds are counted, whatever the machine."""
+    beam_noises: tuple[float, ...] = (0.02, 0.05, 0.2, 0.5)
+    """Sizes of a beam's random factors, of which one is drawn."""
+    beam_budgets: tuple[float, ...] = (0.8, 0.9, 1.0, 1.0, 1.1, 1.25)
+    """Shares of the budget that a beam aims at, of which one is drawn."""
+    depth_first: bool = True
+    """Whether the runtime's default order is a start."""
+    new_order_every: int = 3
+    """One start in so many is a new order, the others are shaken plans (1: no plan is shaken
+    while orders are explored)."""
+    shakes: tuple[float, ...] = (0.3, 0.6, 1.0)
+    """Shares of a plan's recomputations that a shake takes out, of which one is drawn."""
+    ease_calls: int = 25
+    """Calls of order moves that ease a start, at most (0: starts stay as made)."""
+    ease_moves: int = 1000
+    """Moves of nodes per such call."""
+    ease_idle: int = 2
+    """Calls without gain after which a start is eased no further."""
+
+    # Struggling: nothing fits yet.
+    struggles: int = 300
+    """Restarts with noise after which an infeasible problem is given up (0: none)."""
+    struggle_noise: float = 0.7
+    """Prices are scattered by factors between exp(-x) and exp(x)."""
+    struggle_scores: float = 0.3
+    """Size of the random factors on scores."""
+    struggle_anew: float = 0.3
+    """Share of restarts from the given order; the others go on from the least excess."""
+    struggle_moves: int = 100
+    """Moves of nodes before and after each repair."""
+    aims: tuple[float, ...] = (1.0, 1.0, 0.99, 0.97, 0.94)
+    """Shares of the budget to aim at, of which one is drawn: greedy gets stuck in front of its
+    aim; behind the budget that does no harm."""
+
+    # Refinement: large-neighbourhood search with annealing.
+    rounds: RoundParams = ROUNDS
+    """How a round draws."""
+    moving: float = 0.5
+    """Share of rounds that move nodes, where they may be moved (0: order is left alone)."""
+    moving_clones: float = 0.04
+    """The same where only recomputations may stand elsewhere."""
+    heat: float = 0.03
+    """Temperature at the beginning, relative to the extra cost; it falls to 0 with the time (0:
+    only what is no worse is accepted)."""
+    patience: int = 5000
+    """Rounds without gain after which the refinement ends."""
+    patience_per_clone: int = 80
+    """It ends after so many rounds per recomputation where that is less."""
+    idle_share: float = 0.4
+    """It ends, too, when this share of its time brought nothing."""
+    look_seconds: float = 0.1
+    """Seconds per call of the compiled rounds, between looks at the clock."""
+    most_rounds: int = 2000
+    """Rounds per such call, at most."""
+    keep_shaking: bool = True
+    """Whether the rest of the time goes to shaken plans, searched and refined."""
+
+
+PARAMS = SearchParams()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What is asked of a search.
+
+    ``order``: whether nodes may be moved. ``iterations``: the effort, in rounds of each
+    large-neighbourhood search (0: only the time limit counts). With rounds counted, and a time
+    limit that is not reached, the plan depends on ``seed`` alone and can be repeated on any
+    machine. ``begin``: a feasible sequence to go on from. ``starts``: sequences to search from
+    beside the given order, feasible or not. ``refine``: go on after greedy and pruning.
+    """
+
+    order: bool = True
+    seed: int = 0
+    iterations: int = 0
+    begin: Ints | None = None
+    starts: tuple[Ints, ...] = ()
+    refine: bool = True
+    params: SearchParams = PARAMS

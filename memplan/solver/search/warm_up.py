@@ -1,0 +1,77 @@
+"""The machine code, loaded or compiled before any clock runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+
+from memplan.solver.jit import is_cold
+from memplan.solver.order.beam import resequence
+from memplan.solver.order.depth_first import default_order
+from memplan.solver.order.local import reorder
+from memplan.solver.problem import NONE, Arrays, Problem
+from memplan.solver.search.anytime import AnytimeSearch
+from memplan.solver.search.neighbourhood import improve
+from memplan.solver.search.params import ROUNDS, SearchOptions
+
+
+def warm_up() -> None:
+    """Load (or, once per version, compile) the machine code, so that no time limit pays for it.
+
+    The beam search is compiled by a second process meanwhile; where none can be started, here.
+    """
+    helper = _compile_beam_beside() if is_cold() else None
+    problem = tiny_problem()
+    arrays, order, flags = problem.arrays, problem.order, problem.movable
+    AnytimeSearch(problem, 0.0, SearchOptions(order=False, iterations=1)).run()
+    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
+    reorder(arrays, order, flags, 3, 0)
+    default_order(np.array([0, 0, 1]), np.array([0]))
+    if helper is not None:
+        helper.wait()
+    warm_up_beam()
+
+
+def warm_up_beam() -> None:
+    """The part of :func:`warm_up` that only orders made anew need."""
+    problem = tiny_problem()
+    resequence(problem.arrays, problem.order, problem.movable, 3, 0, 3, 1, 0.0)
+
+
+def _compile_beam_beside() -> subprocess.Popen[bytes] | None:
+    code = "from memplan.solver.search.warm_up import warm_up_beam; warm_up_beam()"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+
+
+def tiny_problem() -> Problem:
+    """Three nodes, one of which may be recomputed."""
+    arrays = Arrays(
+        read_start=np.array([0, 0, 1, 3]),
+        reads=np.array([0, 0, 1]),
+        write_start=np.array([0, 1, 2, 3]),
+        writes=np.array([0, 1, 2]),
+        alias_of=np.array([NONE] * 3),
+        inplace_start=np.array([0] * 4),
+        inplace_of=np.zeros(0, np.int64),
+        droppable=np.zeros(3, np.bool_),
+        fleeting=np.ones(3, np.bool_),
+        nbytes=np.array([2, 1, 1]),
+        alike=np.array([0, 1, 1]),
+        resident=np.zeros(3, np.bool_),
+        pinned=np.zeros(3, np.bool_),
+        eager=np.zeros(3, np.bool_),
+        maker=np.array([0, 1, 2]),
+        rank=np.array([0, 1, 2]),
+        cost=np.ones(3),
+        workspace=np.array([0, 2, 0]),
+        inside=np.zeros(3, np.int64),
+    )
+    order, flags = np.array([0, 1, 2]), np.ones(3, np.bool_)
+    return Problem(arrays, order, 4, order, ~flags, flags)

@@ -1,0 +1,152 @@
+"""The command line itself: options and their fields, help, suggestions, logs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import MISSING, fields
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from helpers.running import Memplan, runner
+from memplan.api.grad.run import GradOptions
+from memplan.api.profile import ProfileOptions
+from memplan.api.rewrite.result import RewriteOptions
+from memplan.api.validate.run import ValidateOptions
+from memplan_cli.main import COMMANDS
+from memplan_cli.options import Report
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+def command(name: str) -> click.Command:
+    found: click.Command = import_module(f"memplan_cli.{name}").command
+    return found
+
+
+OPTIONS = {
+    "grad": GradOptions,
+    "profile": ProfileOptions,
+    "rewrite": RewriteOptions,
+    "validate": ValidateOptions,
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_a_command_does_not_name_are_fields(name: str) -> None:
+    """They are handed on by name: one that is not a field would fail when the command runs."""
+    options = {field.name: field for field in fields(OPTIONS[name])}
+    callback = command(name).callback
+    assert callback is not None
+    named = set(inspect.signature(callback).parameters) | {f.name for f in fields(Report)}
+    handed_on = [p for p in command(name).params if p.expose_value and p.name not in named]
+    assert handed_on
+    defaults = command(name).make_context(name, [], resilient_parsing=True).params
+    for parameter in handed_on:
+        field = options.pop(str(parameter.name))
+        if field.default is not MISSING and not parameter.required:
+            assert defaults[field.name] == field.default
+    # What is left, the command fills in by itself.
+    assert options.keys() <= {"budget", "reserve"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_option_and_ends_with_examples(name: str, run: Memplan) -> None:
+    text = run(name, "-h").stdout
+    assert text == run(name, "--help").stdout
+    *_, examples = text.partition("\nExamples:\n")
+    lines = examples.splitlines()
+    assert 1 <= len(lines) <= 2
+    assert any(line.startswith(f"  memplan {name}") for line in lines)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for option in command(name).params:
+        if isinstance(option, click.Option) and not option.hidden:
+            assert option.help, option.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_are_command_lines_that_parse(name: str) -> None:
+    for example in command(name).examples:  # type: ignore[attr-defined]
+        _, called, *arguments = example.split()
+        parsed = command(called).make_context(called, arguments)
+        assert parsed.params
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "meant"),
+    [
+        (["analyse"], "command 'analyse'", "'analyze'"),
+        (["rewrit", "m.onnx"], "command 'rewrit'", "'rewrite'"),
+        (["rewrite", "m.onnx", "--bugdet", "60%"], "option '--bugdet'", "'--budget'"),
+        (["analyze", "m.onnx", "--providers", "cpu"], "option '--providers'", "'--provider'"),
+    ],
+)
+def test_did_you_mean(arguments: list[str], problem: str, meant: str, run: Memplan) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: there is no {problem}"
+    assert hint.startswith("hint: did you mean ")
+    assert meant in hint
+
+
+def test_a_command_like_no_other(run: Memplan) -> None:
+    assert run("frobnicate").stderr.splitlines()[1] == "hint: see 'memplan --help'"
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ((), []),
+        (("-v",), ["memplan.strategies.builtin: told"]),
+        (("-vv",), ["memplan.strategies.builtin: told", "memplan.strategies.builtin: whispered"]),
+    ],
+)
+def test_logs_go_to_stderr_as_asked(
+    flags: tuple[str, ...], shown: list[str], run: Memplan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("memplan.strategies.builtin")
+
+    def list_strategies() -> list[object]:
+        logger.info("told")
+        logger.debug("whispered")
+        return []
+
+    monkeypatch.setattr("memplan.strategies.builtin.list_strategies", list_strategies)
+    assert run("strategies", *flags).stderr.splitlines() == shown
+    # Nothing is left behind for whoever uses the package in the same process.
+    assert logging.getLogger("memplan").handlers == []
+    assert logging.getLogger("memplan").level == logging.NOTSET
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("-v", False), ("-vv", True)])
+def test_a_traceback_is_shown_on_demand(flag: str, expected: bool, run: Memplan) -> None:
+    done = run("analyze", "absent\x1b[2J.onnx", flag)
+    assert done.returncode == 3
+    assert ("Traceback" in done.stderr) == expected
+    assert done.stderr.splitlines()[0] == r"error: absent\x1b[2J.onnx does not exist"
+    assert "\x1b" not in done.stderr
+
+
+def test_a_small_bare_number_was_a_percentage(run: Memplan, tmp_path: Path) -> None:
+    from helpers import odd_models as odd
+
+    odd.saved(odd.training(), tmp_path, "m.onnx")
+    done = run("rewrite", "m.onnx", "--budget", "60", "--optimize", "none")
+    assert done.returncode == 4
+    assert "hint: a bare number is bytes; did you mean --budget 60%?" in done.stderr
+
+
+def test_a_deep_key_in_the_configuration_is_refused(run: Memplan, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(".".join("a" * 30_000) + " = 1\n")
+    done = run("strategies", "-q")
+    assert done.returncode == 2
+    assert "cannot be read: nested too deeply" in done.stderr

@@ -142,7 +142,7 @@ def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[
         "extra_cost_percent": 100 * result.plan.extra_cost_fraction,
         "recomputed_nodes": result.plan.clones,
         "fences": plain.fences,
-        "veils": plain.veils,
+        "veils": plain.input_fences,
         "pins": plain.pins,
         "predicted_first_bytes": result.timeline.dynamic_peak_bytes,
         "measured_first_bytes": after.dynamic_bytes,

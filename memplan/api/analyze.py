@@ -13,8 +13,8 @@ from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
 from memplan.plain.as_loaded import as_loaded
+from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
-from memplan.simulate.fallbacks import fallback_notes, fallbacks_json
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.session import SessionKind, session_kind

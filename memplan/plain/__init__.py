@@ -1,5 +1,6 @@
-"""Plans that hold in anyone's ``InferenceSession(path)``, whatever its optimizer does.
+"""Plans that hold in anyone's ``InferenceSession(path)``, which changes and reorders what it loads.
 
-Takes an opened model, a budget and a strategy; gives a model with fences and pins in it, and what
-its first run and every later one need. Tuned sessions do without this room.
+Takes an opened model, a request for a plan and a strategy. Gives the plan and a
+:class:`~memplan.plain.finish.PlainModel`: a file whose fences and pins keep the session to the
+plan, with the peaks of the first run and of later ones (:func:`~memplan.plain.plan.plan_plain`).
 """

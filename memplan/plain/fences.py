@@ -1,4 +1,4 @@
-"""Fences and veils: tensors that the runtime cannot see through, at no cost in memory.
+"""Fences: tensors that the runtime cannot see through, at no cost in memory.
 
 ``Unsqueeze(x, axes)`` with no axes is ``x`` itself: no copy, any rank and type. If ``axes`` is
 computed while the model runs (``Mul`` of the ``Size`` of some input and an empty constant), the
@@ -6,8 +6,8 @@ runtime's optimizer can neither fold it nor tell that there are no axes. So
 
 - a recomputed node that reads a *fence* is no duplicate of its original: common-subexpression
   elimination leaves it alone;
-- behind a *veil* (the same on a graph input or a constant) shapes are unknown: the memory planner
-  reuses no buffer there, which would keep dead memory alive, and constant folding stops.
+- behind an *input fence* (the same on a graph input or a constant) shapes are unknown: the memory
+  planner reuses no buffer there, which would keep dead memory alive, and constant folding stops.
 
 Measured on ONNX Runtime 1.31.1 at every optimization level (tests/ort/test_plain_sessions.py).
 """
@@ -31,12 +31,14 @@ OLDEST_OPSET = 13
 
 PREFIX = "memplan/"
 NO_AXES = f"{PREFIX}no_axes"
+INPUT_FENCE = "veil"
+"""The role of input fences in files, from when they had a name of their own."""
 _NEVER = 1 << 30
 
 
 @dataclass(slots=True)
-class Curtain:
-    """Makes fences and veils for one graph, and the axes that they share.
+class FenceMaker:
+    """Makes fences for one graph, and the axes that they share.
 
     ``nodes`` compute the axes and must stand before everything else. Two fences on the same tensor
     need different axes, or they would be merged; each further one is ``Mul`` of the one before.
@@ -70,8 +72,8 @@ class Curtain:
         return [helper.make_tensor(NO_AXES, onnx.TensorProto.INT64, [0], [])]
 
 
-def curtain_for(graph: onnx.GraphProto) -> Curtain:
-    """A curtain whose axes come from a graph input that a run must give.
+def fence_maker(graph: onnx.GraphProto) -> FenceMaker:
+    """A maker whose axes come from a graph input that a run must give.
 
     Raises:
         UsageError: there is none: the runtime may compute the whole graph when it loads it.
@@ -79,7 +81,7 @@ def curtain_for(graph: onnx.GraphProto) -> Curtain:
     initialized = {tensor.name for tensor in graph.initializer}
     for value in graph.input:
         if value.name not in initialized and value.type.HasField("tensor_type"):
-            return Curtain(value.name)
+            return FenceMaker(value.name)
     raise UsageError(
         "plans for plain default sessions need a graph input",
         "use --session tuned and load the result with memplan.load(path)",
@@ -95,11 +97,11 @@ def marked(role: str, op: str, inputs: list[str], output: str) -> onnx.NodeProto
 
 def is_ours(node: onnx.NodeProto) -> bool:
     """Whether memplan added the node and it computes nothing of the model."""
-    return node_metadata(node).get("memplan.role") in ("axes", "fence", "veil", "pin")
+    return node_metadata(node).get("memplan.role") in ("axes", "fence", INPUT_FENCE, "pin")
 
 
 def fence_clones(
-    nodes: Iterable[onnx.NodeProto], curtain: Curtain
+    nodes: Iterable[onnx.NodeProto], maker: FenceMaker
 ) -> tuple[list[onnx.NodeProto], int]:
     """The nodes, with fences before recomputed ones that would be merged with what they repeat.
 
@@ -109,7 +111,7 @@ def fence_clones(
 
     Args:
         nodes: in file order; recomputed ones are marked. They are changed in place.
-        curtain: makes the fences.
+        maker: makes the fences.
 
     Returns:
         All nodes in file order, and how many fences there are among them.
@@ -134,7 +136,7 @@ def fence_clones(
             repeats[value] = generation = repeats.get(value, 0) + 1
             fence = (node.input[place], generation)
             if fence not in fences:
-                made = curtain.hide(*fence, "fence")
+                made = maker.hide(*fence, "fence")
                 fences[fence] = made.output[0]
                 result.append(made)
             node.input[place] = fences[fence]
@@ -153,14 +155,14 @@ DIMENSION_READERS = frozenset(
 
 
 def hide_dimensions(
-    nodes: Iterable[onnx.NodeProto], outside: Container[str], curtain: Curtain
+    nodes: Iterable[onnx.NodeProto], outside: Container[str], maker: FenceMaker
 ) -> list[onnx.NodeProto]:
-    """The nodes, with veils before those that the runtime would change.
+    """The nodes, with input fences before those that the runtime would change.
 
     Args:
         nodes: in file order; changed in place.
-        outside: graph inputs and constants, which get veils of their own.
-        curtain: makes the veils.
+        outside: graph inputs and constants, which get input fences of their own.
+        maker: makes the input fences.
     """
     hidden: dict[str, str] = {}
     result: list[onnx.NodeProto] = []
@@ -168,9 +170,9 @@ def hide_dimensions(
         if node.op_type in DIMENSION_READERS and is_standard(node.domain):
             name = node.input[0]
             if name not in outside and name not in hidden:
-                veil = curtain.hide(name, 0, "veil")
-                hidden[name] = veil.output[0]
-                result.append(veil)
+                fence = maker.hide(name, 0, INPUT_FENCE)
+                hidden[name] = fence.output[0]
+                result.append(fence)
             node.input[0] = hidden.get(name, name)
         result.append(node)
     return result

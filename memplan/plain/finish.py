@@ -1,10 +1,11 @@
-"""Make a planned model keep its budget in a plain session: fences, veils and pins.
+"""Make a planned model keep its budget in a plain session: fences and pins.
 
 A plain ``InferenceSession(path)`` merges equal nodes, runs a depth-first order and reuses dead
-buffers; from the second run on it holds a block for all buffers (docs/memory-model.md). The file
-itself undoes the first three: *fences* keep recomputed nodes apart from what they repeat, *veils*
-hide shapes from buffer reuse, *pins* (``Size`` nodes that nobody reads, at the end of the file)
-decide what the depth-first search visits when. The fewest that keep the budget are used.
+buffers; from the second run on it holds a block for all (docs/how/plain-sessions.md). The file
+itself undoes the first three: *fences* keep recomputed nodes apart from what they repeat, and on
+graph inputs and constants (*input fences*) hide shapes from buffer reuse; *pins* (``Size`` nodes
+that nobody reads, at the end of the file) decide what the depth-first search visits when. The
+fewest that keep the budget are used.
 """
 
 from __future__ import annotations
@@ -16,28 +17,33 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.plain.encode import plain_session, seen_as
 from memplan.plain.fences import (
     NO_AXES,
     PREFIX,
-    curtain_for,
     fence_clones,
+    fence_maker,
     hide_dimensions,
     is_ours,
     marked,
     read_instead,
 )
-from memplan.plain.veils import Veil, all_veils, fewest_veils, visible_with
+from memplan.plain.input_fences import (
+    InputFence,
+    fewest_input_fences,
+    input_fences_for,
+    visible_with,
+)
+from memplan.planning.verify import Rejected
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
 from memplan.shapes.hidden import HIDDEN_KEY, hidden_shapes
 from memplan.shapes.tensor_type import TensorType, Types
 from memplan.shapes.visible import with_visibility
-from memplan.simulate.later import LaterRuns, later_runs
+from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks, within
@@ -49,8 +55,8 @@ class PlainModel:
     """A model for plain sessions, and what it does there.
 
     ``timeline`` is the first run's, ``later`` what every later run needs, ``tuned_peak_bytes`` what
-    the file takes in a tuned session, workspace included. ``fences``, ``veils`` and ``pins`` count
-    what was added. ``notes``: what to know about it.
+    the file takes in a tuned session, workspace included. ``fences``, ``input_fences`` and ``pins``
+    count what was added. ``notes``: what to know about it.
     """
 
     model: onnx.ModelProto
@@ -58,7 +64,7 @@ class PlainModel:
     later: LaterRuns
     tuned_peak_bytes: int
     fences: int
-    veils: int
+    input_fences: int
     pins: int
     notes: tuple[str, ...] = ()
 
@@ -90,12 +96,12 @@ class Limits:
 
 
 class Draft:
-    """A planned model with all fences and veils, whose peaks can be looked at."""
+    """A planned model with all fences, whose peaks can be looked at."""
 
     def __init__(
         self, model: onnx.ModelProto, types: Types, dims: Mapping[str, int], kind: SessionKind
     ) -> None:
-        """Fence and veil a copy of ``model``.
+        """Fence a copy of ``model``.
 
         Args:
             model: in plan order, recomputed nodes marked.
@@ -107,30 +113,30 @@ class Draft:
             UsageError: the model has no graph input.
         """
         self.original, self.dims, self.kind = model, dims, kind
-        self.curtain = curtain_for(model.graph)
+        self.maker = fence_maker(model.graph)
         self.constants = [copied(node) for node in model.graph.node if is_constant(node)]
         nodes = [copied(node) for node in model.graph.node if not is_constant(node)]
-        nodes = hide_dimensions(nodes, _outside(model.graph), self.curtain)
-        self.nodes, self.fences = fence_clones(nodes, self.curtain)
-        self.veils = all_veils(model.graph, types, self.curtain)
-        added = (*self.curtain.nodes, *self.nodes, *(veil.node for veil in self.veils))
+        nodes = hide_dimensions(nodes, _outside(model.graph), self.maker)
+        self.nodes, self.fences = fence_clones(nodes, self.maker)
+        self.input_fences = input_fences_for(model.graph, types, self.maker)
+        added = (*self.maker.nodes, *self.nodes, *(fence.node for fence in self.input_fences))
         self.types = _with_twins(types, added)
-        self.whole = self.written(self.veils)
+        self.whole = self.written(self.input_fences)
         self.graph = self.graph_of(self.whole)
         self.session = plain_session(self.graph, kind)
         self.resident = resident_bytes(self.graph)
 
     def peaks(self) -> Peaks:
-        """With every veil and every pin: order as planned, hardly any reuse.
+        """With every input fence and every pin: order as planned, hardly any reuse.
 
         Without resident bytes, and without what pins take themselves: few of them will be left.
         """
         return plain_peaks(free_pins(self.session), self.session.pin_of >= 0, False)
 
     def written(
-        self, veils: Sequence[Veil], pins: Sequence[onnx.NodeProto] = ()
+        self, input_fences: Sequence[InputFence], pins: Sequence[onnx.NodeProto] = ()
     ) -> onnx.ModelProto:
-        """The model with some of the veils and with pins, which come in plan order.
+        """The model with some of the input fences and with pins, which come in plan order.
 
         They stand at the end, the first one last: the runtime visits the last node first.
         """
@@ -138,18 +144,18 @@ class Draft:
         del result.graph.node[:]
         del result.graph.value_info[:]
         nodes = read_instead(
-            self.nodes, {name: veil.twin for veil in veils for name in veil.sources}
+            self.nodes, {name: fence.twin for fence in input_fences for name in fence.sources}
         )
-        uses_axes = bool(veils) or any(
+        uses_axes = bool(input_fences) or any(
             node.op_type == "Unsqueeze" and is_ours(node) for node in nodes
         )
         result.graph.node.extend(self.constants)
         if uses_axes:
             # Fences of a further generation read further axes.
-            axes = self.curtain.nodes if self.fences else self.curtain.nodes[:2]
+            axes = self.maker.nodes if self.fences else self.maker.nodes[:2]
             result.graph.node.extend(axes)
-            result.graph.initializer.extend(self.curtain.constants())
-        result.graph.node.extend((*(veil.node for veil in veils), *nodes, *reversed(pins)))
+            result.graph.initializer.extend(self.maker.constants())
+        result.graph.node.extend((*(fence.node for fence in input_fences), *nodes, *reversed(pins)))
         return result
 
     def graph_of(self, model: onnx.ModelProto) -> Graph:
@@ -158,22 +164,22 @@ class Draft:
         visible = with_visibility(model, types)
         return build_graph(model, visible)
 
-    def fewest_veils(self, budget: Peaks, time_limit: float) -> list[Veil]:
-        """The veils that cannot be spared when every node is pinned."""
+    def fewest_input_fences(self, budget: Peaks, time_limit: float) -> list[InputFence]:
+        """The input fences that cannot be spared when every node is pinned."""
         every = self.session.pin_of >= 0
 
         def fits(visible: frozenset[str]) -> bool:
             session = free_pins(seen_as(self.session, self.graph, visible))
             return within(plain_peaks(session, every, False), budget)
 
-        seen = visible_with(self.whole, self.types, self.veils)
-        return fewest_veils(self.veils, fits, seen, time_limit)
+        seen = visible_with(self.whole, self.types, self.input_fences)
+        return fewest_input_fences(self.input_fences, fits, seen, time_limit)
 
 
 def finish(
     draft: Draft, limits: Limits, time_limit: float, needed: frozenset[str] = frozenset()
 ) -> PlainModel:
-    """Give up veils and pins as long as the limits hold, and check what is left by simulation.
+    """Give up input fences and pins while the limits hold, and check the rest by simulation.
 
     Args:
         draft: a draft whose peaks keep the limits.
@@ -182,18 +188,18 @@ def finish(
         needed: names of nodes that keep their pins.
 
     Raises:
-        MemplanError: search and simulation disagree. That is our bug.
+        Rejected: search and simulation disagree. That is our bug.
     """
     budget = limits.without(draft.resident)
     start = time.monotonic()
-    veils = draft.fewest_veils(budget, time_limit / 2)
-    model = draft.written(veils)
+    input_fences = draft.fewest_input_fences(budget, time_limit / 2)
+    model = draft.written(input_fences)
     graph = draft.graph_of(model)
     session = plain_session(graph, draft.kind)
     left = max(0.0, time_limit - (time.monotonic() - start))
     stay = np.asarray([node.name in needed for node in graph.nodes], dtype=np.bool_)
     pinned, expected = fewest_pins(session, budget, left, stay & (session.pin_of >= 0))
-    model = draft.written(veils, _pins(graph, session, pinned))
+    model = draft.written(input_fences, _pins(graph, session, pinned))
     graph = draft.graph_of(model)
     timeline = simulate(graph, draft.kind)
     later = later_runs(timeline)
@@ -206,7 +212,7 @@ def finish(
         later,
         tuned.peak_with_workspace_bytes,
         draft.fences,
-        len(veils),
+        len(input_fences),
         int(pinned.sum()),
     )
 
@@ -228,10 +234,8 @@ def _check(timeline: Timeline, later: LaterRuns, expected: Peaks) -> None:
         later.peak_with_workspace_bytes - resident,
     )
     if found != tuple(expected):
-        raise MemplanError(
-            f"the plan was rejected: search and simulator disagree on the plain session: "
-            f"{tuple(expected)} and {found} B",
-            "nothing was written; please report this with the model",
+        raise Rejected(
+            f"search and simulator disagree on the plain session: {tuple(expected)} and {found} B"
         )
 
 

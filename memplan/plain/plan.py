@@ -15,7 +15,7 @@ from memplan.plain.finish import Draft, Limits, PlainModel, finish
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure_sound, rewritten_types
+from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
 from memplan.proto.metadata import get_metadata
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import SessionKind
@@ -24,7 +24,7 @@ from memplan.solver.strategy import Progress, Strategy
 from memplan.units import counted, format_bytes
 
 SEARCH_SECONDS = 5.0
-"""When the search for the fewest veils and pins ends."""
+"""When the search for the fewest input fences and pins ends."""
 
 _ATTEMPTS = 6
 _LOADS = 4
@@ -77,6 +77,7 @@ def _plan(
     budget = target = request.budget_bytes
     limits = Limits(budget, budget if later else _UNBOUNDED)
     best: tuple[Plan, PlainModel] | None = None
+    rejected: Rejected | None = None
     low, high, seconds = 0, 0, time_limit  # targets that are too low, and too high; 0: none yet
     for _ in range(_ATTEMPTS):
         try:
@@ -88,7 +89,10 @@ def _plan(
                 raise
             low, over = target, 0
         else:
-            result, over = _tried(_draft(model, plan, request.session), limits)
+            try:
+                result, over = _tried(model, _draft(model, plan, request.session), limits)
+            except Rejected as error:
+                rejected, result, over = error, None, max(1, int(_CLOSE * budget))
             if result is not None and (best is None or _cost(plan) < _cost(best[0])):
                 best = (replace(plan, budget_bytes=budget), result)
             if result is not None:
@@ -102,21 +106,25 @@ def _plan(
         if high - low < _CLOSE * budget and low:
             break
     if best is None:
+        reason = "buffers of a plain session do not fit as closely as the plan needs"
         raise InfeasibleError(
-            f"no plan found within {budget:,} B: buffers of a plain session do not fit as closely "
-            "as the plan needs",
+            f"no plan found within {budget:,} B: {rejected.reason if rejected else reason}",
             "use --session tuned, or give a larger budget",
         )
-    ensure_sound(model.prepared.proto, best[1].model, best[1].timeline.graph)
     return best
 
 
-def _tried(draft: Draft, limits: Limits) -> tuple[PlainModel | None, int]:
-    """The finished model if it keeps the limits, and by how many bytes it breaks them else."""
+def _tried(model: OpenModel, draft: Draft, limits: Limits) -> tuple[PlainModel | None, int]:
+    """The finished model if it keeps the limits, and by how many bytes it breaks them else.
+
+    Raises:
+        Rejected: it is not what was planned.
+    """
     over = limits.excess(draft.peaks(), draft.resident)
     if over > 0:
         return None, over
     result = _finished(draft, limits)
+    ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
     over = limits.excess(result.peaks, 0)
     return (result if over <= 0 else None), over
 
@@ -126,7 +134,7 @@ def _cost(plan: Plan) -> float:
 
 
 def _finished(draft: Draft, limits: Limits) -> PlainModel:
-    """The model with the fewest fences, veils and pins that the runtime leaves as it is.
+    """The model with the fewest fences and pins that the runtime leaves as it is.
 
     Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
     reader, which makes new patterns), pins on them prevent that.
@@ -167,7 +175,7 @@ def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
 
 
 def _without_shapes(graph: Graph) -> Graph:
-    """The graph behind veils: the runtime neither reuses buffers nor works in place."""
+    """The graph behind input fences: the runtime neither reuses buffers nor works in place."""
     return replace(graph, tensors=tuple(replace(t, static=False) for t in graph.tensors))
 
 

@@ -1,1 +1,6 @@
-"""What to keep, what to recompute, in which order; and the proof that it fits."""
+"""What to keep, what to recompute, in which order; and the proof that it fits.
+
+Takes a graph, a budget in bytes and seconds per node
+(:class:`~memplan.planning.planner.PlanRequest`). Gives a :class:`~memplan.planning.plan.Plan`, and
+the model that it makes once that was simulated anew (:mod:`~memplan.planning.confirm`).
+"""

@@ -24,7 +24,7 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A problem, which nodes may move, and why some are never run again (node name → reason).
+    """A problem, which nodes may move, and why some are never recomputed (node name → reason).
 
     ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`.
     """

@@ -14,9 +14,10 @@ class Plan:
     """A decision that was simulated and fits.
 
     ``sequence`` holds node ids of ``extended.graph`` in execution order, recomputations repeated.
-    Peaks count resident and dynamic bytes. ``recomputed`` maps node name → times recomputed.
+    Peaks count resident and dynamic bytes. ``recomputed`` maps node name → how often it is
+    recomputed.
     ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
-    ``tags`` are ``metadata_props`` by which the strategy marks recomputed nodes.
+    ``tags`` are ``metadata_props`` by which the strategy marks what is recomputed.
     """
 
     extended: Extended
@@ -37,5 +38,5 @@ class Plan:
 
     @property
     def clones(self) -> int:
-        """Recomputations."""
+        """Recomputed nodes, each as often as it is recomputed."""
         return sum(self.recomputed.values())

@@ -23,7 +23,7 @@ from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
-from memplan.solver.problem import Decision, Problem
+from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.checked import checked
 from memplan.units import format_bytes
@@ -40,7 +40,7 @@ class PlanRequest:
     those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
-    as beside the block of a memory pattern (:mod:`memplan.simulate.later`).
+    as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`).
     """
 
     graph: Graph
@@ -153,8 +153,45 @@ def make_plan(
         if strategy.ignores_budget:
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision)
+    outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=strategy.clone_tags)
+
+
+def without_unread(problem: Problem, decision: Decision) -> Decision:
+    """The decision without recomputations that nobody reads, where the budget holds without them.
+
+    A search that is stopped early may leave some. Those that the user asked for stay.
+    """
+    from memplan.solver.evaluate import decide
+
+    sequence = decision.sequence
+    while len(unread := _unread(problem, sequence)):
+        sequence = np.delete(sequence, unread)
+    if len(sequence) == len(decision.sequence):
+        return decision
+    pruned = decide(problem, sequence)
+    return pruned if pruned.feasible else decision
+
+
+def _unread(problem: Problem, sequence: Ints) -> list[int]:
+    """Positions of recomputations none of whose outputs is read before it is made anew."""
+    arrays = problem.arrays
+    originals = {int(node) for node in problem.order}
+    made_at: dict[int, int] = {}
+    idle: set[int] = set()
+    for position, node in enumerate(sequence.tolist()):
+        for tensor in arrays.reads[arrays.read_start[node] : arrays.read_start[node + 1]].tolist():
+            idle.discard(made_at.get(tensor, NONE))
+        if node in originals:
+            originals.discard(node)
+        elif not problem.protected[node]:
+            idle.add(position)
+        for tensor in arrays.writes[
+            arrays.write_start[node] : arrays.write_start[node + 1]
+        ].tolist():
+            made_at[tensor] = position
+    return sorted(idle)
 
 
 def as_plan(

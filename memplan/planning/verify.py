@@ -1,4 +1,11 @@
-"""What must hold before a rewritten model is written: checked on the model itself."""
+"""What must hold before a rewritten model is written: checked on the model itself.
+
+Three pieces of code know the runtime's memory, and none of them may lean on another: the simulator
+(:mod:`memplan.simulate.allocation`) is the oracle; the solver's evaluator
+(:mod:`memplan.solver.evaluate`, of tuned sessions) and its pins (:mod:`memplan.solver.pins`, of
+plain ones) are its subjects. Here the oracle reads the new file's own graph, and its figures must
+be those of the evaluator, to the byte; :mod:`memplan.plain.finish` does the same for pins.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,18 @@ from memplan.proto.checks import find_fault
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
+
+
+class Rejected(MemplanError):
+    """The check found a plan wanting. ``peak_bytes``: what the new file takes, if that is why."""
+
+    def __init__(self, reason: str, peak_bytes: int | None = None) -> None:
+        super().__init__(
+            f"the plan was rejected: {reason}",
+            "nothing was written; please report this with the model",
+        )
+        self.reason = reason
+        self.peak_bytes = peak_bytes
 
 
 def rewritten_types(
@@ -55,20 +74,20 @@ def ensure(
     of the planner's evaluator.
 
     Raises:
-        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+        Rejected: a condition does not hold. That is our bug, and nothing is written.
     """
     graph = rewritten_graph(rewritten, plan, types)
     ensure_sound(original, rewritten, graph)
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
-        raise _bug("the runtime would not run the nodes in plan order")
-    if timeline.peak_with_workspace_bytes > plan.budget_bytes:
-        raise _bug(
-            f"the simulated peak {timeline.peak_with_workspace_bytes:,} B breaks the budget "
-            f"{plan.budget_bytes:,} B"
+        raise Rejected("the runtime would not run the nodes in plan order")
+    peak = timeline.peak_with_workspace_bytes
+    if peak > plan.budget_bytes:
+        raise Rejected(
+            f"the simulated peak {peak:,} B breaks the budget {plan.budget_bytes:,} B", peak
         )
     if timeline.dynamic_peak_bytes != plan.predicted_peak_bytes - plan.resident_bytes:
-        raise _bug(
+        raise Rejected(
             f"planner and simulator disagree: {plan.predicted_peak_bytes - plan.resident_bytes:,} "
             f"and {timeline.dynamic_peak_bytes:,} B"
         )
@@ -79,7 +98,7 @@ def ensure_sound(original: onnx.ModelProto, rewritten: onnx.ModelProto, graph: G
     """Check all but order and memory: interface, validity, no recomputation for nothing.
 
     Raises:
-        MemplanError: a condition does not hold. That is our bug, and nothing is written.
+        Rejected: a condition does not hold. That is our bug, and nothing is written.
     """
     _check_interface(original, rewritten)
     _check_valid(rewritten)
@@ -91,13 +110,13 @@ def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> N
         before = [v.SerializeToString() for v in getattr(original.graph, field)]
         after = [v.SerializeToString() for v in getattr(rewritten.graph, field)]
         if before != after:
-            raise _bug(f"the graph {field}s changed")
+            raise Rejected(f"the graph {field}s changed")
 
 
 def _check_valid(rewritten: onnx.ModelProto) -> None:
     fault = find_fault(rewritten)
     if fault is not None:
-        raise _bug(f"the ONNX checker refuses the model: {fault}")
+        raise Rejected(f"the ONNX checker refuses the model: {fault}")
 
 
 def _check_clones_read(graph: Graph) -> None:
@@ -105,11 +124,4 @@ def _check_clones_read(graph: Graph) -> None:
         if metadata.get("memplan.role") != "recompute":
             continue
         if not any(graph.tensors[t].readers for t in node.writes):
-            raise _bug(f"nothing reads the recomputed node {node.name}")
-
-
-def _bug(message: str) -> MemplanError:
-    return MemplanError(
-        f"the plan was rejected: {message}",
-        "nothing was written; please report this with the model",
-    )
+            raise Rejected(f"nothing reads the recomputed node {node.name}")

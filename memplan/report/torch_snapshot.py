@@ -16,8 +16,9 @@ from pathlib import PurePath
 from memplan.api.analyze import Analysis
 from memplan.ir.graph import ABSENT, Tensor
 from memplan.simulate.allocation import Buffer, is_resident
-from memplan.simulate.arena import ALIGNMENT, ArenaRun, Region, simulate_arena
+from memplan.simulate.arena import ArenaRun, Region, simulate_arena
 from memplan.simulate.explain import Explainer
+from memplan.simulate.free_space import ALIGNMENT
 
 _DEVICE = 0
 _STREAM = 0

@@ -13,7 +13,7 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
 
     ``tuned`` runs the file's node order (``PRIORITY_BASED``) without load-time optimization, which
     would merge recomputed nodes, and without buffer reuse and memory patterns, which keep dead
-    buffers alive (docs/memory-model.md). ``default`` is what anyone gets from a plain
+    buffers alive (docs/how/memory-model.md). ``default`` is what anyone gets from a plain
     ``InferenceSession(path)``.
 
     Args:

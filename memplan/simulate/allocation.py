@@ -1,7 +1,7 @@
 """Which buffer every tensor gets, and from which step to which it lives.
 
 Follows ONNX Runtime's sequential allocation planner and execution frame (``allocation_planner.cc``,
-``execution_frame.cc``; 1.31.1). The rules, numbered as in docs/memory-model.md:
+``execution_frame.cc``; 1.31.1). The rules, numbered as in docs/how/memory-model.md:
 
 1. A graph output gets a buffer of its own, held from production to the end.
 2. An alias output shares the buffer of its input, whoever owns that.
@@ -9,6 +9,11 @@ Follows ONNX Runtime's sequential allocation planner and execution frame (``allo
 4. With ``enable_mem_reuse``: the most recently freed buffer of equal dims and element size.
 5. Else a new buffer. It is released after the last node that reads any tensor living in it; a
    buffer that nobody reads is held to the end.
+
+The same rules stand in :mod:`memplan.solver.evaluate` (compiled, for sequences in which nodes are
+recomputed) and in :mod:`memplan.solver.pins` (plain sessions). That is an oracle and its subjects,
+not duplication: :mod:`memplan.planning.verify` and :mod:`memplan.plain.finish` hold the answers of
+both against this one, to the byte. So none of the three may use another.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
-"""Where buffers lie, and what the allocator holds beyond the bytes that tensors ask for.
+"""The BFC arena: chunks and regions, beyond the bytes that tensors ask for.
 
-Three answers for one :class:`~memplan.simulate.allocation.Allocation`, from ideal to real:
-
-* :func:`ideal_bytes`: the largest sum of live buffers. No allocator needs less.
-* :func:`pattern_block`: the single block that ``enable_mem_pattern`` (on by default) holds from
-  the second run on. Source: ``MemPatternPlanner::TraceAllocation``,
-  ``onnxruntime/core/framework/mem_pattern_planner.h``.
-* :func:`bfc_bytes`, :func:`simulate_arena`: chunks and regions of the BFC arena that tensors come
-  from otherwise. Source: ``onnxruntime/core/framework/bfc_arena.cc``, itself after TensorFlow's
-  best-fit allocator with coalescing.
+Tensors come from it in the first run of a session, and in every run without memory patterns
+(:mod:`memplan.simulate.pattern`). Source: ``onnxruntime/core/framework/bfc_arena.cc``, itself after
+TensorFlow's best-fit allocator with coalescing.
 
 Checked against ONNX Runtime 1.31.1 on the CPU, node by node, two runs each in a fresh process, 17
-models in file order and in default order: the pattern block and the arena held are equal to the
-byte; so are bytes in use, but for one run of the 68 (768 B at 0.4% of its nodes). Known limits:
+models in file order and in default order: the arena held is equal to the byte; so are bytes in use,
+but for one run of the 68 (768 B at 0.4% of its nodes). Known limits:
 
 * Equal free chunks are taken lowest address first, so the operating system's choice of addresses
   matters. With small regions (SAME_AS_REQUESTED) or in a process that ran other sessions, bytes in
@@ -23,7 +17,6 @@ byte; so are bytes in use, but for one run of the 68 (768 B at 0.4% of its nodes
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,10 +25,8 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
 from memplan.simulate.allocation import Allocation, Buffer
-from memplan.simulate.timeline import Bytes, Timeline, live_bytes
-
-ALIGNMENT = 256
-"""Bytes that every request is rounded up to (``kMinAllocationSize``, ``kAllocAlignment``)."""
+from memplan.simulate.free_space import FreeSpace, by_step, rounded
+from memplan.simulate.timeline import Bytes, Timeline
 
 _MIB = 1 << 20
 # Regions must not touch, or chunks of two regions would coalesce; mmap leaves a page as well.
@@ -80,24 +71,6 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class PatternBlock:
-    """The memory-pattern block, held for the whole run, and the outputs beside it, in bytes.
-
-    ``offsets`` holds, by buffer id, the place within the block; ABSENT for graph outputs, which
-    are allocated on their own.
-    """
-
-    block_bytes: int
-    output_bytes: int
-    offsets: tuple[int, ...]
-
-    @property
-    def total_bytes(self) -> int:
-        """Block and outputs: what tensors occupy at the end of a run."""
-        return self.block_bytes + self.output_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Scratch:
     """Requests in bytes that a kernel makes before and after it asks for its outputs.
 
@@ -133,44 +106,6 @@ class ArenaRun:
         return self.reserved_bytes + sum(region.nbytes for region in self.regions)
 
 
-def ideal_bytes(allocation: Allocation) -> int:
-    """The largest number of live bytes at any step: a lower bound for any placement."""
-    return int(live_bytes(allocation).max(initial=0))
-
-
-def pattern_block(allocation: Allocation) -> PatternBlock:
-    """The block that ONNX Runtime's memory pattern holds from the second run on.
-
-    Every buffer but the graph outputs goes, in order of birth, into the smallest gap that holds
-    it (the lowest of equals); without one it goes behind the last live buffer. Buffers nobody
-    reads are never freed, so their place is not used again. ONNX Runtime scans all live blocks per
-    buffer; keeping the gaps sorted gives the same offsets in O(n log n) searches.
-    """
-    gaps = _FreeSpace()
-    end = 0
-    offsets = [ABSENT if buffer.is_output else 0 for buffer in allocation.buffers]
-    births, deaths = _by_step(allocation)
-    for step in range(len(allocation.order)):
-        for buffer in births[step]:
-            size = _rounded(buffer.nbytes)
-            if buffer.is_output or size == 0:
-                continue
-            gap = gaps.take(size)
-            if gap is None:
-                # The gap at the end is too small: the block grows, and the buffer starts in it.
-                start = gaps.take_last(end)
-                end = start + size
-            else:
-                start, found = gap
-                gaps.give(start + size, found - size)
-            offsets[buffer.id] = start
-        for buffer in deaths[step + 1]:
-            if not buffer.is_output:
-                gaps.give(offsets[buffer.id], _rounded(buffer.nbytes))
-    outputs = sum(buffer.nbytes for buffer in allocation.buffers if buffer.is_output)
-    return PatternBlock(end, outputs, tuple(offsets))
-
-
 def bfc_bytes(
     allocation: Allocation,
     *,
@@ -200,7 +135,7 @@ def bfc_bytes(
     if runs < 1:
         raise ValueError("at least one run")
     arena = _Arena(config or ArenaConfig())
-    births, deaths = _by_step(allocation)
+    births, deaths = by_step(allocation)
     kept: list[int] = []
     for _ in range(runs):
         run = _Run(arena, [arena.request(nbytes) for nbytes in feeds])
@@ -282,66 +217,6 @@ def _parts(graph: Graph, node: Node, nbytes: int) -> tuple[int, ...]:
     return (first, nbytes - first)
 
 
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _by_step(allocation: Allocation) -> tuple[list[list[Buffer]], list[list[Buffer]]]:
-    """Buffers by the step of their birth and by the step of their death."""
-    steps = len(allocation.order) + 1
-    births: list[list[Buffer]] = [[] for _ in range(steps)]
-    deaths: list[list[Buffer]] = [[] for _ in range(steps)]
-    for buffer in allocation.buffers:
-        births[buffer.birth].append(buffer)
-        deaths[buffer.death].append(buffer)
-    return births, deaths
-
-
-class _FreeSpace:
-    """Free stretches of memory: smallest fit first, neighbours merged."""
-
-    def __init__(self) -> None:
-        self._sorted: list[tuple[int, int]] = []  # (size, start)
-        self._size_at: dict[int, int] = {}
-        self._start_of_end: dict[int, int] = {}
-
-    def take(self, size: int) -> tuple[int, int] | None:
-        """Remove the smallest stretch of at least ``size``, the lowest of equals."""
-        position = bisect_left(self._sorted, (size, -1))
-        if position == len(self._sorted):
-            return None
-        found, start = self._sorted[position]
-        self._remove(start, found)
-        return start, found
-
-    def take_last(self, end: int) -> int:
-        """Remove the stretch that ends at ``end``, if any; its start, else ``end``."""
-        start = self._start_of_end.get(end, end)
-        if start != end:
-            self._remove(start, end - start)
-        return start
-
-    def give(self, start: int, size: int) -> None:
-        """Add a stretch; it is merged with free neighbours."""
-        if size == 0:
-            return
-        behind = self._size_at.get(start + size, 0)
-        if behind:
-            self._remove(start + size, behind)
-        before = self._start_of_end.get(start, start)
-        if before != start:
-            self._remove(before, start - before)
-        size += behind + start - before
-        insort(self._sorted, (size, before))
-        self._size_at[before] = size
-        self._start_of_end[before + size] = before
-
-    def _remove(self, start: int, size: int) -> None:
-        del self._sorted[bisect_left(self._sorted, (size, start))]
-        del self._size_at[start]
-        del self._start_of_end[start + size]
-
-
 class _Arena:
     """Chunks of the BFC arena.
 
@@ -351,20 +226,20 @@ class _Arena:
 
     def __init__(self, config: ArenaConfig) -> None:
         self.config = config
-        self.free = _FreeSpace()
+        self.free = FreeSpace()
         self.regions: list[Region] = []
         self.in_use = 0
         self.held = 0
         self.peak = 0
         self._chunks: dict[int, int] = {}
-        self._next_region = _rounded(config.initial_chunk_bytes)
+        self._next_region = rounded(config.initial_chunk_bytes)
         self._top = _TOP_ADDRESS
 
     def request(self, nbytes: int) -> int:
         """Give out a chunk; its address, ABSENT for nothing."""
         if nbytes == 0:
             return ABSENT
-        size = _rounded(nbytes)
+        size = rounded(nbytes)
         found = self.free.take(size)
         if found is None:
             self._extend(size)

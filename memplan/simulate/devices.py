@@ -2,23 +2,23 @@
 
 Follows ONNX Runtime 1.31.1: ``cuda_execution_provider.cc`` (a node with a kernel is taken),
 ``fallback_cpu_capability.cc`` (computations on shapes stay on the CPU), ``transformer_memcpy.cc``
-(one copy per tensor that both sides need), ``execution_provider_plan`` (one stream per device).
-Compared with the real provider over a stub of the CUDA runtime (tests/gpu).
+(one copy per tensor that both sides need). Compared
+with the real provider over a stub of the CUDA runtime (tests/gpu).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 import onnx
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.kernels import COPY_OPS, Kernels, cuda_kernels, schema_version
-from memplan.simulate.session import SessionKind
 
 _SMALL = 100  # elements of an initializer that does not keep a node on the device
+_NAMED = 3  # nodes that a note names
 _DEVICE_ONLY = frozenset(
     {
         onnx.TensorProto.FLOAT16,
@@ -68,56 +68,6 @@ def place(graph: Graph) -> tuple[Graph, Devices]:
     preferred = _preferred_on_cpu(graph, kernels, capable)
     on_device = capable - preferred
     return _Copier(graph, kernels, on_device).run(preferred)
-
-
-def streams_order(graph: Graph, order: list[int], devices: Devices) -> list[int]:
-    """``order`` as one thread runs it with one stream per device.
-
-    A stream runs until a node needs what another stream has not made yet; whoever makes it runs the
-    waiting stream on at once (``execution_provider_plan``'s barriers and triggers).
-    """
-    if not devices.host_nodes:
-        return order
-    streams: dict[bool, list[int]] = {}
-    for node in order:
-        streams.setdefault(node in devices.host_nodes, []).append(node)
-    position = dict.fromkeys(streams, 0)
-    waits: set[bool] = set()
-    done: set[int] = set()
-    needs = {
-        node.id: {p for t in node.reads if (p := graph.tensors[t].producer) >= 0}
-        for node in graph.nodes
-    }
-    result: list[int] = []
-    for first in streams:
-        # A stack of streams instead of recursion: the last one on it runs.
-        stack = [first]
-        while stack:
-            stream = stack[-1]
-            place = position[stream]
-            if place == len(streams[stream]) or not needs[streams[stream][place]] <= done:
-                waits.add(stack.pop())
-                continue
-            node = streams[stream][place]
-            position[stream] += 1
-            done.add(node)
-            result.append(node)
-            # Only a stream that has come to its barrier is run on; others find it open.
-            other = not stream
-            if other in waits and _feeds(graph, node, devices):
-                waits.discard(other)
-                stack.append(other)
-    return result
-
-
-def _feeds(graph: Graph, node: int, devices: Devices) -> bool:
-    """Whether a node of the other stream reads something that ``node`` makes."""
-    here = node in devices.host_nodes
-    return any(
-        (reader in devices.host_nodes) != here
-        for tensor in graph.nodes[node].writes
-        for reader in graph.tensors[tensor].readers
-    )
 
 
 def _has_kernel(graph: Graph, node: Node, kernels: Kernels) -> bool:
@@ -193,6 +143,45 @@ def _elements(tensor: Tensor) -> int:
     for size in tensor.shape:
         count *= size
     return count
+
+
+def fallback_notes(devices: Devices | None) -> list[str]:
+    """One line for nodes without a kernel, one for those that stay on the host by choice."""
+    if devices is None:
+        return []
+    return [
+        *_line([f for f in devices.fallbacks if not f.by_choice], "have no CUDA kernel and"),
+        *_line([f for f in devices.fallbacks if f.by_choice], "compute on host tensors and"),
+    ]
+
+
+def _line(fallbacks: list[Fallback], why: str) -> list[str]:
+    if not fallbacks:
+        return []
+    ops = ", ".join(f"{op} ×{n}" for op, n in Counter(f.op for f in fallbacks).most_common(8))
+    worst = sorted(fallbacks, key=lambda f: -(f.to_host_bytes + f.to_device_bytes))[:_NAMED]
+    named = "; ".join(
+        f"{f.name}: {f.to_host_bytes:,} B to the host, {f.to_device_bytes:,} B back" for f in worst
+    )
+    count = len(fallbacks)
+    what = "node" if count == 1 else "nodes"
+    verb = why.replace("have", "has").replace("compute ", "computes ") if count == 1 else why
+    runs = "runs" if count == 1 else "run"
+    return [f"cuda: {count} {what} {verb} {runs} on the CPU: {ops} ({named})"]
+
+
+def fallbacks_json(devices: Devices) -> list[dict[str, object]]:
+    """The nodes that run on the CPU, with the bytes that they drag across."""
+    return [
+        {
+            "node": f.name,
+            "op": f.op,
+            "to_host_bytes": f.to_host_bytes,
+            "to_device_bytes": f.to_device_bytes,
+            "has_cuda_kernel": f.by_choice,
+        }
+        for f in devices.fallbacks
+    ]
 
 
 class _Copier:
@@ -343,10 +332,3 @@ class _Copier:
             replace(tensor, readers=tuple(readers[tensor.id]), producer=maker[tensor.id])
             for tensor in self.tensors
         ]
-
-
-def placed_order(graph: Graph, session: SessionKind, devices: Devices) -> list[int]:
-    """Node ids in the order in which a CUDA session runs them."""
-    from memplan.simulate.order import execution_order
-
-    return streams_order(graph, execution_order(graph, session), devices)

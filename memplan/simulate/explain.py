@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,7 +53,6 @@ class Stash:
     nbytes: int
     producer: str
     readers: tuple[str, ...]
-    gradient: str
     module: str
 
 
@@ -152,7 +150,6 @@ class Explainer:
 
     def stashes(self) -> list[Stash]:
         """Every buffer that forward makes and backward reads, largest first."""
-        targets = self._gradient_targets()
         found = []
         for buffer in self.timeline.allocation.buffers:
             root = self.graph.tensors[buffer.root]
@@ -172,28 +169,7 @@ class Explainer:
                     nbytes=buffer.nbytes,
                     producer=self.graph.nodes[root.producer].name,
                     readers=tuple(self.graph.nodes[r].name for r in readers),
-                    gradient=next((targets[r] for r in readers if r in targets), ""),
                     module=self.modules[root.producer],
                 )
             )
         return sorted(found, key=lambda stash: (-stash.nbytes, stash.name))
-
-    def stash_by_module(self) -> Mapping[str, int]:
-        """Stash bytes per module, largest first."""
-        found: Counter[str] = Counter()
-        for stash in self.stashes():
-            found[stash.module] += stash.nbytes
-        return dict(found.most_common())
-
-    def _gradient_targets(self) -> dict[int, str]:
-        """For every backward node: the first graph output that it contributes to."""
-        target: dict[int, str] = {}
-        for node in reversed(self.graph.nodes):
-            for t in node.writes:
-                tensor = self.graph.tensors[t]
-                if tensor.is_output:
-                    target.setdefault(node.id, tensor.name)
-                for reader in tensor.readers:
-                    if reader in target:
-                        target.setdefault(node.id, target[reader])
-        return target

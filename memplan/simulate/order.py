@@ -1,10 +1,11 @@
-"""The two node orders of ONNX Runtime 1.31.1, reproduced exactly.
+"""The node orders of ONNX Runtime 1.31.1, reproduced exactly.
 
-Sources: ``onnxruntime/core/graph/graph_viewer.cc`` (priority) and ``graph.cc``
-``ReverseDFSFrom`` (default); checked against the runtime on random graphs by the test suite.
-
-Kahn's algorithm with a queue stands in :mod:`memplan.proto.restore_order` too, on purpose: there it
-is our choice of an order, here it is the runtime's, and must not follow an edit of ours.
+Sources: ``onnxruntime/core/graph/graph_viewer.cc`` (priority), ``graph.cc`` ``ReverseDFSFrom``
+(default) and ``execution_provider_plan`` (one stream per device); checked against the runtime on
+random graphs by the test suite. The solver has a default order of its own
+(:mod:`memplan.solver.pins`): this one is what that is tested against. Kahn's algorithm with a queue
+stands in :mod:`memplan.proto.restore_order` too, on purpose: there it is our choice of an order,
+here it is the runtime's, and must not follow an edit of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import heapq
 
 from memplan.ir.graph import Graph
+from memplan.simulate.devices import Devices
 from memplan.simulate.session import SessionKind
 
 _SHAPE_OPS = (":Shape", ":Size")
@@ -72,3 +74,58 @@ def _default_order(graph: Graph, incoming: list[list[int]], outgoing: list[list[
         stack.append((index, True))
         stack.extend((p, False) for p in sorted(incoming[index]) if not seen[p])
     return order
+
+
+def placed_order(graph: Graph, session: SessionKind, devices: Devices) -> list[int]:
+    """Node ids in the order in which a CUDA session runs them."""
+    return _streams_order(graph, execution_order(graph, session), devices)
+
+
+def _streams_order(graph: Graph, order: list[int], devices: Devices) -> list[int]:
+    """``order`` as one thread runs it with one stream per device.
+
+    A stream runs until a node needs what another stream has not made yet; whoever makes it runs the
+    waiting stream on at once (``execution_provider_plan``'s barriers and triggers).
+    """
+    if not devices.host_nodes:
+        return order
+    streams: dict[bool, list[int]] = {}
+    for node in order:
+        streams.setdefault(node in devices.host_nodes, []).append(node)
+    position = dict.fromkeys(streams, 0)
+    waits: set[bool] = set()
+    done: set[int] = set()
+    needs = {
+        node.id: {p for t in node.reads if (p := graph.tensors[t].producer) >= 0}
+        for node in graph.nodes
+    }
+    result: list[int] = []
+    for first in streams:
+        # A stack of streams instead of recursion: the last one on it runs.
+        stack = [first]
+        while stack:
+            stream = stack[-1]
+            place = position[stream]
+            if place == len(streams[stream]) or not needs[streams[stream][place]] <= done:
+                waits.add(stack.pop())
+                continue
+            node = streams[stream][place]
+            position[stream] += 1
+            done.add(node)
+            result.append(node)
+            # Only a stream that has come to its barrier is run on; others find it open.
+            other = not stream
+            if other in waits and _feeds(graph, node, devices):
+                waits.discard(other)
+                stack.append(other)
+    return result
+
+
+def _feeds(graph: Graph, node: int, devices: Devices) -> bool:
+    """Whether a node of the other stream reads something that ``node`` makes."""
+    here = node in devices.host_nodes
+    return any(
+        (reader in devices.host_nodes) != here
+        for tensor in graph.nodes[node].writes
+        for reader in graph.tensors[tensor].readers
+    )

@@ -13,8 +13,8 @@ from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
 from memplan.ops.workspace import workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
 from memplan.simulate.bodies import Inside, body_bytes
-from memplan.simulate.devices import Devices, placed_order
-from memplan.simulate.order import execution_order
+from memplan.simulate.devices import Devices
+from memplan.simulate.order import execution_order, placed_order
 from memplan.simulate.session import SessionKind
 
 Bytes = npt.NDArray[np.int64]

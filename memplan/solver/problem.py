@@ -2,7 +2,7 @@
 
 A *sequence* is a list of node ids in execution order; a node that stands in it again is
 recomputed. Every read takes the latest value of its tensor. The memory of a sequence follows the
-allocation rules of ONNX Runtime (docs/memory-model.md), so the solver's peak is the runtime's.
+allocation rules of ONNX Runtime (docs/how/memory-model.md), so the solver's peak is the runtime's.
 """
 
 from __future__ import annotations

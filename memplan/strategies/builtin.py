@@ -36,7 +36,7 @@ class Search(Strategy):
 
     name: ClassVar[str] = "search"
     summary: ClassVar[str] = "node order and recomputation searched together, until time is over"
-    source: ClassVar[str] = "memplan (docs/ARCHITECTURE.md)"
+    source: ClassVar[str] = "memplan (docs/how/planner.md)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"order": ("0", "1"), "certify": ("0", "1")}
     order: int = 1
     seed: int = 0
@@ -60,7 +60,7 @@ class Greedy(Strategy):
 
     name: ClassVar[str] = "greedy"
     summary: ClassVar[str] = "evict what saves most per second of recomputation, then prune"
-    source: ClassVar[str] = "memplan (docs/ARCHITECTURE.md)"
+    source: ClassVar[str] = "memplan (docs/how/planner.md)"
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None

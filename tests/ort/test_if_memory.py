@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from memplan.simulate.pattern import later_runs
 
 from helpers.graphs import open_text
 from memplan.runtime.child import profiled_runs
@@ -19,6 +18,7 @@ from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 

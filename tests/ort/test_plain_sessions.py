@@ -20,7 +20,7 @@ from helpers.random_graphs import models
 from helpers.training_steps import STEPS, saved_step
 from memplan.api.analyze import analyze_as_loaded
 from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.plain.fences import curtain_for, fence_clones, marked
+from memplan.plain.fences import fence_clones, fence_maker, marked
 from memplan.plain.finish import Draft
 from memplan.runtime.child import profiled_runs
 from memplan.runtime.compare import compare_outputs
@@ -28,8 +28,8 @@ from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.shapes.visible import visible_names
-from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
@@ -73,7 +73,7 @@ CHAINS = {
     "shape, gather": [("Shape", "x", "t", {}), ("Gather", "t all", "s", {"axis": 0})],
     "shape, add": [("Shape", "x", "t", {}), ("Add", "t zeros", "s", {})],
     "constant": [],
-    "veiled constant": [("Unsqueeze", "fixed axes", "s", {})],
+    "fenced constant": [("Unsqueeze", "fixed axes", "s", {})],
 }
 
 
@@ -118,7 +118,7 @@ def test_what_the_runtime_knows_of_a_reshape(name: str) -> None:
     assert in_place == ("before" in visible)
 
 
-# --- Pins, veils and fences ------------------------------------------------------------------
+# --- Pins and fences ------------------------------------------------------------------
 
 
 @SLOW
@@ -128,11 +128,11 @@ def test_pinned_and_veiled_random_graphs(model: onnx.ModelProto, seed: int) -> N
     opened = open_text(model)
     draft = Draft(opened.prepared.proto, opened.prepared.types, {}, DEFAULT)
     draw = Random(seed)
-    veils = [veil for veil in draft.veils if draw.random() < 0.5]
-    bare = draft.graph_of(draft.written(veils))
+    input_fences = [fence for fence in draft.input_fences if draw.random() < 0.5]
+    bare = draft.graph_of(draft.written(input_fences))
     names = [bare.tensors[next(n.writes)].name for n in bare.nodes if draw.random() < 0.5]
     pins = [marked("pin", "Size", [name], f"pin_{k}") for k, name in enumerate(names)]
-    written = draft.written(veils, pins)
+    written = draft.written(input_fences, pins)
     timeline = simulate(draft.graph_of(written), DEFAULT)
     profile = run(written, LEVELS.ORT_DISABLE_ALL)
     assert node_names(profile) == [timeline.graph.nodes[i].name for i in timeline.order]
@@ -166,19 +166,19 @@ def is_late(names: Sequence[str]) -> bool:
 
 
 def test_clones_without_fences_with_fences_and_pins() -> None:
-    """The table of docs/memory-model.md: a runtime upgrade that undoes a trick fails here."""
+    """The table of docs/how/memory-model.md: a runtime upgrade that undoes a trick fails here."""
     bare = chain_with_clone()
     names = node_names(run(bare))
     merged = ("h2" in names) != ("h2r" in names)
     assert merged, "common-subexpression elimination leaves one of the two"
 
     fenced = chain_with_clone()
-    curtain = curtain_for(fenced.graph)
-    nodes, fences = fence_clones(list(fenced.graph.node), curtain)
-    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in (*curtain.nodes, *nodes)]
+    maker = fence_maker(fenced.graph)
+    nodes, fences = fence_clones(list(fenced.graph.node), maker)
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in (*maker.nodes, *nodes)]
     del fenced.graph.node[:]
     fenced.graph.node.extend(copies)
-    fenced.graph.initializer.extend(curtain.constants())
+    fenced.graph.initializer.extend(maker.constants())
     assert fences == 1
     assert not is_late(node_names(run(fenced))), "the default order runs it early"
 

@@ -13,9 +13,10 @@ from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.manager import PassManager, PassStep, without_order
 from memplan.plain.finish import PlainModel
 from memplan.plain.plan import plan_plain
+from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
-from memplan.planning.planner import make_plan, plan_request, prepare
+from memplan.planning.planner import plan_request
 from memplan.simulate.opened import OpenModel
 from memplan.solver.strategy import Strategy
 from memplan.strategies.builtin import Search
@@ -144,6 +145,6 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)
     else:
-        plan = make_plan(prepare(request), goal.strategy, seconds, goal.progress)
+        plan = confirmed_plan(model.prepared, request, goal.strategy, seconds, goal.progress).plan
     plan = with_loops(plan, candidate.loops, costs, model.graph)
     return Planned(candidate, steps, costs, plan, plain)

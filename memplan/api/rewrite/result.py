@@ -124,7 +124,7 @@ def _plain_json(result: Rewrite) -> dict[str, object] | None:
     later = result.plain.later
     return {
         "fences": result.plain.fences,
-        "veils": result.plain.veils,
+        "veils": result.plain.input_fences,
         "pins": result.plain.pins,
         "added_nodes": result.plain.added_nodes,
         "tuned_peak_with_workspace_bytes": result.plain.tuned_peak_bytes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memplan.ir.graph import Graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.runtime.messages import Measurement
-from memplan.simulate.later import later_runs
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.timeline import Timeline
 
 

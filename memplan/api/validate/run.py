@@ -23,16 +23,16 @@ from memplan.runtime.measure import measure, saved_inputs
 from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.shapes.prepare import prepare
-from memplan.simulate.fallbacks import fallback_notes
-from memplan.simulate.later import later_runs
+from memplan.simulate.devices import fallback_notes
 from memplan.simulate.opened import OpenModel, on_devices, open_model, opened
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 
 __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
 
 # Two correct runs of float32 training graphs differ by about this much when the order of
-# additions differs (docs/memory-model.md).
+# additions differs (docs/how/memory-model.md).
 TOLERANCE = 1e-4
 # Kernels whose CPU implementation adds in a different order from run to run.
 _UNREPEATABLE = (("ScatterND", "reduction"),)

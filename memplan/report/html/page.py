@@ -26,8 +26,9 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.simulate.arena import pattern_block, simulate_arena
+from memplan.simulate.arena import simulate_arena
 from memplan.simulate.explain import Live
+from memplan.simulate.pattern import pattern_block
 from memplan.simulate.timeline import Bytes
 from memplan.units import format_bytes
 

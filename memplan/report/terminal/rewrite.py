@@ -137,7 +137,7 @@ def _refusal_line(result: Rewrite) -> str:
 
 
 def _added_line(plain: PlainModel) -> str:
-    counts = [(plain.fences, "fence"), (plain.veils, "input fence"), (plain.pins, "pin")]
+    counts = [(plain.fences, "fence"), (plain.input_fences, "input fence"), (plain.pins, "pin")]
     named = ", ".join(counted(number, name) for number, name in counts)
     more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
     return (

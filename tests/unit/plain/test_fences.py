@@ -8,7 +8,7 @@ from onnx import helper
 
 from helpers.graphs import parse
 from memplan.errors import UsageError
-from memplan.plain.fences import curtain_for, data_inputs, fence_clones, read_instead
+from memplan.plain.fences import data_inputs, fence_clones, fence_maker, read_instead
 
 
 def clone(node: onnx.NodeProto, output: str, inputs: list[str] | None = None) -> onnx.NodeProto:
@@ -32,7 +32,7 @@ MODEL = parse(
 
 def fenced(extra: list[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], int]:
     nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in MODEL.graph.node]
-    return fence_clones([*nodes, *extra], curtain_for(MODEL.graph))
+    return fence_clones([*nodes, *extra], fence_maker(MODEL.graph))
 
 
 def test_only_the_first_of_a_chain_is_fenced() -> None:
@@ -78,4 +78,4 @@ def test_parameters_are_not_hidden() -> None:
 def test_a_graph_without_inputs_is_refused() -> None:
     model = parse("g () => (float[4] y) <float[4] x = {1, 2, 3, 4}> { y = Exp(x) }")
     with pytest.raises(UsageError, match="need a graph input"):
-        curtain_for(model.graph)
+        fence_maker(model.graph)

@@ -17,18 +17,17 @@ from memplan.ir.graph import ABSENT
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.allocation import Allocation, Buffer
 from memplan.simulate.arena import (
-    ALIGNMENT,
     ArenaConfig,
     ArenaRun,
     Extend,
     Scratch,
     bfc_bytes,
-    ideal_bytes,
-    pattern_block,
     scratch_requests,
     simulate_arena,
 )
+from memplan.simulate.free_space import ALIGNMENT
 from memplan.simulate.opened import open_model
+from memplan.simulate.pattern import pattern_block
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
@@ -179,18 +178,9 @@ def check_placement(allocation: Allocation, run: ArenaRun) -> None:
         assert int(run.in_use[step]) == sum(size for _, size in spans)
 
 
-class TestIdeal:
-    def test_is_the_largest_sum_of_live_buffers(self) -> None:
-        allocation = random_allocation(3)
-        sums = [
-            sum(b.nbytes for b in allocation.buffers if b.birth <= step < b.death)
-            for step in range(len(allocation.order))
-        ]
-        assert ideal_bytes(allocation) == max(sums)
-
-    def test_of_nothing_is_zero(self) -> None:
+class TestOfNothing:
+    def test_is_zero(self) -> None:
         nothing = allocation_of(0)
-        assert ideal_bytes(nothing) == 0
         assert pattern_block(nothing).total_bytes == 0
         assert bfc_bytes(nothing).held_bytes == 0
 

@@ -15,8 +15,8 @@ from helpers.random_graphs import models as random_models
 from memplan.ir.graph import Graph
 from memplan.plain.encode import plain_session, seen_as
 from memplan.plain.fences import marked
-from memplan.simulate.later import later_runs
 from memplan.simulate.order import execution_order
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks

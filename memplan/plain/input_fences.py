@@ -1,6 +1,6 @@
-"""Which veils a plain session needs, so that buffer reuse does not break the plan.
+"""Which input fences a plain session needs, so that buffer reuse does not break the plan.
 
-A veil stands on a graph input or a constant (:mod:`memplan.plain.fences`). With all of them
+An input fence stands on a graph input or a constant (:mod:`memplan.plain.fences`). With all of them
 hardly any shape is known, and no buffer is reused. Few do nearly as much: what follows from a
 hidden batch is hidden too, up to the next reshape to a constant shape.
 """
@@ -16,17 +16,17 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from memplan.plain.fences import DIMENSION_READERS, Curtain, data_inputs
+from memplan.plain.fences import DIMENSION_READERS, INPUT_FENCE, FenceMaker, data_inputs
 from memplan.proto.edit import copied
 from memplan.shapes.infer import has_small_content, without_weights
 from memplan.shapes.tensor_type import TensorType
 from memplan.shapes.visible import visible_names
 
-_NOT_VEILED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+_NOT_FENCED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 
 
 @dataclass(frozen=True, slots=True)
-class Veil:
+class InputFence:
     """A graph input or constants of equal content, and the node that makes their hidden twin.
 
     ``fixed``: without it the runtime would change the graph when it loads it.
@@ -42,14 +42,14 @@ class Veil:
         return str(self.node.output[0])
 
 
-def all_veils(
-    graph: onnx.GraphProto, types: Mapping[str, TensorType], curtain: Curtain
-) -> list[Veil]:
-    """A veil for every dense graph input and constant that a node reads.
+def input_fences_for(
+    graph: onnx.GraphProto, types: Mapping[str, TensorType], maker: FenceMaker
+) -> list[InputFence]:
+    """An input fence for every dense graph input and constant that a node reads.
 
     In the order in which they are given up: whole numbers first (they are mostly shapes, which a
-    GPU would have to hand back to the host behind a veil), then other constants from the largest to
-    the smallest, then graph inputs from the last to the first.
+    GPU would have to hand back to the host behind an input fence), then other constants from the
+    largest to the smallest, then graph inputs from the last to the first.
     """
     read = {name for node in graph.node for _, name in data_inputs(node)}
     constants = [t.name for t in graph.initializer]
@@ -58,14 +58,14 @@ def all_veils(
     constants.sort(key=lambda name: (not _is_whole(types.get(name)), -size.get(name, 0)))
     inputs = [value.name for value in reversed(graph.input) if value.name not in set(constants)]
     fixed = _fixed(graph, set(constants))
-    # The runtime merges equal constants, and then their veils.
+    # The runtime merges equal constants, and then their input fences.
     equal: dict[object, list[str]] = {}
     contents = _contents(graph)
     for name in (*constants, *inputs):
-        if name in read and name in types and types[name].dtype not in _NOT_VEILED:
+        if name in read and name in types and types[name].dtype not in _NOT_FENCED:
             equal.setdefault(contents.get(name, name), []).append(name)
     return [
-        Veil(tuple(names), curtain.hide(names[0], 0, "veil"), not fixed.isdisjoint(names))
+        InputFence(tuple(names), maker.hide(names[0], 0, INPUT_FENCE), not fixed.isdisjoint(names))
         for names in equal.values()
     ]
 
@@ -86,7 +86,7 @@ def _contents(graph: onnx.GraphProto) -> dict[str, object]:
     return {
         name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
         for name, t in tensors
-        if has_small_content(t) and t.data_type not in _NOT_VEILED
+        if has_small_content(t) and t.data_type not in _NOT_FENCED
     }
 
 
@@ -110,22 +110,22 @@ def _fixed(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
     return found
 
 
-def fewest_veils(
-    veils: Sequence[Veil],
+def fewest_input_fences(
+    input_fences: Sequence[InputFence],
     fits: Callable[[frozenset[str]], bool],
-    seen_with: Callable[[Sequence[Veil]], frozenset[str]],
+    seen_with: Callable[[Sequence[InputFence]], frozenset[str]],
     time_limit: float,
-) -> list[Veil]:
-    """Give up veils as long as the budget holds with every node pinned (delta debugging).
+) -> list[InputFence]:
+    """Give up input fences as long as the budget holds with every node pinned (delta debugging).
 
     Args:
-        veils: all of them; with all, the budget holds.
+        input_fences: all of them; with all, the budget holds.
         fits: whether it holds when the runtime knows the shapes of the given tensors.
-        seen_with: the tensors whose shapes it knows with the given veils.
+        seen_with: the tensors whose shapes it knows with the given input fences.
         time_limit: seconds.
     """
-    fixed = [veil for veil in veils if veil.fixed]
-    kept = [veil for veil in veils if not veil.fixed]
+    fixed = [fence for fence in input_fences if fence.fixed]
+    kept = [fence for fence in input_fences if not fence.fixed]
     deadline = time.monotonic() + time_limit
     if fits(seen_with(fixed)):
         return fixed
@@ -146,21 +146,21 @@ def fewest_veils(
 
 
 def visible_with(
-    model: onnx.ModelProto, types: Mapping[str, TensorType], veils: Sequence[Veil]
-) -> Callable[[Sequence[Veil]], frozenset[str]]:
-    """How the runtime sees ``model``, in which all of ``veils`` stand, with only some of them.
+    model: onnx.ModelProto, types: Mapping[str, TensorType], input_fences: Sequence[InputFence]
+) -> Callable[[Sequence[InputFence]], frozenset[str]]:
+    """How the runtime sees ``model``, which has all ``input_fences``, with only some of them.
 
-    A veil that is given up is replaced by what it hides, under the name of its twin.
+    An input fence that is given up is replaced by what it hides, under the name of its twin.
     """
     bare = without_weights(model, statements=False)
     contents = {tensor.name: tensor for tensor in bare.graph.initializer}
     inputs = {value.name: value for value in bare.graph.input}
     constants = {n.output[0]: n for n in bare.graph.node if n.op_type == "Constant"}
 
-    def seen(kept: Sequence[Veil]) -> frozenset[str]:
-        gone = {veil.twin: veil.sources[0] for veil in veils}
-        for veil in kept:
-            del gone[veil.twin]
+    def seen(kept: Sequence[InputFence]) -> frozenset[str]:
+        gone = {fence.twin: fence.sources[0] for fence in input_fences}
+        for fence in kept:
+            del gone[fence.twin]
         variant = copied(bare)
         del variant.graph.node[:]
         for twin, source in gone.items():

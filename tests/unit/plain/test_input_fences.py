@@ -1,10 +1,10 @@
-"""Veils hide shapes and stop folding."""
+"""Input fences hide shapes and stop folding."""
 
 from __future__ import annotations
 
 from helpers.graphs import open_text, parse
-from memplan.plain.fences import curtain_for
-from memplan.plain.veils import all_veils
+from memplan.plain.fences import fence_maker
+from memplan.plain.input_fences import input_fences_for
 from memplan.proto.metadata import set_metadata
 from memplan.shapes.hidden import with_hidden_shapes
 from memplan.shapes.visible import visible_names
@@ -16,9 +16,9 @@ def test_equal_constants_share_a_veil() -> None:
         <int64[2] s = {2, 2}, int64[2] t = {2, 2}> { y = Reshape(x, s)  z = Reshape(x, t) }"""
     )
     types = open_text(model).prepared.types
-    veils = all_veils(model.graph, types, curtain_for(model.graph))
-    assert sorted(veil.sources for veil in veils) == [("s", "t"), ("x",)]
-    assert not any(veil.fixed for veil in veils)
+    input_fences = input_fences_for(model.graph, types, fence_maker(model.graph))
+    assert sorted(fence.sources for fence in input_fences) == [("s", "t"), ("x",)]
+    assert not any(fence.fixed for fence in input_fences)
 
 
 def test_what_would_be_folded_is_veiled_always() -> None:
@@ -28,11 +28,11 @@ def test_what_would_be_folded_is_veiled_always() -> None:
     )
     types = {**open_text("g (float[4] x) => (float[4] y) { y = Exp(x) }").prepared.types}
     types |= {"s": types["x"]}
-    (veil, _) = sorted(
-        all_veils(model.graph, types, curtain_for(model.graph)), key=lambda v: v.sources
+    (fence, _) = sorted(
+        input_fences_for(model.graph, types, fence_maker(model.graph)), key=lambda v: v.sources
     )
-    assert veil.sources == ("s",)
-    assert veil.fixed
+    assert fence.sources == ("s",)
+    assert fence.fixed
 
 
 def test_behind_a_veil_shapes_are_hidden_up_to_a_constant_reshape() -> None:

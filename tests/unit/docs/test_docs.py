@@ -1,0 +1,230 @@
+"""What README and docs name exists: commands, options, exit codes, links, files; and figures agree
+with the records that they were read from."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from benchmarks import highlights, tables
+from memplan import errors
+from memplan_cli.main import COMMANDS, EXIT_INTERRUPTED, EXIT_PIPE, cli
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        *(ROOT / name / "README.md" for name in ("benchmarks", "sample_models", "tools")),
+    ]
+)
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+COMMON = {"--help", "--version"}
+# Of other programs, or of the benchmarks; named where those are shown.
+FOREIGN = {"benchmarks/README.md", "sample_models/README.md", "tools/README.md"}
+FOREIGN_OPTIONS = {"--dist", "--op", "--out", "--strict"}
+MADE_BY_READERS = {"largest.py", "forward.py", "train.py", "make_bundle.py"}
+"""Files that the documents tell the reader to write, or that come from elsewhere."""
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)", re.DOTALL)
+_SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_PATH = re.compile(r"[\w./*-]+\.(?:py|md|toml|ya?ml|json|onnx|c|css|js)|[\w./-]+/")
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def shell_lines(page: Path) -> Iterator[str]:
+    """Lines in blocks and spans of code that call memplan."""
+    text = page.read_text(encoding="utf-8")
+    for block in _FENCE.findall(text):
+        for line in block.splitlines():
+            found = re.match(r"\s*(?:\S*/|(?:accept|fit): +)?(memplan .*)", line)
+            if found:
+                yield found[1]
+    for span in _SPAN.findall(_FENCE.sub("", text)):
+        if span.startswith("memplan "):
+            yield " ".join(span.split())
+
+
+def options_of(command: str) -> set[str]:
+    """Every spelling of every option of a command."""
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return COMMON | {
+        name
+        for parameter in found.params
+        if not getattr(parameter, "hidden", False)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("-")
+    }
+
+
+ALL_OPTIONS = {option for command in COMMANDS for option in options_of(command)}
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    result: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
+        kept = re.sub(r"[^\w\- ]", "", heading.replace("`", "").replace("*", "").lower())
+        result.add(kept.replace(" ", "-"))
+    return result
+
+
+def test_every_command_has_a_page_with_its_name_and_an_example() -> None:
+    for command in COMMANDS:
+        page = DOCS / "commands" / f"{command}.md"
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith(f"# memplan {command}\n")
+        assert "## Example" in text
+    names = {page.stem for page in (DOCS / "commands").glob("*.md")}
+    assert names == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_command_is_on_its_page_or_in_the_reference(command: str) -> None:
+    text = (DOCS / "commands" / f"{command}.md").read_text(encoding="utf-8")
+    text += (DOCS / "reference.md").read_text(encoding="utf-8")
+    named = set(_OPTION.findall(text))
+    long = {option for option in options_of(command) if option.startswith("--")}
+    assert long - named == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for line in shell_lines(page):
+        words = shlex.split(
+            re.sub(r"&&.*|\|.*|\s#.*", "", line).replace("[", " ").replace("]", " ")
+        )
+        command = words[1] if len(words) > 1 else ""
+        if command.startswith("-"):
+            assert command in COMMON, line
+            continue
+        if command == "COMMAND":
+            continue
+        assert command in COMMANDS, line
+        named = {word.split("=")[0] for word in words[2:] if re.match(r"--?[a-z]", word)}
+        assert named - options_of(command) == set(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_options_in_the_text_exist(page: Path) -> None:
+    if str(page.relative_to(ROOT)) in FOREIGN:
+        return
+    for span in _SPAN.findall(prose(page)):
+        if span.startswith(("pytest", ".venv", "python")):
+            continue
+        named = set(_OPTION.findall(span)) - FOREIGN_OPTIONS
+        assert named - ALL_OPTIONS == set(), span
+
+
+def test_exit_codes_are_those_of_the_program() -> None:
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    codes |= {EXIT_INTERRUPTED, EXIT_PIPE}
+    section = (DOCS / "reference.md").read_text(encoding="utf-8").split("## Exit codes")[1]
+    rows = re.findall(r"^\| (\d+) \|", section.split("\n## ")[0], re.MULTILINE)
+    assert {int(code) for code in rows} == codes
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        named = re.findall(r"exit(?:s with| code(?: is| of)?) (\d+)", text, re.IGNORECASE)
+        assert {int(code) for code in named} <= codes, page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_resolve(page: Path) -> None:
+    for target in _LINK.findall(prose(page)):
+        if re.match(r"\w+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    """A path in a span of code is relative to the repository, to ``memplan/`` or to the page."""
+    known = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
+    for span in _SPAN.findall(prose(page)):
+        if not _PATH.fullmatch(span) or span.startswith(("/", "..")):
+            continue
+        if "/" not in span:
+            assert not span.endswith(".py") or span in known | MADE_BY_READERS, span
+            continue
+        pattern = re.sub(r"\b[A-Z]+/", "*/", span).rstrip("/")  # ROOM/ stands for any folder
+        found = [next(base.glob(pattern), None) for base in _bases(page)]
+        assert any(found) or not _is_ours(span), span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_dotted_names_can_be_imported(page: Path) -> None:
+    for name in re.findall(r"\bmemplan(?:\.[a-z]\w*){2,}", page.read_text(encoding="utf-8")):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            module, _, attribute = name.rpartition(".")
+            assert hasattr(import_module(module), attribute), name
+
+
+def _bases(page: Path) -> tuple[Path, ...]:
+    return ROOT, ROOT / "memplan", ROOT / "tests", ROOT / "tests" / "unit", page.parent
+
+
+def _is_ours(span: str) -> bool:
+    """Whether a path begins in a folder of the repository; others are the reader's."""
+    first = span.split("/")[0]
+    return any((base / first).is_dir() for base in (ROOT, ROOT / "memplan"))
+
+
+def test_documents_that_the_code_names_exist() -> None:
+    for folder in ("memplan", "cli", "benchmarks", "tools", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8")):
+                assert (ROOT / name).exists(), f"{file}: {name}"
+
+
+def test_readme_and_architecture_stay_short() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 7 * 1024
+    assert (DOCS / "ARCHITECTURE.md").stat().st_size <= 8 * 1024
+
+
+def test_the_tree_of_the_architecture_is_the_tree() -> None:
+    tree = (DOCS / "ARCHITECTURE.md").read_text(encoding="utf-8").split("memplan/\n├──")[1]
+    named = set(re.findall(r"([a-z]+)/", tree.split("```")[0].replace("report/terminal", "")))
+    folders = {path.parent.name for path in (ROOT / "memplan").glob("*/__init__.py")}
+    assert folders - named == set()
+
+
+def test_tables_are_what_the_records_say() -> None:
+    for path, text in tables.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run python -m benchmarks.tables"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(highlights.headline()) in readme
+    assert highlights.public_summary() in " ".join(readme.split())
+
+
+def test_completion_starts(tmp_path: Path) -> None:
+    """The line of the reference: the shell asks the program for its completion function."""
+    environment = {**os.environ, "_MEMPLAN_COMPLETE": "zsh_source", "HOME": str(tmp_path)}
+    command = [
+        sys.executable,
+        "-c",
+        "from memplan_cli.main import run; import sys; sys.argv[0] = 'memplan'; run()",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "_memplan_completion" in done.stdout

@@ -15,10 +15,11 @@ from pathlib import Path
 import click
 import pytest
 
-from benchmarks import highlights, tables
+from helpers.models import load_benchmark
 from memplan import errors
 from memplan_cli.main import COMMANDS, EXIT_INTERRUPTED, EXIT_PIPE, cli
 
+highlights, tables = load_benchmark("highlights"), load_benchmark("tables")
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted(

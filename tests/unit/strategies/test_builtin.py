@@ -54,7 +54,7 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
     [
         (
             "best",
-            "there is not a strategy 'best'",
+            "there is no strategy 'best'",
             "strategies: auto, collection, dtr, greedy, knapsack, list, memory, min-cut, mirror",
         ),
         ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),

@@ -149,7 +149,7 @@ def test_peers_by_name(text: str, wanted: object) -> None:
 def test_a_wrong_word_is_explained() -> None:
     with pytest.raises(UsageError) as caught:
         parse_strategy("dtr{heuristic=h_best}")
-    assert caught.value.message == "dtr{heuristic=h_best}: not one of its words"
+    assert caught.value.message == "dtr{heuristic=h_best}: there is no such word"
     assert caught.value.hint == "words: h_eq, h_local"
 
 

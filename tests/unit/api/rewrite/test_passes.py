@@ -83,8 +83,8 @@ def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path:
     answer = json.loads(proof.stdout)
     assert answer["equality"] == "bitwise"
     assert answer["compared_outputs"] == 8
-    assert any("28 inputs are gone" in note for note in answer["notes"])
-    assert any("42 outputs are gone" in note for note in answer["notes"])
+    assert any("28 inputs were removed" in note for note in answer["notes"])
+    assert any("42 outputs were removed" in note for note in answer["notes"])
 
 
 def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:

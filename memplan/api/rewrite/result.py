@@ -11,6 +11,7 @@ from memplan.api.analyze import Analysis
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
+from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.passes import manager as free
@@ -30,7 +31,8 @@ class Rewrite:
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
     object when nothing was), both in a session of the kind that is planned for; ``passes`` lead
     to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
-    ``plain`` tells what was added for plain sessions, None for tuned ones.
+    ``plain`` tells what was added for plain sessions, None for tuned ones. ``equivalence``: what is
+    proved of the new graph and the optimized one.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class Rewrite:
     model: onnx.ModelProto
     assumptions: tuple[str, ...]
     costs: NodeCosts
+    equivalence: Equivalence
     plain: PlainModel | None = None
     passes: tuple[free.PassStep, ...] = ()
 
@@ -112,6 +115,7 @@ class Rewrite:
                 "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
             },
             "planning_seconds": plan.planning_seconds,
+            "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),

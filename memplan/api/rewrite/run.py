@@ -1,7 +1,7 @@
 """``rewrite``: a file and a budget → a file that fits.
 
 Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.candidates`,
-:mod:`~memplan.api.rewrite.cheapest`), apply and check, record, write.
+:mod:`~memplan.api.rewrite.cheapest`), apply and check, prove, record, write.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from memplan.api.rewrite.goal import Goal, RewriteOptions, Source, budget_bytes
 from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
+from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
+from memplan.errors import MemplanError
 from memplan.passes.base import Pass
 from memplan.passes.manager import passes_for, recorded
 from memplan.plain.fences import OLDEST_OPSET
@@ -92,11 +94,12 @@ def rewrite(
         )
         planned = find_plan(source, goal)
     applied = _apply(planned, goal)
+    equivalence = _prove(planned, applied)
     _record(applied, planned, goal)
     if not dry_run:
         repoint_external_data(applied.model, path, target)
         write_model(applied.model, target, force=force)
-    return _answer(path, None if dry_run else target, source, goal, planned, applied)
+    return _answer(path, None if dry_run else target, source, goal, planned, applied, equivalence)
 
 
 def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
@@ -162,6 +165,22 @@ def _apply(planned: Planned, goal: Goal) -> _Applied:
     return _Applied(result, timeline)
 
 
+def _prove(planned: Planned, applied: _Applied) -> Equivalence:
+    """Prove that the result computes what the graph did before any pass or plan.
+
+    Raises:
+        MemplanError: it may not; our bug, and nothing is written.
+    """
+    before = planned.candidate.variant.model.prepared
+    found = prove(reference_side(before), Side(applied.model, before.path.parent))
+    if found.reason is not None:
+        raise MemplanError(
+            f"the plan was rejected: it would not compute the same: {found.reason}",
+            "nothing was written; please report this with the model",
+        )
+    return found
+
+
 def _record(applied: _Applied, planned: Planned, goal: Goal) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
     values = get_metadata(applied.model)
@@ -186,6 +205,7 @@ def _answer(
     goal: Goal,
     planned: Planned,
     applied: _Applied,
+    equivalence: Equivalence,
 ) -> Rewrite:
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
     notes = (*variant.notes, *(planned.plain.notes if planned.plain else ()), *source.notes)
@@ -200,6 +220,7 @@ def _answer(
         plan=planned.plan,
         timeline=applied.timeline,
         model=applied.model,
+        equivalence=equivalence,
         assumptions=(
             *(source.original if planned.plain else analysis).assumptions,
             *notes,

@@ -1,0 +1,267 @@
+"""A graph's tensors by term: node after node, with its bodies.
+
+Both graphs are numbered by the same code with the same :class:`~memplan.equivalence.terms.Terms`,
+the reference first. What it knows of shapes goes with the terms, so the other graph's own
+statements are never believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.equivalence.forms import (
+    Applied,
+    Core,
+    Final,
+    Formal,
+    Input,
+    Opaque,
+    Stack,
+    State,
+)
+from memplan.equivalence.rules import Call, same_as
+from memplan.equivalence.scans import Steps, read_scan
+from memplan.equivalence.terms import (
+    ABSENT,
+    UNKNOWN,
+    Fact,
+    Terms,
+    attributes_key,
+    plain_attributes,
+)
+from memplan.ops.memory import (
+    CONTROL_FLOW_OPS,
+    EFFECT_OPS,
+    OPTIONAL_OUTPUTS,
+    RANDOM_OPS,
+    has_effects,
+)
+from memplan.proto.nodes import domain_of, is_constant, operator_key
+
+_SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A node, what it applies, and its output terms by slot (ABSENT where one is left out).
+
+    ``by_rule``: whether the first output is that of another node, by a rule.
+    """
+
+    node: onnx.NodeProto
+    applied: Applied
+    outputs: tuple[int, ...]
+    by_rule: bool
+
+    @property
+    def effects(self) -> bool:
+        """Whether it does more than make its outputs, as far as anybody knows."""
+        return bool(self.applied.occurrence) and has_effects(operator_key(self.node))
+
+    @property
+    def draws(self) -> bool:
+        """Whether it takes numbers from the stream of random numbers that all nodes share."""
+        own = any(attribute.name == _SEED for attribute in self.node.attribute)
+        return operator_key(self.node) in RANDOM_OPS and bool(self.applied.occurrence) and not own
+
+
+@dataclass(slots=True)
+class Numbering:
+    """The terms of one graph by tensor name, in ``names``; ``nodes`` in file order.
+
+    Args:
+        terms: shared by the graphs that are compared.
+        facts: what is known of the graph's tensors; none for a graph that is not believed.
+        folder: where external data lies.
+        opset: of the standard operators.
+        functions: digests of model-local functions by ``domain:name``.
+    """
+
+    terms: Terms
+    facts: Mapping[str, Fact]
+    folder: Path
+    opset: int
+    functions: Mapping[str, str] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    nodes: list[Numbered] = field(default_factory=list)
+
+    def graph(self, graph: onnx.GraphProto) -> None:
+        """Number the inputs, constants and nodes of a main graph."""
+        for value in graph.input:
+            form = Input(value.name, _type(value))
+            self.names[value.name] = self.terms.of(form, self.facts.get(value.name, UNKNOWN))
+        self.constants(graph, self.names)
+        for node in graph.node:
+            self.nodes.append(self.node(node, self.names, 0))
+
+    def constants(self, graph: onnx.GraphProto, names: dict[str, int]) -> None:
+        """Number the initializers of a graph; a default of an input, which a run may replace, is
+        not its value."""
+        for tensor in graph.initializer:
+            names.setdefault(tensor.name, self.terms.tensor(tensor, self.folder))
+        for sparse in graph.sparse_initializer:
+            content = sparse.SerializeToString(deterministic=True)
+            names[sparse.values.name] = self.terms.of(Opaque(content))
+
+    def node(self, node: onnx.NodeProto, names: dict[str, int], depth: int) -> Numbered:
+        """Number a node's outputs; ``names`` are those in its scope.
+
+        Raises:
+            KeyError: it reads a name that nothing defines.
+        """
+        reads = tuple(names[name] if name else ABSENT for name in node.input)
+        while reads and reads[-1] == ABSENT:
+            reads = reads[:-1]
+        if is_constant(node):
+            term = self._constant_node(node)
+            names[node.output[0]] = term
+            return Numbered(node, Applied("", "Constant", (term,)), (term,), True)
+        if node.op_type == "Scan" and not domain_of(node) and ABSENT not in reads:
+            applied, found = self._scan(node, reads, names, depth)
+        else:
+            applied = self._applied(node, reads, names, depth)
+            first = self._by_rule(node, applied, depth)
+            found = {} if first is None else {0: first}
+        outputs = []
+        for slot, name in enumerate(node.output):
+            if not name:
+                outputs.append(ABSENT)
+                continue
+            fact = self.facts.get(name, UNKNOWN) if not depth else UNKNOWN
+            term = found[slot] if slot in found else self.terms.output(applied, slot, fact)
+            self.terms.learn(term, fact)
+            outputs.append(term)
+            names[name] = term
+        return Numbered(node, applied, tuple(outputs), bool(found))
+
+    def _by_rule(self, node: onnx.NodeProto, applied: Applied, depth: int) -> int | None:
+        if applied.domain or not node.output:
+            return None
+        if applied in self.terms.first:
+            return self.terms.first[applied]
+        known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
+        attributes, reads = plain_attributes(node), applied.reads
+        found = same_as(Call(node.op_type, reads, attributes, self.opset, self.terms, known))
+        if found is not None:
+            self.terms.first[applied] = found
+        return found
+
+    def _scan(
+        self, node: onnx.NodeProto, reads: tuple[int, ...], outer: dict[str, int], depth: int
+    ) -> tuple[Applied, dict[int, int]]:
+        """What a Scan applies, and the terms of its outputs by slot."""
+        call, inside = read_scan(node, reads, self.terms), depth + 1
+        body = next(a.g for a in node.attribute if a.name == "body")
+        steps = Steps(self.terms, self.opset, inside, call.steps)
+        symbols = [
+            self.terms.of(State(inside, place, _type(value)), UNKNOWN, 1 << inside)
+            for place, value in enumerate(body.input[: len(call.states)])
+        ]
+        symbols += [steps.element(*sequence) for sequence in call.sequences]
+        names = dict(outer)
+        names.update(zip((value.name for value in body.input), symbols, strict=True))
+        results, marked = self._inside(body, names, inside)
+        updates = results[: len(call.states)]
+        free = self._free((*call.states, *results), inside)
+        occurrence = occurrence_of(node) if marked else ""
+        form = Core(call.steps, inside, call.states, updates, marked, occurrence)
+        core = self.terms.of(form, UNKNOWN, free)
+        found = {
+            place: self.terms.of(Final(core, place), UNKNOWN, free)
+            for place in range(len(call.states))
+        }
+        for place, (axis, mirrored) in enumerate(call.stacked, len(call.states)):
+            stack = Stack(core, results[place], axis, mirrored)
+            found[place] = self.terms.of(stack, UNKNOWN, free)
+        outputs = tuple(range(len(node.output)))
+        return Applied("", "Scan", reads, (), ((core, results),), outputs, occurrence, free), found
+
+    def _free(self, terms: Iterable[int], inside: int = 0) -> int:
+        """Depths of the symbols in some terms, but for those of a body at depth ``inside``."""
+        free = 0
+        for term in terms:
+            free |= self.terms.free[term] if term != ABSENT else 0
+        return free & ~(1 << inside) if inside else free
+
+    def _constant_node(self, node: onnx.NodeProto) -> int:
+        attribute = node.attribute[0]
+        if attribute.name == "value":
+            return self.terms.tensor(attribute.t, self.folder)
+        return self.terms.of(Opaque(attributes_key([attribute], self.folder, self.terms)))
+
+    def _applied(
+        self, node: onnx.NodeProto, reads: tuple[int, ...], names: dict[str, int], depth: int
+    ) -> Applied:
+        key = operator_key(node)
+        optional = OPTIONAL_OUTPUTS.get(key, ())
+        plain = [a for a in node.attribute if not (a.HasField("g") or a.graphs)]
+        bodies = tuple(
+            (name, *self._body(body, name, names, depth + 1))
+            for name, body in sorted(_bodies(node), key=lambda named: named[0])
+        )
+        own = any(marked for *_, marked in bodies)
+        function = self.functions.get(key, "")
+        return Applied(
+            domain_of(node),
+            node.op_type,
+            reads,
+            (*attributes_key(plain, self.folder, self.terms), function),
+            bodies,
+            tuple(s for s, name in enumerate(node.output) if name and s not in optional),
+            occurrence_of(node) if own or not _is_function(key) else "",
+            self._free(reads) | self._free((t for _, _, o, _ in bodies for t in o), depth + 1),
+        )
+
+    def _body(
+        self, body: onnx.GraphProto, attribute: str, outer: Mapping[str, int], depth: int
+    ) -> tuple[int, tuple[int, ...], tuple[Applied, ...]]:
+        """How many inputs a body has, its output terms, and what in it is no function.
+
+        An input is known by its place, so that names do not matter.
+        """
+        names = dict(outer)
+        for place, value in enumerate(body.input):
+            form = Formal(depth, attribute, place, _type(value))
+            names[value.name] = self.terms.of(form, UNKNOWN, 1 << depth)
+        return len(body.input), *self._inside(body, names, depth)
+
+    def _inside(
+        self, body: onnx.GraphProto, names: dict[str, int], depth: int
+    ) -> tuple[tuple[int, ...], tuple[Applied, ...]]:
+        """Output terms of a body whose inputs are in ``names``, and what in it is no function."""
+        own: dict[str, int] = {}
+        self.constants(body, own)
+        names.update(own)
+        nodes = [self.node(node, names, depth) for node in body.node]
+        marked = tuple(n.applied for n in nodes if n.applied.occurrence)
+        return tuple(names[value.name] for value in body.output), marked
+
+
+def _type(value: onnx.ValueInfoProto) -> bytes:
+    content: bytes = value.type.SerializeToString(deterministic=True)
+    return content
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The bodies of a node with the names of their attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for index, body in enumerate(attribute.graphs):
+            yield f"{attribute.name} {index}", body
+
+
+def _is_function(key: str) -> bool:
+    """Whether equal inputs give equal outputs, and nothing else happens."""
+    return key in CONTROL_FLOW_OPS or not (
+        key in RANDOM_OPS or key in EFFECT_OPS or has_effects(key)
+    )
+
+
+def occurrence_of(node: onnx.NodeProto) -> str:
+    """What tells this node from another that looks the same."""
+    return node.name or next((name for name in node.output if name), "?")

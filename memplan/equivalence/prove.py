@@ -1,0 +1,316 @@
+"""The proof: every node of a graph against a reference graph.
+
+Every node must compute what a node of the reference computes (same operator, attributes and terms:
+kept, or recomputed where another does so already), or be explained by a rule of
+:mod:`memplan.equivalence.rules` or be a pin. Every output must have the term that it has in the
+reference. Then both graphs give the same bits for all inputs, as far as operators that are no
+random or unknown ones give the same bits twice; each of the latter runs as often as it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.equivalence.forms import Applied, Constant
+from memplan.equivalence.numbering import Numbered, Numbering, occurrence_of
+from memplan.equivalence.terms import ABSENT, Fact, Terms
+from memplan.proto.metadata import node_metadata
+from memplan.proto.nodes import domain_of, is_standard
+from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.prepare import PreparedModel
+
+_LOOPS = ("Scan", "Loop")
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """What is proved of a graph and its reference.
+
+    ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
+    which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
+    reference that are not there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further
+    time, ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
+    """
+
+    reason: str | None
+    kept: int = 0
+    recomputed: int = 0
+    explained: int = 0
+    pins: int = 0
+    removed_outputs: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    redrawn: bool = False
+
+    @property
+    def proved(self) -> bool:
+        """Whether the graphs are equivalent by construction, nothing assumed."""
+        return self.reason is None and not self.assumed and not self.redrawn
+
+    def as_json(self) -> dict[str, object]:
+        """All of it by name."""
+        return {
+            "proved": self.proved,
+            "reason": self.reason,
+            "kept_nodes": self.kept,
+            "recomputed_nodes": self.recomputed,
+            "explained_nodes": self.explained,
+            "pins": self.pins,
+            "removed_outputs": list(self.removed_outputs),
+            "assumed_loops": list(self.assumed),
+            "random_numbers_in_other_order": self.redrawn,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two graphs. ``folder``: where its external data lies. ``facts``: what is known of
+    its tensors, only read of the reference."""
+
+    model: onnx.ModelProto
+    folder: Path
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+class _Refuted(Exception):
+    """The graphs may differ; the text says where."""
+
+
+def prove(reference: Side, other: Side) -> Equivalence:
+    """Prove that ``other`` computes what ``reference`` does, or say where it may not.
+
+    Never raises for what is in the models: whatever cannot be followed is a reason.
+    """
+    try:
+        return _Proof(reference, other).run()
+    except _Refuted as refuted:
+        return Equivalence(str(refuted))
+    except (KeyError, OSError, ValueError, IndexError, RecursionError) as error:
+        return Equivalence(f"the graphs cannot be followed: {type(error).__name__}: {error}")
+
+
+class _Proof:
+    """Numbers both graphs, and keeps what has yet to be explained of the second."""
+
+    def __init__(self, reference: Side, other: Side) -> None:
+        self.first, self.second = reference.model, other.model
+        _same_opsets(self.first, self.second)
+        self.terms = Terms()
+        self.old = _numbering(reference, self.terms, reference.facts)
+        self.new = _numbering(other, self.terms, {})
+        self.old.graph(self.first.graph)
+        self.known = len(self.terms.forms)
+        self.applied = Counter(n.applied for n in self.old.nodes)
+        self.by_name = {occurrence_of(n.node): n for n in self.old.nodes}
+        self.pending: dict[int, Numbered] = {}
+        self.counts: Counter[str] = Counter()
+        self.assumed: list[str] = []
+
+    def run(self) -> Equivalence:
+        """The proof; raises _Refuted where it fails."""
+        self._inputs()
+        self._number_second()
+        if self.pending:
+            raise _Refuted(self._difference(next(iter(self.pending.values()))))
+        removed = self._outputs()
+        self._occurrences()
+        return Equivalence(
+            None,
+            self.counts["kept"],
+            self.counts["recomputed"],
+            self.counts["explained"],
+            self.counts["pins"],
+            removed,
+            tuple(self.assumed),
+            _draws(self.old.nodes, among=self.new.nodes) != _draws(self.new.nodes),
+        )
+
+    def _inputs(self) -> None:
+        types = {
+            v.name: v.type.SerializeToString(deterministic=True) for v in self.first.graph.input
+        }
+        for value in self.second.graph.input:
+            if types.get(value.name) != value.type.SerializeToString(deterministic=True):
+                raise _Refuted(f"the graph input '{value.name}' is not one of the original's")
+
+    def _number_second(self) -> None:
+        new, graph = self.new, self.second.graph
+        seen: Counter[Applied] = Counter()
+        new.graph(onnx.GraphProto(input=graph.input))
+        new.constants(graph, new.names)
+        self._defaults()
+        for node in graph.node:
+            numbered = new.node(node, new.names, 0)
+            self._classify(numbered, seen)
+            new.nodes.append(numbered)
+            seen[numbered.applied] += 1
+
+    def _defaults(self) -> None:
+        """Inputs that need not be given must have the default that they had."""
+        given = {value.name for value in self.second.graph.input}
+        defaults = [
+            {
+                t.name: self.terms.tensor(t, side.folder)
+                for t in model.graph.initializer
+                if t.name in given
+            }
+            for model, side in ((self.first, self.old), (self.second, self.new))
+        ]
+        for name in sorted(given):
+            if defaults[0].get(name) != defaults[1].get(name):
+                raise _Refuted(f"the default of the graph input '{name}' is another")
+
+    def _classify(self, numbered: Numbered, seen: Counter[Applied]) -> None:
+        """Count a node under what it is, or put it among those that wait for an explanation."""
+        node, applied = numbered.node, numbered.applied
+        if applied.op == "Constant":
+            return
+        if applied in self.applied:
+            again = seen[applied] >= self.applied[applied]
+            if again and applied.occurrence:
+                raise _Refuted(
+                    f"node '{node.name}' ({node.op_type}) runs more than once, and is not known to "
+                    "give the same twice"
+                )
+            self.counts["recomputed" if again else "kept"] += 1
+        elif numbered.by_rule and any(ABSENT < term < self.known for term in numbered.outputs):
+            self.counts["explained"] += 1
+            self._explain(applied.reads)
+            self._wait(numbered)
+        elif applied.op == "Size" and not applied.domain:
+            self.counts["pins"] += 1
+        elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
+            self.counts["explained"] += 1  # the axes of fences: no elements
+        elif applied.op in _LOOPS and not applied.domain and self._assume(numbered):
+            self._explain(applied.reads)
+        else:
+            self._wait(numbered)
+
+    def _wait(self, numbered: Numbered) -> None:
+        """Outputs that the reference does not have are to be explained by who reads them."""
+        for term in numbered.outputs:
+            if term >= self.known:
+                self.pending.setdefault(term, numbered)
+
+    def _explain(self, reads: Iterable[int]) -> None:
+        """What only led to an explained node needs no other explanation."""
+        waiting = list(reads)
+        while waiting:
+            numbered = self.pending.pop(waiting.pop(), None)
+            if numbered is not None:
+                for term in numbered.outputs:
+                    self.pending.pop(term, None)
+                self.counts["explained"] += 1
+                waiting.extend(numbered.applied.reads)
+
+    def _assume(self, numbered: Numbered) -> bool:
+        """Take a loop with another body for the loop of that name, output by output name."""
+        twin = self.by_name.get(numbered.node.name)
+        if twin is None or twin.node.op_type != numbered.node.op_type:
+            return False
+        was = dict(zip(twin.node.output, twin.outputs, strict=False))
+        for name in numbered.node.output:
+            if name in was:
+                self.new.names[name] = was[name]
+        self.assumed.append(numbered.node.name)
+        return True
+
+    def _outputs(self) -> tuple[str, ...]:
+        """Compare outputs; those of the reference that are not there."""
+        was = {value.name: value for value in self.first.graph.output}
+        now = {value.name: value for value in self.second.graph.output}
+        for name, value in now.items():
+            if name not in was:
+                raise _Refuted(f"the graph output '{name}' is not one of the original's")
+            if _type(was[name]) != _type(value):
+                raise _Refuted(f"the graph output '{name}' has another type")
+            if self.new.names[name] != self.old.names[name]:
+                raise _Refuted(
+                    f"the graph output '{name}' is {self._named(self.new.names[name])}, not what "
+                    "the original computes under that name"
+                )
+        return tuple(name for name in was if name not in now)
+
+    def _named(self, term: int) -> str:
+        """A term by a name that the original has for it."""
+        name = next((n for n, t in self.old.names.items() if t == term), None)
+        return "something else" if name is None else f"what the original computes as '{name}'"
+
+    def _occurrences(self) -> None:
+        """What has effects must run as often, and in the order, as it did."""
+        was, now = ([n.applied for n in side.nodes if n.effects] for side in (self.old, self.new))
+        if was != now:
+            raise _Refuted("nodes with effects beyond their outputs are gone or in another order")
+
+    def _difference(self, numbered: Numbered) -> str:
+        """Where a node that computes something new departs from what it seems to be a copy of."""
+        node, applied = numbered.node, numbered.applied
+        begin = f"node '{node.name}' ({node.op_type}) computes nothing that the original computes"
+        names = (node_metadata(node).get("memplan.of", ""), node.name)
+        twin = next((self.by_name[name] for name in names if name in self.by_name), None)
+        if twin is None:
+            return begin
+        what = f"{begin}: unlike '{twin.node.name}' there, it"
+        if (applied.domain, applied.op) != (twin.applied.domain, twin.applied.op):
+            return f"{what} is not a {twin.node.op_type}"
+        if applied.attributes != twin.applied.attributes:
+            return f"{what} has other attributes"
+        if len(applied.reads) != len(twin.applied.reads):
+            return f"{what} has {len(applied.reads)} inputs instead of {len(twin.applied.reads)}"
+        pairs = zip(applied.reads, twin.applied.reads, strict=True)
+        slot = next((slot for slot, (mine, its) in enumerate(pairs) if mine != its), None)
+        if slot is None and applied.occurrence != twin.applied.occurrence:
+            return f"{what} is a further run of what is not known to give the same twice"
+        if slot is None:
+            return f"{what} has other bodies or outputs"
+        mine, its = node.input[slot], twin.node.input[slot]
+        if mine == its:
+            return f"{what} reads a '{mine}' as input {slot} that is not what it was"
+        return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
+
+
+def _type(value: onnx.ValueInfoProto) -> bytes:
+    content: bytes = value.type.SerializeToString(deterministic=True)
+    return content
+
+
+def reference_side(prepared: PreparedModel) -> Side:
+    """A prepared model as the reference, with its types; shapes only where every run has them."""
+    exact = not symbolic_dims(prepared.proto) and not prepared.bounded
+    facts = {
+        name: Fact(value.dtype, value.sizes if exact else None)
+        for name, value in prepared.types.items()
+    }
+    return Side(prepared.proto, prepared.path.parent, facts)
+
+
+def _numbering(side: Side, terms: Terms, facts: Mapping[str, Fact]) -> Numbering:
+    model = side.model
+    opset = next((o.version for o in model.opset_import if is_standard(o.domain)), 0)
+    functions = {
+        f"{f.domain}:{f.name}": hashlib.sha256(f.SerializeToString(deterministic=True)).hexdigest()
+        for f in model.functions
+    }
+    return Numbering(terms, facts, side.folder, opset, functions)
+
+
+def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
+    versions = [
+        {"" if is_standard(o.domain) else o.domain: o.version for o in model.opset_import}
+        for model in (first, second)
+    ]
+    for domain in {domain_of(node) for node in second.graph.node}:
+        if versions[0].get(domain) != versions[1].get(domain):
+            raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")
+
+
+def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[str]:
+    """Nodes that take from the shared stream of random numbers, in order; of ``among`` alone."""
+    kept = {n.applied for n in among}
+    found = [n for n in nodes if n.draws and (not kept or n.applied in kept)]
+    return [n.applied.occurrence for n in found]

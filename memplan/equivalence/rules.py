@@ -1,0 +1,316 @@
+"""Why a node may stand for another: each rule names operators and gives the reason in a sentence.
+
+A rule looks at an operator, its attributes and the terms that it reads, and says which term its
+first output is. A rule that does not apply says None. Facts of shapes are only there where they
+hold in every run, so what a rule concludes from them does too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
+from memplan.equivalence.terms import ABSENT, INT64, UNKNOWN, Fact, Terms
+
+FLOAT = 1
+_DROPOUT_HAS_MODE = 12
+_UNSQUEEZE_BY_INPUT = 13
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator that is applied: ``reads`` are terms, ABSENT where an input is left out.
+
+    ``result``: what is known of the first output beforehand, of the reference.
+    """
+
+    op: str
+    reads: tuple[int, ...]
+    attributes: Mapping[str, Any]
+    opset: int
+    terms: Terms
+    result: Fact = UNKNOWN
+
+    def read(self, slot: int) -> int:
+        """The term in an input slot."""
+        return self.reads[slot] if slot < len(self.reads) else ABSENT
+
+    def fact(self, slot: int = 0) -> Fact:
+        """What is known of an input."""
+        return self.terms.fact(self.read(slot))
+
+    def ints(self, slot: int, attribute: str = "") -> list[int] | None:
+        """Whole numbers from a constant input or, in older opsets, from an attribute."""
+        if self.read(slot) == ABSENT:
+            given = self.attributes.get(attribute)
+            return None if given is None else [int(v) for v in np.atleast_1d(given)]
+        value = self.terms.value(self.read(slot))
+        return None if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+Rule = Callable[[Call], int | None]
+
+
+def same_as(call: Call) -> int | None:
+    """The term of the first output by the rules, or None if none applies."""
+    rule = _RULES.get(call.op)
+    if rule is None or call.read(0) == ABSENT:
+        return None
+    found = rule(call)
+    if found is None and call.op in _VIEWS and call.result.shape is not None:
+        return view(call.terms, call.read(0), call.result.shape)
+    return found
+
+
+def _identity(call: Call) -> int | None:
+    """Identity hands its input on."""
+    return call.read(0)
+
+
+def _cast(call: Call) -> int | None:
+    """A cast to the type that is there converts nothing."""
+    wanted, fact = call.attributes.get("to"), call.fact()
+    if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
+        return None
+    if fact.dtype == wanted:
+        return call.read(0)
+    free = call.terms.free[call.read(0)]
+    return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
+
+
+def _of_one(call: Call) -> int | None:
+    """Of a single input, these give that input."""
+    return call.read(0) if len(call.reads) == 1 and call.op != "Mean" else None
+
+
+def _reshape(call: Call) -> int | None:
+    """The bits of a view are those of what it is a view of; the last shape alone counts."""
+    shape = call.ints(1, "shape")
+    if shape is None:
+        return None
+    if 0 in shape and not call.attributes.get("allowzero", 0):
+        known = call.fact().shape
+        if known is None or any(d == 0 and i >= len(known) for i, d in enumerate(shape)):
+            return None
+        shape = [known[i] if d == 0 else d for i, d in enumerate(shape)]
+    return view(call.terms, call.read(0), shape)
+
+
+def view(terms: Terms, source: int, shape: Sequence[int]) -> int:
+    """The term of ``source``'s elements in ``shape`` (one entry may be -1)."""
+    root = view_root(terms, source)
+    fact = terms.fact(root)
+    if -1 in shape and fact.elements:
+        rest = math.prod(d for d in shape if d != -1)
+        shape = [fact.elements // rest if d == -1 else d for d in shape] if rest else shape
+    settled = tuple(shape)
+    if fact.shape == settled:
+        return root
+    made = Fact(fact.dtype, None if -1 in settled else settled)
+    return terms.of(View(root, settled), made, terms.free[root])
+
+
+def view_root(terms: Terms, term: int) -> int:
+    """What a view shows, through views of views."""
+    form = terms.forms[term]
+    return form.root if isinstance(form, View) else term
+
+
+def _squeeze(call: Call) -> int | None:
+    """Squeeze is a view without dimensions of size 1."""
+    shape = call.fact().shape
+    if shape is None:
+        return None
+    axes = call.ints(1, "axes")
+    if axes is None and (call.read(1) != ABSENT or "axes" in call.attributes):
+        return None
+    if axes is None:
+        return view(call.terms, call.read(0), [d for d in shape if d != 1])
+    dropped = {axis % len(shape) for axis in axes} if shape else set()
+    return view(call.terms, call.read(0), [d for i, d in enumerate(shape) if i not in dropped])
+
+
+def _unsqueeze(call: Call) -> int | None:
+    """Unsqueeze is a view with dimensions of size 1. Without axes (how memplan writes a fence: the
+    axes are computed, and have no elements) it is its input, whatever its shape."""
+    if call.opset >= _UNSQUEEZE_BY_INPUT and call.fact(1).elements == 0:
+        return call.read(0)
+    shape, axes = call.fact().shape, call.ints(1, "axes")
+    if shape is None or axes is None:
+        return None
+    rank = len(shape) + len(axes)
+    added = {axis % rank for axis in axes}
+    rest = iter(shape)
+    return view(call.terms, call.read(0), [1 if i in added else next(rest) for i in range(rank)])
+
+
+def _flatten(call: Call) -> int | None:
+    """Flatten is a view as a matrix."""
+    shape = call.fact().shape
+    if shape is None:
+        return None
+    axis = int(call.attributes.get("axis", 1))
+    axis += len(shape) if axis < 0 else 0
+    return view(call.terms, call.read(0), [math.prod(shape[:axis]), math.prod(shape[axis:])])
+
+
+def _transpose(call: Call) -> int | None:
+    """A transposed transpose is one transpose, or none."""
+    perm = call.attributes.get("perm")
+    shape = call.fact().shape
+    if perm is None:
+        if shape is None:
+            return None
+        perm = tuple(reversed(range(len(shape))))
+    perm = tuple(int(axis) for axis in perm)
+    root, form = call.read(0), call.terms.forms[call.read(0)]
+    if isinstance(form, Transposed):
+        root, perm = form.root, tuple(form.perm[axis] for axis in perm)
+    if perm == tuple(range(len(perm))):
+        return root
+    known = call.terms.fact(root)
+    after = None if known.shape is None else tuple(known.shape[axis] for axis in perm)
+    free = call.terms.free[root]
+    return call.terms.of(Transposed(root, perm), Fact(known.dtype, after), free)
+
+
+def _expand(call: Call) -> int | None:
+    """Expanding to a shape that broadcasts to what is there repeats nothing."""
+    shape, wanted = call.fact().shape, call.ints(1)
+    if shape is not None and shape == call.result.shape:
+        return call.read(0)
+    if shape is None or wanted is None or len(wanted) > len(shape):
+        return None
+    fits = all(w in (1, d) for w, d in zip(reversed(wanted), reversed(shape), strict=False))
+    return call.read(0) if fits else None
+
+
+def _tile(call: Call) -> int | None:
+    """Once is not repeated."""
+    repeats = call.ints(1)
+    return call.read(0) if repeats is not None and all(r == 1 for r in repeats) else None
+
+
+def _slice(call: Call) -> int | None:
+    """All elements, forwards."""
+    shape = call.fact().shape
+    starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
+    if shape is None or starts is None or ends is None or not shape:
+        return None
+    axes, steps = call.ints(3, "axes"), call.ints(4, "steps")
+    if (axes is None and call.read(3) != ABSENT) or (steps is None and call.read(4) != ABSENT):
+        return None
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        return None
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = shape[axis % len(shape)]
+        begun = start if start >= 0 else start + size
+        ended = end if end >= 0 else end + size
+        if not (begun <= 0 and ended >= size and (step == 1 or (step > 1 and size <= 1))):
+            return None
+    return call.read(0)
+
+
+def _split(call: Call) -> int | None:
+    """A split into one part."""
+    sizes = call.ints(1, "split")
+    one = call.attributes.get("num_outputs") == 1 or (sizes is not None and len(sizes) == 1)
+    return call.read(0) if one else None
+
+
+def _pad(call: Call) -> int | None:
+    """Padding by nothing."""
+    pads = call.ints(1, "pads")
+    return call.read(0) if pads is not None and not any(pads) else None
+
+
+def _dropout(call: Call) -> int | None:
+    """Dropout in inference mode, or with a ratio of 0, drops nothing and scales by 1."""
+    if call.opset < _DROPOUT_HAS_MODE:
+        return call.read(0) if call.opset >= 7 else None
+    training, ratio = call.ints(2), call.terms.value(call.read(1)) if call.read(1) >= 0 else None
+    inference = call.read(2) == ABSENT or (training is not None and not any(training))
+    return call.read(0) if inference or (ratio is not None and not np.any(ratio)) else None
+
+
+def _size(call: Call) -> int | None:
+    """A scalar; its value does not matter here."""
+    source = call.read(0)
+    return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
+
+
+def _mul(call: Call) -> int | None:
+    """Tensors without elements are all alike. And ``Cast(mask)·x`` scaled is Dropout's output."""
+    facts = (call.fact(0), call.fact(1))
+    shapes = {fact.shape for fact in facts}
+    if all(fact.dtype == INT64 for fact in facts) and (0,) in shapes <= {(), (0,)}:
+        return call.terms.constant(np.zeros(0, np.int64))
+    return _rebuilt(call)
+
+
+def _rebuilt(call: Call) -> int | None:
+    """Dropout's output from its mask, as ONNX Runtime's kernels compute it (``dropout_op.h``:
+    divided by the share that is kept; on CUDA ``dropout_impl.cu``: times its inverse)."""
+    terms = call.terms
+    product, scale = terms.made_by(call.read(0), 0), terms.value(call.read(1))
+    if product is None or scale is None or scale.shape != () or scale.dtype != np.float32:
+        return None
+    if (product.domain, product.op) != ("", "Mul") or len(product.reads) != 2:
+        return None
+    cast, source = product.reads
+    form = terms.forms[cast]
+    if not isinstance(form, Converted) or {form.dtype, terms.fact(source).dtype} != {FLOAT}:
+        return None
+    dropout = terms.made_by(form.source, 1)
+    if dropout is None or (dropout.domain, dropout.op) != ("", "Dropout"):
+        return None
+    ratio = _ratio(terms, dropout.reads)
+    if dropout.reads[0] != source or ratio is None:
+        return None
+    share = np.float32(1) - np.float32(ratio)
+    right = share if call.op == "Div" else np.float32(1) / share
+    if scale.tobytes() != np.float32(right).tobytes():
+        return None
+    return terms.output(dropout, 0)
+
+
+def _ratio(terms: Terms, reads: tuple[int, ...]) -> float | None:
+    """The ratio of a Dropout that is in training mode; None if it may not be."""
+    reads = (*reads, ABSENT, ABSENT)
+    training = terms.value(reads[2]) if reads[2] != ABSENT else None
+    if training is None or not np.any(training):
+        return None
+    if reads[1] == ABSENT:
+        return 0.5
+    ratio = terms.value(reads[1])
+    return None if ratio is None else float(np.asarray(ratio).reshape(-1)[0])
+
+
+_RULES: Mapping[str, Rule] = {
+    "Identity": _identity,
+    "Cast": _cast,
+    **dict.fromkeys(_OF_ONE, _of_one),
+    "Reshape": _reshape,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Flatten": _flatten,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Tile": _tile,
+    "Slice": _slice,
+    "Split": _split,
+    "Pad": _pad,
+    "Dropout": _dropout,
+    "Size": _size,
+    "Mul": _mul,
+    "Div": _rebuilt,
+}

@@ -132,7 +132,7 @@ def as_loaded(
         return Loaded(own, session, (), (), answer.version)
     # Nodes are listed where they run: the indices of those that a plain session makes are not
     # known.
-    kind = replace(session, priority_order=True)
+    kind = replace(session, as_listed=True)
     gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
     return Loaded(held, kind, gone, new, answer.version)
 

@@ -35,6 +35,10 @@ _LOOPS_AS_THEY_ARE = (
     "the floor is that of the loops as they are; with less stored by their steps "
     "(rewrite --scan-recompute) it may be lower"
 )
+_PATTERNS_INSIDE = (
+    "memory patterns inside the bodies of control-flow nodes are not simulated: runs may take more "
+    "than predicted, those after the first most of all"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +201,11 @@ def analyze(
     return with_placement(analysis) if placement else analysis
 
 
-def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
-    """The same for a model that is already open, with its own nodes."""
+def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) -> Analysis:
+    """The same for a model that is already open, with its own nodes.
+
+    ``held``: they are what a session holds once it has loaded the file.
+    """
     from memplan.simulate.floor import structural_floor
 
     timeline = simulate(model.graph, session, model.devices)
@@ -206,7 +213,8 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     floor = structural_floor(model.graph, timeline)
     prepared = model.prepared
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
-    changes = _change_notes(model, session)
+    changes = () if held else _change_notes(model, session)
+    patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
     provider = (*_provider_notes(session), *version_notes(session.provider))
     return Analysis(
         path=model.prepared.path,
@@ -227,13 +235,14 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
             *fallback_notes(model.devices),
             *timeline.assumptions,
             *changes,
+            *patterns,
             *provider,
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
         scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
         as_loaded=not changes,
-        inexact=(*changes, *prepared.assumptions, *timeline.bounds, *provider),
+        inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider),
     )
 
 
@@ -265,15 +274,10 @@ def analyze_session(
             assumptions=(*analysis.assumptions, note),
             inexact=(*analysis.inexact, note),
         )
-    found = analyze_open(held.model, held.kind)
-    untrue = set(_change_notes(held.model, held.kind))
     return replace(
-        found,
+        analyze_open(held.model, held.kind, held=True),
         session=session,
         fingerprint=model.prepared.fingerprint,
-        assumptions=tuple(note for note in found.assumptions if note not in untrue),
-        inexact=tuple(note for note in found.inexact if note not in untrue),
-        as_loaded=True,
         asked=f"{NAME} {held.runtime}",
     )
 

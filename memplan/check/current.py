@@ -10,6 +10,7 @@ from memplan.api.analyze import ACCOUNTING_VERSION, Analysis, analyze_session
 from memplan.check.lock import Binding, LockEntry, TopTensors
 from memplan.errors import ModelError
 from memplan.proto.read import read_model
+from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened
@@ -105,6 +106,8 @@ def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -
         classes={str(name): nbytes for name, nbytes in analysis.by_class.items()},
         top=tuple(family.tensors for family in found[:TOP_FAMILIES]),
         tolerance=tolerance,
+        runtime=installed_runtime() or None,
+        as_loaded=analysis.as_loaded if analysis.asked or not analysis.as_loaded else None,
     )
     order = timeline.order
     return Current(

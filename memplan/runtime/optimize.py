@@ -85,4 +85,4 @@ def channels_per_block(folder: Path) -> int:
     opset = helper.make_opsetid("", 17)
     onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
     save_as_loaded(path, saved, "default", "cpu")
-    return max(tensor.dims[0] for tensor in onnx.load(saved).graph.initializer)
+    return max(int(tensor.dims[0]) for tensor in onnx.load(saved).graph.initializer)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.analyze import Analysis, analyze_as_loaded, analyze_open
+from memplan.api.analyze import Analysis, analyze_open, analyze_session
 from memplan.api.rewrite.cheapest import Planned, find_plan
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source, budget_bytes
 from memplan.api.rewrite.loops import loops_policy
@@ -24,6 +24,7 @@ from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import MemplanError
 from memplan.passes.base import Pass
 from memplan.passes.manager import passes_for, recorded
+from memplan.plain.as_loaded import changes_at_load
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
@@ -138,8 +139,8 @@ def _read(
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
     """What the model needs in a session of the kind that is planned for."""
-    if session.name == "default":
-        return analyze_as_loaded(model, session, loss)
+    if changes_at_load(model, session):
+        return analyze_session(model, session, loss)
     return analyze_open(model, session)
 
 

@@ -12,7 +12,7 @@ from memplan.api.validate.cuda import measured_notes, misplaced
 from memplan.api.validate.interface import removed_names, removed_notes, without_inputs
 from memplan.api.validate.result import Run, Validation
 from memplan.errors import MemplanError, UsageError
-from memplan.plain.as_loaded import as_loaded
+from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.metadata import get_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
@@ -265,7 +265,7 @@ def _run(
 
 def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline | None:
     """What the model should need; in a plain session as the runtime's optimizer leaves it."""
-    if kind.name == "tuned":
+    if not changes_at_load(model, kind):
         held = on_devices(model, kind)
         return simulate(held.graph, kind, held.devices)
     try:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
-from memplan.api.versions import runtime_json, version_notes
 from memplan.plain.as_loaded import as_loaded, changes_at_load, narrow_types
 from memplan.runtime.installed import NAME
 from memplan.simulate.devices import fallback_notes, fallbacks_json
@@ -262,7 +262,7 @@ def analyze_session(
             with this version of the runtime.
     """
     own = on_devices(model, session, loss)
-    if not changes_at_load(model, session):
+    if not changes_at_load(model.graph, session):
         return analyze_open(own, session)
     try:
         held = as_loaded(model, session, loss, portable=portable)
@@ -303,7 +303,7 @@ def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> An
 
 def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
     """Where a session may hold other nodes than those that are analyzed."""
-    if not changes_at_load(model, session):
+    if not changes_at_load(model.graph, session):
         return ()
     if session.name == "default":
         return (
@@ -317,7 +317,7 @@ def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
             f"{len(pairs)} pairs of Casts may be removed when ONNX Runtime loads the model "
             f"({pairs[0]}); counted as if they stayed"
         )
-    if narrow_types(model, session):
+    if narrow_types(model.graph, session):
         notes.append(
             "float16 and bfloat16: ONNX Runtime puts Casts around nodes that have no such kernel "
             "on the CPU; they are not in the figures"

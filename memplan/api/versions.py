@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memplan.ops.memory import semantics
 from memplan.runtime.installed import installed_runtime
+from memplan.units import printable
 
 
 def measured_runtime(provider: str = "cpu") -> str:
@@ -23,6 +26,20 @@ def version_notes(provider: str = "cpu") -> tuple[str, ...]:
         f"memplan's rules were measured on {measured}, and {installed} is installed: figures may "
         "differ (tools/probe_ort/changes.py in memplan's repository measures what changed)",
     )
+
+
+def recorded_version_notes(metadata: Mapping[str, object]) -> tuple[str, ...]:
+    """What to know where a file was planned with another runtime than the installed one.
+
+    Args:
+        metadata: of a rewritten file (:func:`memplan.proto.metadata.get_metadata`).
+    """
+    recorded = metadata.get("runtime")
+    planned = recorded.get("installed") if isinstance(recorded, dict) else None
+    installed = installed_runtime()
+    if not isinstance(planned, str) or not installed or planned == installed:
+        return ()
+    return (f"the file was planned with {printable(planned)}, and {installed} is installed",)
 
 
 def runtime_json(provider: str = "cpu") -> dict[str, str | None]:

@@ -168,7 +168,9 @@ def _regressed_lines(
     else:
         lines.append(f"{head}   {_above_cap(entry, now)}")
     if entry.accounting_changed:
-        lines.append(f"{_INDENT}the lock was made with another memory model or runtime: not compared")
+        lines.append(
+            f"{_INDENT}the lock was made with another memory model or runtime: not compared"
+        )
     lines.append(_place(now, locked))
     lines += _class_table(changes.classes, every=not grew)
     if grew:

@@ -26,7 +26,7 @@ from memplan.proto.read import read_model
 from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
 from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import OpenModel, on_devices, opened
+from memplan.simulate.opened import OpenModel, on_devices, open_model, opened
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import removable_casts
 from memplan.units import format_bytes
@@ -61,7 +61,7 @@ class Loaded:
         return not self.gone and not self.new
 
 
-def changes_at_load(model: OpenModel, session: SessionKind) -> bool:
+def changes_at_load(graph: Graph, session: SessionKind) -> bool:
     """Whether a session of the kind may hold other nodes than the file.
 
     A plain one fuses. A tuned one, which optimizes nothing, still removes pairs of Casts and, on
@@ -69,13 +69,17 @@ def changes_at_load(model: OpenModel, session: SessionKind) -> bool:
     """
     if session.name == "default":
         return True
-    return narrow_types(model, session) or bool(removable_casts(model.graph))
+    return narrow_types(graph, session) or bool(removable_casts(graph))
 
 
-def narrow_types(model: OpenModel, session: SessionKind) -> bool:
+def narrow_types(graph: Graph, session: SessionKind) -> bool:
     """Whether nodes may work on types that kernels of the CPU lack."""
-    types = model.prepared.types.values()
-    return session.provider == "cpu" and any(value.dtype in _NARROW for value in types)
+    if session.provider != "cpu":
+        return False
+    inner = [body.graph for bodies in graph.bodies.values() for body in bodies if body.graph]
+    return any(tensor.dtype in _NARROW for tensor in graph.tensors) or any(
+        narrow_types(body, session) for body in inner
+    )
 
 
 def as_loaded(
@@ -135,6 +139,21 @@ def as_loaded(
     kind = replace(session, as_listed=True)
     gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
     return Loaded(held, kind, gone, new, answer.version)
+
+
+def written_as_loaded(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
+    """The same for a rewritten model that is not a file yet; None if the runtime cannot be asked.
+
+    It records what its symbolic dimensions are bound to.
+    """
+    dims = get_metadata(model).get("dims")
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        path = Path(folder) / "rewritten.onnx"
+        try:
+            path.write_bytes(model.SerializeToString())
+            return as_loaded(open_model(path, dims if isinstance(dims, dict) else {}), session)
+        except (MemplanError, ValueError):
+            return None
 
 
 def _known_types(

@@ -29,8 +29,8 @@ from memplan.simulate.timeline import Timeline
 from memplan.strategies.checkpoints import Collection
 
 HELD_NOTE = (
-    "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the Casts "
-    "that it puts around nodes without a float16 kernel: plan anew for other providers"
+    "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
+    "Casts that it puts around nodes without a float16 kernel: plan anew for other providers"
 )
 
 
@@ -95,7 +95,9 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
         note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
         return (_noted(own, note),)
     tuned = goal.session.name == "tuned"
-    return Variant(level, model, held=tuned), _noted(own, "planned without fusions: with them no plan was found")
+    return Variant(level, model, held=tuned), _noted(
+        own, "planned without fusions: with them no plan was found"
+    )
 
 
 def _noted(variant: Variant, note: str) -> Variant:
@@ -108,7 +110,9 @@ def _as_held(source: OpenModel, goal: Goal) -> Variant:
     A plan for the file's nodes alone would not be the plan of what runs.
     """
     session = goal.session
-    if (session.name, session.provider) != ("tuned", "cpu") or not changes_at_load(source, session):
+    if (session.name, session.provider) != ("tuned", "cpu") or not changes_at_load(
+        source.graph, session
+    ):
         return Variant("none", source)
     try:
         held = as_loaded(source, session, goal.options.loss)
@@ -129,9 +133,7 @@ def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candida
     """
     model = variant.model
     alike = model is source.model and goal.session.name == "tuned"
-    analysis = (
-        source.original if alike else analyze_open(model, goal.session, held=variant.held)
-    )
+    analysis = source.original if alike else analyze_open(model, goal.session, held=variant.held)
     costs = goal.early_costs
     changes = loop_steps(
         model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss

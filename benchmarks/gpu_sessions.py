@@ -43,7 +43,7 @@ def figures(
 
     ``path`` is what memplan made of the graph: there the runtime finds nothing left to fuse.
     """
-    from memplan.api.analyze import analyze_session, analyze_open
+    from memplan.api.analyze import analyze_open, analyze_session
     from memplan.errors import MemplanError
     from memplan.simulate.opened import on_devices, open_model
     from memplan.simulate.session import session_kind

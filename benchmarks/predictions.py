@@ -18,8 +18,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    from memplan.errors import MemplanError
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("runnable", "forward", "repro", "ort_training", "full_scale")
@@ -78,7 +82,7 @@ def measured(path: Path, session: str) -> Row:
         model = open_model(path, dims)
         found = analyze_session(model, session_kind(session))
     except MemplanError as error:
-        return Row(graph, session, reason=error.message)
+        return Row(graph, session, reason=_told(error, path))
     first = found.timeline.dynamic_peak_bytes
     later = found.later.dynamic_peak_bytes if found.later is not None else first
     row = Row(graph, session, found.as_loaded, first, None, later, named=found.inexact)
@@ -89,7 +93,7 @@ def measured(path: Path, session: str) -> Row:
             request = RunRequest(session, "cpu", dims, runs=0, threads=1)
             ran = measure(path, request, archive, folder / "outputs.npz")
     except MemplanError as error:
-        return Row(**{**_values(row), "reason": error.message})
+        return Row(**{**_values(row), "reason": _told(error, path)})
     return Row(
         **{
             **_values(row),
@@ -99,6 +103,11 @@ def measured(path: Path, session: str) -> Row:
             "difference_later_bytes": later - ran.second_run_dynamic_bytes,
         }
     )
+
+
+def _told(error: MemplanError, path: Path) -> str:
+    """The error without the folder that the model lies in."""
+    return error.message.replace(str(path), path.name)
 
 
 def _values(row: Row) -> dict[str, object]:

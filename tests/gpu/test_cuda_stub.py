@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -95,7 +95,8 @@ def run(path: Path, session: str = "tuned", dims: Mapping[str, int] | None = Non
         request = RunRequest(session, "cuda", dims or {}, runs=1)
         measured = measure(path, request, archive, folder / "outputs.npz")
     if session == "default":
-        opened, kind = as_loaded(opened, kind).model, replace(kind, priority_order=True)
+        loaded = as_loaded(opened, kind)
+        opened, kind = loaded.model, loaded.kind
     placed = on_devices(opened, kind)
     return Ran(placed, simulate(placed.graph, kind, placed.devices), measured)
 

@@ -73,7 +73,11 @@ def main() -> int:
         calls = [[python, "-c", _STEP], *([str(programs / "memplan"), *c] for c in _COMMANDS)]
         for call in calls:
             done = subprocess.run(call, cwd=place, capture_output=True, text=True)
-            print("ok  " if not done.returncode else "FAIL", " ".join(call[1:3])[:40], flush=True)
+            print(
+                "ok  " if not done.returncode else "FAIL",
+                " ".join(call[1:3]).splitlines()[0],
+                flush=True,
+            )
             if done.returncode:
                 print(done.stdout + done.stderr)
                 return 1

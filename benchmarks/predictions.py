@@ -85,7 +85,8 @@ def measured(path: Path, session: str) -> Row:
         return Row(graph, session, reason=_told(error, path))
     first = found.timeline.dynamic_peak_bytes
     later = found.later.dynamic_peak_bytes if found.later is not None else first
-    row = Row(graph, session, found.as_loaded, first, None, later, named=found.inexact)
+    named = tuple(note.replace(str(path), path.name) for note in found.inexact)
+    row = Row(graph, session, found.as_loaded, first, None, later, named=named)
     if found.timeline.peak_bytes > MOST_BYTES:
         return Row(**{**_values(row), "reason": f"not run: over {MOST_BYTES:,} B"})
     try:

@@ -55,7 +55,7 @@ def main(task_path: str, answer_path: str) -> int:
         # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
         ort.preload_dlls()
     try:
-        answer = _done(task)
+        answer = carry_out(task)
     except Exception as error:  # reported to the parent, which words it for the user
         answer = Failure(str(error))
     Path(answer_path).write_text(encode(answer))
@@ -72,7 +72,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _done(task: Task) -> Answer:
+def carry_out(task: Task) -> Answer:
+    """Do what the task says, in this process.
+
+    Raises:
+        Exception: whatever the runtime raises.
+    """
     match task:
         case MeasureTask():
             return _measure(task)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
-from memplan.proto.opset import default_opset, raise_opset
-from memplan.shapes.prepare import PreparedModel, prepare
+from memplan.shapes.prepare import PreparedModel
 
 
 def equivalence_of(reference: PreparedModel, rewritten: PreparedModel) -> Equivalence:
@@ -15,14 +12,8 @@ def equivalence_of(reference: PreparedModel, rewritten: PreparedModel) -> Equiva
     Args:
         reference: the original under the fusions that the rewritten file records.
         rewritten: the file as it lies on disk, with model-local functions inlined.
-
-    For plain sessions ``rewrite`` raises an older opset first; then so is the reference's.
     """
-    opset = default_opset(rewritten.proto)
-    if default_opset(reference.proto) < opset:
-        raised = raise_opset(reference.proto, opset, "the rewritten file's nodes")
-        reference = prepare(raised, reference.path, reference.dims)
-    return prove(reference_side(reference), Side(rewritten.proto, _folder(rewritten)))
+    return prove(reference_side(reference), Side(rewritten.proto, rewritten.path.parent))
 
 
 def proof_findings(found: Equivalence) -> list[str]:
@@ -55,7 +46,3 @@ def proof_line(found: Equivalence) -> str:
             "their equality rests on the runs"
         )
     return f"construction: equivalent, node by node ({nodes})"
-
-
-def _folder(model: PreparedModel) -> Path:
-    return model.path.parent

@@ -30,6 +30,7 @@ from memplan.api.validate.result import Finding, Run, Validation
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded
 from memplan.proto.metadata import get_metadata
+from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.proto.write import write_model
@@ -108,8 +109,9 @@ class _Case:
 
     @property
     def fused(self) -> bool:
-        """Whether the original is to be fused alike; a plain session fuses it itself."""
-        return self.level != "none" and self.session == "tuned"
+        """Whether the original is to be fused alike: to be proved equivalent and, but for plain
+        sessions, which fuse what they load, to be run."""
+        return self.level != "none"
 
     @property
     def session(self) -> str:
@@ -157,14 +159,15 @@ def _check_same_interface(
 
 def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     kind = session_kind(case.session, bench.request.provider)
-    treated = _treat(case.before, case.level, bench) if case.fused else case.before
+    reference = _reference(case, bench)
     bench.begin("proving the files equivalent")
-    equivalence = equivalence_of(treated.prepared, case.after.prepared)
+    equivalence = equivalence_of(reference.prepared, case.after.prepared)
+    treated = reference if kind.name == "tuned" else case.before
     first = bench.run(treated, "original", kind.name)
     second = bench.run(case.after, "rewritten", kind.name)
     after = on_devices(case.after, kind)
     timeline = simulate(after.graph, kind, after.devices)
-    label = f"original, {case.level} fusions" if case.fused else "original"
+    label = f"original, {case.level} fusions" if treated is not case.before else "original"
     before_run, before_doubt = _run(label, first.measured, treated, kind, bench)
     after_run, after_doubt = _run("rewritten", second.measured, after, kind, bench, timeline)
     other, other_comparison = _other(bench, case, kind, second) if case.plain else (None, None)
@@ -232,6 +235,18 @@ def _other(bench: Bench, case: _Case, kind: SessionKind, rewritten: Ran) -> tupl
     wrong, excused = prediction_differences(run, doubts)
     bench.notes.extend((*wrong, *excused))
     return run, ran.compared_with(rewritten)[0]
+
+
+def _reference(case: _Case, bench: Bench) -> OpenModel:
+    """The original as ``rewrite`` planned it: its opset raised if need was, with the fusions that
+    the rewritten file records."""
+    before, opset = case.before, default_opset(case.after.prepared.proto)
+    if default_opset(before.prepared.proto) < opset:
+        raised = raise_opset(before.prepared.proto, opset, "the rewritten file's nodes")
+        copy = bench.folder / before.prepared.path.name
+        write_model(raised, copy, force=True)
+        before = opened(prepare(raised, copy, before.prepared.dims))
+    return _treat(before, case.level, bench) if case.fused else before
 
 
 def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:

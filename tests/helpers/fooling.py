@@ -229,7 +229,7 @@ def later_runs_are_over_the_budget() -> tuple[onnx.ModelProto, onnx.ModelProto]:
     return _growing(), recorded(_growing(), budget_bytes=220_000, session="default")
 
 
-_UPDATES = 300_000
+_UPDATES = 20_000
 
 
 def noisy(factor: float) -> onnx.ModelProto:

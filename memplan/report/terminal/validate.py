@@ -61,7 +61,7 @@ def _runs_table(validation: Validation) -> Table:
         ],
         [
             ("peak, predicted", [_bytes(run.predicted_peak_bytes) for run in runs]),
-            ("peak, measured + resident", [_bytes(run.measured_peak_bytes) for run in runs]),
+            ("peak, resident + measured", [_bytes(run.measured_peak_bytes) for run in runs]),
         ],
     ]
     for k, rows in enumerate(parts):

@@ -85,6 +85,9 @@ def test_the_right_rewrite_is_proved_word_by_word(tmp_path: Path) -> None:
     answer = found.as_json()
     assert answer["proved"] is True
     assert answer["draws"] == 2
+    assert found.rewritten.as_json()["further_draws"] == [
+        {"dynamic_bytes": found.rewritten.measured_dynamic_bytes}
+    ]
     assert answer["vacuous_outputs"] == {}
     assert answer["equivalence"]["recomputed_nodes"] == 3  # type: ignore[index]
 

@@ -73,7 +73,7 @@ class Run:
             "resident_bytes": self.resident_bytes,
             "measured_dynamic_bytes": self.measured_dynamic_bytes,
             "second_run_dynamic_bytes": self.second_run_dynamic_bytes,
-            "further_dynamic_bytes": list(self.further_dynamic_bytes),
+            "further_draws": [{"dynamic_bytes": nbytes} for nbytes in self.further_dynamic_bytes],
             "arena_bytes": self.arena_bytes,
             "rss_growth_bytes": self.rss_growth_bytes,
             "seconds_median": self.seconds_median,

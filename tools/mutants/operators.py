@@ -2,7 +2,7 @@
 
 A comparison at its limit (< and <=) or turned around (== and !=), + and -, a whole number by one,
 ``and`` and ``or``, a ``not`` dropped, a condition that never holds, an early ``return None``. The
-source is edited in place, so that comments and lines stay; what numba compiles is Python source, too.
+source is edited in place, so that comments and lines stay.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def _edits(source: str) -> Iterator[Edit]:
             yield (*span(node), str(not node.value), "constant")
         elif isinstance(node, ast.If):
             yield (*span(node.test), "False", "condition")
-        elif isinstance(node, ast.Return) and node.value is not None:
-            if not (isinstance(node.value, ast.Constant) and node.value.value is None):
-                yield (*span(node.value), "None", "return")
+        elif isinstance(node, ast.Return) and _gives_something(node):
+            assert node.value is not None
+            yield (*span(node.value), "None", "return")
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -136,6 +136,10 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not any(child is other for other in unread):
             yield from _walk(child)
+
+
+def _gives_something(node: ast.Return) -> bool:
+    return not (node.value is None or ast.unparse(node.value) == "None")
 
 
 def _sign(op: ast.cmpop) -> str:

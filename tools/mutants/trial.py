@@ -15,7 +15,7 @@ from mutant import Mutant, wide_tests
 _COPIED = ("memplan", "cli", "tests", "tools", "benchmarks", "docs", "sample_models")
 _FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 _PYTEST = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-n", "0")
-_FAILED, _INTERRUPTED, _NOTHING = 1, 2, 5
+_FAILED, _INTERRUPTED = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Trial:
             path.write_text(kept)
         if code is None:
             return "time limit"
-        if code == _FAILED or code == _INTERRUPTED:
+        if code in (_FAILED, _INTERRUPTED):
             failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return failed[0].split(" - ")[0] if failed else "an error"
         return "" if code == 0 else f"pytest ended with {code}"

@@ -14,6 +14,7 @@ CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] minus = {-1}, i
  int64[2] keep = {0, 3}, int64[2] swap = {3, 0}, int64[2] ones = {1, 1}, int64[2] twice = {1, 2},
  int64[4] pads = {0, 0, 0, 0}, int64[4] moved = {0, 1, 0, -1}, int64[2] parts = {1, 2},
  int64[3] wide = {1, 2, 3}, int64[3] wider = {2, 2, 3}, int64[1] flat = {6},
+ int64[2] partly = {2, -1}, int64[2] other_way = {-1, 2}, int64[3] long = {1, -1, 1},
  float ratio = {0.5}, float none = {0}, bool yes = {1}, bool no = {0},
  int64[3] cube = {2, 1, 3}, int64[2] all = {0, 1}, int64[2] starts = {0, 0}"""
 
@@ -27,6 +28,9 @@ def graph(nodes: str, read: str = "b", shape: str = "2, 3", more: str = "") -> s
 
 
 SAME = [
+    "[n] b = Reshape (a, partly)",
+    "[m] c = Reshape (a, minus) [n] b = Reshape (c, partly)",
+    "[m] c = Reshape (a, long) [n] b = Reshape (c, partly)",
     "[n] b = Identity (a)",
     "[n] b = Cast <to: int = 1> (a)",
     "[n] b = Concat <axis: int = 0> (a)",
@@ -56,6 +60,8 @@ SAME = [
     "[n] b = Dropout (a, none, yes)",
 ]
 OTHER = [
+    "[n] b = Reshape (a, other_way)",
+    "[m] c = Reshape (a, long)  [n] b = Squeeze (c)",
     "[n] b = Cast <to: int = 10> (a)",
     "[m] c = Cast <to: int = 10> (a) [n] b = Cast <to: int = 1> (c)",
     "[n] b = Concat <axis: int = 0> (a, other)",
@@ -135,6 +141,9 @@ SYMBOLS = "N, 3"
     "nodes",
     [
         "[n] b = Reshape (a, shape)",
+        "[n] b = Reshape (a, keep)",
+        "[n] b = Reshape (a, partly)",
+        "[m] c = Transpose (a) [n] b = Transpose (c)",
         "[n] b = Expand (a, shape)",
         "[n] b = Slice (a, zero, two)",
         "[n] b = Slice (a, zero, nine)",
@@ -162,6 +171,23 @@ def test_sizes_that_the_other_file_states_are_not_believed() -> None:
     second = graph("[n] b = Expand (a, shape)", "b", SYMBOLS)
     lying = second.replace(f"<{CONSTANTS}>", f"<float[2, 3] a, {CONSTANTS}>")
     assert not proof(first, lying, {"N": 2}).proved
+
+
+def test_a_view_of_a_computed_shape_has_the_shape_that_is_known() -> None:
+    first = graph("[s] s = Shape (other) [n] b = Reshape (a, s) [o] c = Exp (b)", "c")
+    assert proof(first, graph("[o] c = Exp (a)", "c")).proved
+    assert proof(first, first).proved
+
+
+def test_axes_that_are_computed_are_not_taken_for_none() -> None:
+    more = ", int64[1] axes"
+    squeezed = "[m] c = Unsqueeze (a, {0}) [d] d = Unsqueeze (c, {0}) [n] b = Squeeze (d{1})"
+    first = graph(squeezed.format("zero", ""), more=more)
+    assert proof(first, first).proved
+    assert not proof(first, graph(squeezed.format("zero", ", axes"), more=more)).proved
+    for op, given in (("Slice", "zero, nine, axes"), ("Slice", "zero, nine, zero, axes")):
+        sliced = graph(f"[n] b = {op} (a, {given})", more=more)
+        assert not proof(graph("", "a", more=more), sliced).proved
 
 
 OLD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'

@@ -59,11 +59,15 @@ def wide_tests(file: str, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def own_tests(file: str, root: Path = ROOT) -> tuple[str, ...]:
-    """The test files that mirror a file, else those of its room."""
-    path = Path(file)
-    inside = Path(*path.parts[1:]).with_name(f"test_{path.stem}.py")
-    found = [f"tests/{kind}/{inside}" for kind in _KINDS]
-    return tuple(f for f in found if (root / f).is_file()) or wide_tests(file, root)
+    """The test files that mirror a file, else the nearest folders that mirror one around it."""
+    path = Path(*Path(file).parts[1:])
+    found = [f"tests/{kind}/{path.with_name(f'test_{path.stem}.py')}" for kind in _KINDS]
+    found = [test for test in found if (root / test).is_file()]
+    while not found and path.parent.name:
+        path = path.parent
+        folders = [f"tests/{kind}/{path}" for kind in _KINDS]
+        found = [folder for folder in folders if (root / folder).is_dir()]
+    return tuple(found) or ("tests/unit",)
 
 
 def listed(path: Path = LISTED) -> list[Mutant]:

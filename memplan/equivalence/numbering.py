@@ -65,10 +65,7 @@ class Numbered:
     @property
     def draws(self) -> bool:
         """Whether it takes numbers from the stream of random numbers that all nodes share."""
-        return any(
-            operator_key(node) in RANDOM_OPS and all(a.name != _SEED for a in node.attribute)
-            for node in with_inner(self.node)
-        )
+        return any(True for _ in unseeded(self.node, 0))
 
 
 @dataclass(slots=True)
@@ -267,6 +264,17 @@ def with_inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     for body in subgraphs(node):
         for inner in body.node:
             yield from with_inner(inner)
+
+
+def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
+    """Operators without a seed of their own that draw random numbers, in a node and its bodies,
+    each with its place among the nodes of its graph (``place``: that of the node)."""
+    own = any(attribute.name == _SEED for attribute in node.attribute)
+    if operator_key(node) in RANDOM_OPS and not own:
+        yield node.op_type, place
+    for body in subgraphs(node):
+        for index, inner in enumerate(body.node):
+            yield from unseeded(inner, index)
 
 
 def _is_function(key: str) -> bool:

@@ -18,7 +18,13 @@ from pathlib import Path
 import onnx
 
 from memplan.equivalence.forms import Applied, Constant
-from memplan.equivalence.numbering import Numbered, Numbering, occurrence_of, with_inner
+from memplan.equivalence.numbering import (
+    Numbered,
+    Numbering,
+    occurrence_of,
+    unseeded,
+    with_inner,
+)
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
@@ -26,6 +32,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 
 _LOOPS = ("Scan", "Loop")
+_SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +41,9 @@ class Equivalence:
 
     ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
     which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
-    reference that are not there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further
-    time, ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
+    reference that are not there. ``redrawn``: operators without a seed draw other random numbers
+    than they would there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further time,
+    ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
 
     reason: str | None
@@ -312,11 +320,20 @@ def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
             raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")
 
 
-def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[str]:
-    """Nodes that take from the shared stream of random numbers, in order; of ``among`` alone."""
+def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[object]:
+    """Nodes that draw random numbers without a seed of their own, in order; of ``among`` alone.
+
+    All Dropouts share one stream. The others (``RandomNormal``, ...) start from their place in the
+    file or body, which therefore counts.
+    """
     kept = {n.applied.occurrence for n in among}
-    found = [n.applied.occurrence for n in nodes if n.draws]
-    return [occurrence for occurrence in found if not kept or occurrence in kept]
+    found: list[object] = []
+    for place, numbered in enumerate(nodes):
+        if numbered.draws and (not kept or numbered.applied.occurrence in kept):
+            drawn = unseeded(numbered.node, place)
+            places = tuple(None if op in _SHARED_STREAM else where for op, where in drawn)
+            found.append((numbered.applied.occurrence, places))
+    return found
 
 
 def _run(numbered: Numbered) -> object:

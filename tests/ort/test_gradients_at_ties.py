@@ -50,7 +50,7 @@ def seeds(shape: tuple[int, ...], dtype: type = np.float64) -> Array:
 
 def same(made: Made, function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     """Assert that both have the same gradients by every float input, all finite."""
-    model, feeds = made
+    feeds = made[1]
     kind = next(iter(feeds.values())).dtype.type
     dy = seeds(shape, kind)
     found, wanted = ours(made, dy), theirs(function, feeds, dy)
@@ -137,8 +137,8 @@ def test_prelu_at_zero() -> None:
 
 
 def test_clip_at_its_bounds() -> None:
-    """0, as PyTorch's hardtanh and relu6 have it, and not 1, as its clamp has it: the rule reads the
-    output alone, which does not tell what lies at a bound from what was clipped."""
+    """0, as PyTorch's hardtanh and relu6 have it, and not 1, as its clamp has it: the rule reads
+    the output alone, which does not tell what lies at a bound from what was clipped."""
     made = single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0))
     dy = seeds(SHAPE)
     wanted = theirs(lambda v: F.hardtanh(v, -1.0, 1.0), {"x0": KINKED}, dy)["x0"]

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import queue
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,18 +49,23 @@ def _chosen(arguments: argparse.Namespace) -> list[Mutant]:
     return [m for m in mutants if m.name.startswith(only)] if only else mutants
 
 
-def _verdicts(mutants: Iterable[Mutant], arguments: argparse.Namespace) -> Iterator[Verdict]:
-    """Try the mutants, ``--jobs`` at a time in as many copies of the tree."""
-    shares: list[list[Mutant]] = [list(mutants)[k :: arguments.jobs] for k in range(arguments.jobs)]
+def _verdicts(mutants: list[Mutant], arguments: argparse.Namespace) -> Iterator[Verdict]:
+    """Try the mutants, ``--jobs`` at a time in as many copies of the tree, as each is done."""
+    waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
+        for number in range(arguments.jobs):
+            copy = _new(Path(folder) / f"copy_{number}")
+            waiting.put(Trial(ROOT, copy, arguments.limit))
 
-        def work(number: int) -> list[Verdict]:
-            trial = Trial(ROOT, _new(Path(folder) / f"copy_{number}"), arguments.limit)
-            return [_told(trial.try_out(m, not arguments.narrow)) for m in shares[number]]
+        def work(mutant: Mutant) -> Verdict:
+            trial = waiting.get()
+            try:
+                return _told(trial.try_out(mutant, not arguments.narrow))
+            finally:
+                waiting.put(trial)
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            for verdicts in pool.map(work, range(arguments.jobs)):
-                yield from verdicts
+            yield from pool.map(work, mutants)
 
 
 def _new(folder: Path) -> Path:
@@ -73,6 +79,14 @@ def _told(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def _rows(verdicts: list[Verdict]) -> str:
+    rows = [
+        {"name": v.mutant.name, "breaks": v.mutant.breaks, "state": v.state, "by": v.by}
+        for v in verdicts
+    ]
+    return json.dumps(rows, indent=1) + "\n"
+
+
 def main(given: list[str] | None = None) -> int:
     """The command; the exit code."""
     arguments = _arguments(given)
@@ -81,7 +95,11 @@ def main(given: list[str] | None = None) -> int:
         for mutant in mutants:
             print(f"{mutant.name}: {mutant.breaks} ({mutant.file})")
         return 0
-    verdicts = list(_verdicts(mutants, arguments))
+    verdicts = []
+    for verdict in _verdicts(mutants, arguments):
+        verdicts.append(verdict)
+        if arguments.out:
+            arguments.out.write_text(_rows(verdicts))
     states = Counter(verdict.state for verdict in verdicts)
     tried = states["killed"] + states["survived"]
     print(f"killed {states['killed']} of {tried}", end="")
@@ -89,12 +107,6 @@ def main(given: list[str] | None = None) -> int:
     for verdict in verdicts:
         if verdict.state == "survived":
             print(f"survived: {verdict.mutant.name}: {verdict.mutant.breaks}")
-    if arguments.out:
-        rows = [
-            {"name": v.mutant.name, "breaks": v.mutant.breaks, "state": v.state, "by": v.by}
-            for v in verdicts
-        ]
-        arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if states["killed"] == len(verdicts) else 1
 
 

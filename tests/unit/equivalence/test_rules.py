@@ -208,7 +208,8 @@ def test_dropout_before_its_mode_was_an_input_is_inference() -> None:
 STEP = """g (float[2, 3] x, float[2, 3] other, float given, bool mode)
  => (float[2, 3] y, float[2, 3] z)
 <float ratio = {{0.25}}, bool yes = {{1}}, bool no = {{0}}, float share = {{0.75}},
- float flip = {{1.3333334}}, float half = {{0.5}}, float quarter = {{0.25}}, double far = {{0.75}}, float[1] row = {{0.75}}>
+ float flip = {{1.3333334}}, float half = {{0.5}}, float quarter = {{0.25}},
+ float[1] row = {{0.75}}>
 {{ [first] a = Exp (x) [second] e = Exp (other)
    [drop] d, mask = Dropout <seed: int = 3> (a, {ratio}, {mode})
    [more] d2, mask2 = Dropout <seed: int = 4> (a, {ratio}, {mode})

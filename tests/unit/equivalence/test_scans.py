@@ -201,8 +201,9 @@ def test_stacks_of_a_loop_of_unknown_length_are_not_looked_into() -> None:
 
 # --- products of whole sequences ---------------------------------------------------------------
 
-_PRODUCT = """g (float[4,4,4] x, float[4,4,4] v, float[4,4] w, float[4,4] r, float[4] b, float[4,4] h0)
-  => (float[4,4] last, float[4,4,4] ys) <int64[2] flat = {16, 4}, int64[3] cube = {4, 4, 4}> {
+_PRODUCT = """g (float[4,4,4] x, float[4,4,4] v, float[4,4] w, float[4,4] r, float[4] b,
+  float[4,4] h0) => (float[4,4] last, float[4,4,4] ys)
+  <int64[2] flat = {16, 4}, int64[3] cube = {4, 4, 4}> {
   %s
   [loop] last, ys = Scan <num_scan_inputs = 1, body = s (float[4,4] h, float[4,4] t)
     => (float[4,4] n, float[4,4] o) { %s [add] n = Tanh (p) [out] o = Add (n, h) }> (h0, %s) }"""
@@ -243,7 +244,8 @@ def test_a_row_of_another_product_is_not(outside: str) -> None:
         ("[v] f = Reshape (v, flat) [m] y = Gemm <alpha: float = 1.5> (f, w, b)", False),
         ("[v] f = Reshape (x, flat) [m] y = Gemm <alpha: float = 1.5> (f, w)", False),
         (
-            "[v] f = Reshape (x, flat) [m] y = Gemm <alpha: float = 1.5, transB: int = 1> (f, w, b)",
+            "[v] f = Reshape (x, flat) "
+            "[m] y = Gemm <alpha: float = 1.5, transB: int = 1> (f, w, b)",
             False,
         ),
     ],
@@ -251,6 +253,26 @@ def test_a_row_of_another_product_is_not(outside: str) -> None:
 def test_a_row_of_a_gemm(nodes: str, proved: bool) -> None:
     hoisted = _PRODUCT % (f"{nodes} [u] q = Reshape (y, cube)", "[i] p = Identity (t)", "q")
     assert proof(hoisted, _PRODUCT % ("", _GEMM, "x")).proved == proved
+
+
+def test_a_row_of_a_transposed_matrix_is_none() -> None:
+    """With ``transA`` a row of the product reads a column; all sizes are alike here."""
+    square = _PRODUCT.replace("float[4,4,4] x", "float[4,4] x").replace(
+        "int64[2] flat = {16, 4}, ", ""
+    )
+    square = square.replace("[4,4,4]", "[2,2,4]").replace("{4, 4, 4}", "{2, 2, 4}")
+    square = square.replace("float[4,4] h", "float[2,4] h").replace("float[4,4] t", "float[2,4] t")
+    square = square.replace("float[4,4] n", "float[2,4] n").replace("float[4,4] o", "float[2,4] o")
+    square = square.replace("float[4,4] last", "float[2,4] last")
+    gemm = "[m] y = Gemm <{0}> (x, w, b) [u] q = Reshape (y, cube)"
+    other = "[u] t3 = Reshape (x, cube)"
+    for attributes, proved in (
+        ("alpha: float = 1.5", True),
+        ("alpha: float = 1.5, transA: int = 1", False),
+    ):
+        hoisted = square % (gemm.format(attributes), "[i] p = Identity (t)", "q")
+        inside = square % (other, f"[m] p = Gemm <{attributes}> (t, w, b)", "t3")
+        assert proof(hoisted, inside).proved == proved
 
 
 def test_a_row_of_a_single_row_is_not_looked_into() -> None:
@@ -280,8 +302,8 @@ _DRAWING = """g (float[4,4] x, float[4] h0) => (float[4] last, float[4] dh)
 <float ratio = {0.5}, bool yes = {1}> {
   [forward] last, ds = Scan <num_scan_inputs = 1, body = f (float[4] h, float[4] t)
      => (float[4] n, float[4] s)
-     { [drop] d = Dropout <seed: int = 3> (t, ratio, yes) [add] n = Add (d, h) [o] s = Identity (d) }>
-     (h0, x)
+     { [drop] d = Dropout <seed: int = 3> (t, ratio, yes) [add] n = Add (d, h)
+       [o] s = Identity (d) }> (h0, x)
   [backward] dh = Scan <num_scan_inputs = 1, body = b (float[4] e, float[4] t) => (float[4] m)
      { %s [mul] m = Mul (e, u) }> (h0, %s) }"""
 

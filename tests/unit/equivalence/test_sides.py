@@ -318,7 +318,8 @@ def test_an_opset_of_a_domain_that_is_used(body: bool) -> None:
 
 FUNCTIONS = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]>
 g (float[4] x) => (float[4] p) {{ [p] p = own.outer (x) }}
-<domain: "own", opset_import: ["" : 20, "own" : 1]> outer (a) => (c) {{ b = own.inner (a) c = {0} (b) }}
+<domain: "own", opset_import: ["" : 20, "own" : 1]> outer (a) => (c)
+{{ b = own.inner (a) c = {0} (b) }}
 <domain: "own", opset_import: ["" : 20]> inner (a) => (c) {{ c = {1} (a) }}"""
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from helpers.graphs import parse
 from helpers.proofs import proof
+from memplan.equivalence.prove import Side, prove
+from memplan.equivalence.terms import Fact
 from memplan.errors import ModelError
 
 CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] minus = {-1}, int64[1] nine = {9},
@@ -179,6 +183,14 @@ def test_a_view_of_a_computed_shape_has_the_shape_that_is_known() -> None:
     assert proof(first, first).proved
 
 
+def test_what_is_repeated_is_not_what_it_is_made_of() -> None:
+    row = "[m] c = ReduceMax (a, zero) "
+    for repeated in ("Expand (c, shape)", "Expand (c, turned)", "Tile (c, twice)"):
+        second = graph(f"{row} [n] b = {repeated}")
+        assert not proof(graph(row, "c"), second).proved, repeated
+    assert proof(graph(row, "c"), graph(f"{row} [n] b = Expand (c, three)")).proved
+
+
 def test_axes_that_are_computed_are_not_taken_for_none() -> None:
     more = ", int64[1] axes"
     squeezed = "[m] c = Unsqueeze (a, {0}) [d] d = Unsqueeze (c, {0}) [n] b = Squeeze (d{1})"
@@ -268,6 +280,18 @@ def test_the_mask_says_nothing_unless_dropout_is_in_training(mode: str) -> None:
 
 def test_the_mask_says_nothing_where_the_ratio_is_computed() -> None:
     assert not rebuilt(RIGHT, ratio="given")
+
+
+def test_the_mask_of_another_operator_says_nothing() -> None:
+    """Of the same inputs and outputs as Dropout."""
+    known = {"a": Fact(1, (2, 3))}
+    texts = [
+        STEP.format(ratio="ratio", mode="yes", rebuilt=nodes, read=read)
+        for nodes, read in (("", "d"), (RIGHT, "q"))
+    ]
+    for operator, proved in (("Dropout", True), ("com.acme.Dropout", False)):
+        first, second = (parse(t.replace("mask = Dropout", f"mask = {operator}")) for t in texts)
+        assert prove(Side(first, Path(), known), Side(second, Path())).proved == proved
 
 
 def test_a_fence_adds_no_axis() -> None:

@@ -75,6 +75,15 @@ def test_a_loop_from_the_end_is_another() -> None:
     assert not proof(step(True), again(False)).proved
 
 
+def test_what_was_stored_is_read_along_its_axis() -> None:
+    across = step().replace(
+        "num_scan_inputs = 2,", "num_scan_inputs = 2, scan_input_axes = [0, 1],"
+    )
+    assert across != step()
+    assert not proof(step(), across).proved
+    assert not proof(again(), across).proved
+
+
 WRONG = {
     "the states after the steps": ("g, x, prev)", "g, x, hs)"),
     "the states of another state": ("Slice (hs,", "Slice (ks,"),

@@ -264,6 +264,15 @@ def test_what_may_have_effects_runs_as_often_and_in_its_order() -> None:
     assert not sides(model, twice)
 
 
+def test_what_is_not_known_to_be_a_function_may_give_another_value() -> None:
+    text = """g (float[4] x) => (float[4] p, float[4] q) {
+      [one] u = com.acme.Draw (x) [two] v = com.acme.Draw (x) [p] p = Exp (u) [q] q = Exp (v) }"""
+    second = parse(text)
+    second.graph.node[3].input[0] = "u"
+    assert sides(parse(text), parse(text))
+    assert not sides(parse(text), second)
+
+
 BRANCH = """g (float[4] x, bool flag) => (float[4] p) {{
   [branch] u = If (flag) < then_branch = one () => (float[4] s) {{ [s] s = {0} (x) }},
     else_branch = two () => (float[4] t) {{ [t] t = Neg (x) }} >

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
@@ -60,27 +62,77 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
     outputs = [t for t in dict.fromkeys(graph.outputs) if not is_resident(graph.tensors[t])]
-    held = sum(graph.tensors[t].nbytes for t in outputs)
-    plain = loaded = Pin(held, ABSENT, tuple(outputs))
-    bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
-    made = [0] * len(graph.tensors)
+    held = _Held(graph, outputs)
+    plain = loaded = (held.total, ABSENT)
     inside = timeline.inside.nbytes
     for node in graph.nodes:
-        behind = 0
-        for t in node.reads:
-            behind |= made[t] | bit.get(t, 0)
-        tensors = _working_set(graph, node, root, rules)
-        tensors.update(t for t in outputs if behind & bit[t])
-        nbytes = sum(graph.tensors[t].nbytes for t in tensors) + inside.get(node.id, 0)
-        if nbytes > plain.nbytes:
-            plain = Pin(nbytes, node.id, tuple(sorted(tensors)))
+        here = held.before(node)
+        nbytes = held.bytes_with(_working_set(graph, node, root, rules), here)
+        nbytes += inside.get(node.id, 0)
         step = timeline.allocation.step_of[node.id]
         with_workspace = nbytes + int(timeline.workspace[step])
-        if with_workspace > loaded.nbytes:
-            loaded = Pin(with_workspace, node.id, tuple(sorted(tensors)))
+        plain = max(plain, (nbytes, node.id), key=_nbytes)
+        loaded = max(loaded, (with_workspace, node.id), key=_nbytes)
+
+    def pin(found: tuple[int, int]) -> Pin:
+        nbytes, node = found
+        if node == ABSENT:
+            return Pin(nbytes, ABSENT, tuple(outputs))
+        tensors = _working_set(graph, graph.nodes[node], root, rules)
+        tensors.update(held.names(held.before(graph.nodes[node])))
+        return Pin(nbytes, node, tuple(sorted(tensors)))
+
+    return Floor(pin(plain), pin(loaded))
+
+
+def _nbytes(found: tuple[int, int]) -> int:
+    return found[0]
+
+
+class _Held:
+    """Graph outputs that are made before a node, as bits of a number: there may be many.
+
+    Their bytes are added eight outputs at a time, from a table: with a thousand outputs and nodes,
+    a look at every output for every node would take seconds.
+    """
+
+    def __init__(self, graph: Graph, outputs: list[int]) -> None:
+        self.graph = graph
+        self.outputs = outputs
+        self.bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
+        self.made: dict[int, int] = {}
+        sizes = np.zeros(-(-len(outputs) // 8) * 8, np.int64)
+        sizes[: len(outputs)] = [graph.tensors[t].nbytes for t in outputs]
+        bits = np.arange(256)[:, None] >> np.arange(8) & 1
+        self.table = sizes.reshape(-1, 8) @ bits.T
+        self.rows = np.arange(len(self.table))
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.graph.tensors[t].nbytes for t in self.outputs)
+
+    def before(self, node: Node) -> int:
+        """Those that ``node`` depends on, its inputs among them. Nodes are asked for in order."""
+        behind = 0
+        for t in node.reads:
+            behind |= self.made.get(t, 0) | self.bit.get(t, 0)
         for t in node.writes:
-            made[t] = behind
-    return Floor(plain, loaded)
+            self.made[t] = behind
+        return behind
+
+    def bytes_with(self, tensors: set[int], held: int) -> int:
+        """Bytes of ``tensors`` and of the outputs ``held`` together."""
+        others = (t for t in tensors if not held & self.bit.get(t, 0))
+        beside = sum(self.graph.tensors[t].nbytes for t in others)
+        if not held:
+            return beside
+        packed = np.frombuffer(held.to_bytes(len(self.rows), "little"), np.uint8)
+        return beside + int(self.table[self.rows, packed].sum())
+
+    def names(self, held: int) -> list[int]:
+        """The tensors ``held``."""
+        return [t for t in self.outputs if held & self.bit[t]]
 
 
 def _view_roots(graph: Graph, rules: MemorySemantics) -> dict[int, int]:

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.loops.cell import ScanRecompute
+from memplan.proto import native
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import domain_of
@@ -358,5 +359,5 @@ def _types_by_function(
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
     )
-    stated = onnx.shape_inference.infer_shapes(model).graph.value_info
+    stated = native.infer_shapes(model).graph.value_info
     return {value.name: value.type for value in stated}

@@ -246,6 +246,17 @@ def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
             raise ModelError(f"{where}: attribute 'group' is below 1", _DAMAGED)
 
 
+def require_valid(model: onnx.ModelProto) -> None:
+    """Check what the ONNX checker says of a model that a user gave.
+
+    Raises:
+        ModelError: it finds a fault.
+    """
+    fault = find_fault(model)
+    if fault is not None:
+        raise ModelError(f"the ONNX checker refuses the model: {fault}", _DAMAGED)
+
+
 def find_fault(model: onnx.ModelProto) -> str | None:
     """What the ONNX checker says of the structure alone, or None: weights are not read."""
     try:

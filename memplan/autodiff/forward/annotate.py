@@ -11,17 +11,30 @@ from memplan.autodiff.emit.emitter import infer_types
 from memplan.autodiff.emit.registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
+from memplan.proto.checks import require_valid
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
+from memplan.shapes.checks import check_stated
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import constant_type, infer
+from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 
 OLDEST_OPSET = 13
 _SMALL = 64
+
+
+def require_differentiable(model: onnx.ModelProto) -> None:
+    """Check that a forward graph is valid and that its shapes fit its operators: gradient rules
+    take that for granted.
+
+    Raises:
+        ModelError: what the ONNX checker or shape inference refuses.
+    """
+    require_valid(model)
+    check_stated(model, stated_types(model.graph))
 
 
 def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -112,8 +125,13 @@ class Annotator:
                 return
         try:
             found = infer_types(node, self.types, self.constants, default_opset(self.model))
+        except onnx.shape_inference.InferenceError as error:
+            reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
+            raise ModelError(
+                f"the shapes do not fit {node.op_type} '{node.name}': {reason}",
+                "ONNX Runtime would refuse the model too",
+            ) from None
         except (
-            onnx.shape_inference.InferenceError,
             onnx.checker.ValidationError,  # a deprecated operator
             RuntimeError,
             ValueError,

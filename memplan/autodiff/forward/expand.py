@@ -77,8 +77,9 @@ def emitter_for(
     names.taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
     emitter = Emitter(default_opset(model), types, constants, names, model.ir_version, mark)
     for node in graph.node:
-        emitter.places.update(dict.fromkeys(node.output, node.name))
-        emitter.makers.update(dict.fromkeys(node.output, node))
+        made = [name for name in node.output if name]
+        emitter.places.update(dict.fromkeys(made, node.name))
+        emitter.makers.update(dict.fromkeys(made, node))
     return emitter
 
 

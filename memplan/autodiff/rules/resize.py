@@ -10,6 +10,7 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.errors import ModelError
+from memplan.proto.limits import MOST_RESIZED, require
 from memplan.shapes.tensor_type import Dim, TensorType
 
 _COORDINATES = frozenset({"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"})
@@ -86,10 +87,13 @@ def _scales(ctx: Context, x: Value, y: Value) -> list[float]:
 
 def _repeats(ctx: Context, size: Dim, scale: float) -> int | None:
     """How often every element of an axis is repeated in a row, if nothing else is done to it."""
+    if not math.isfinite(scale) or scale <= 0:
+        return None
     times = round(scale)
     if ctx.attribute("mode", "nearest") != "nearest" or times != scale:
         return None
     count = size if isinstance(size, int) else _PROBE
+    require(count * times, MOST_RESIZED, f"elements along an axis of Resize '{ctx.node.name}'")
     found = _nearest(ctx, count, count * times, scale)
     return times if (found == np.arange(count * times) // times).all() else None
 
@@ -99,6 +103,8 @@ def _matrix(ctx: Context, axis: int, scale: float) -> Array:
     before, after = ctx.tensors[0].shape[axis], ctx.y.shape[axis]
     if not isinstance(before, int) or not isinstance(after, int):
         raise _needs(ctx, "static shapes")
+    where = f"elements in the matrix of Resize '{ctx.node.name}', along axis {axis}"
+    require(after * before, MOST_RESIZED, where, "resize by a whole number, or in two steps")
     result, rows = np.zeros((after, before)), np.arange(after)
     if ctx.attribute("mode", "nearest") == "nearest":
         result[rows, _nearest(ctx, before, after, scale)] = 1

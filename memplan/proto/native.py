@@ -20,6 +20,7 @@ import signal
 import struct
 import threading
 import warnings
+from collections.abc import Mapping
 from typing import NoReturn
 
 import onnx
@@ -44,6 +45,45 @@ def infer_shapes(
     """
     kind = {(False, False): b"i", (True, False): b"s", (False, True): b"p", (True, True): b"b"}
     return _model(_ask(kind[strict, propagate], model.SerializeToString()))
+
+
+def infer_node_outputs(
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+    opset: onnx.OperatorSetIdProto,
+    ir_version: int,
+) -> dict[str, onnx.TypeProto]:
+    """``onnx.shape_inference.infer_node_outputs``, of an operator of the domain of ``opset``.
+
+    Raises:
+        onnx.shape_inference.InferenceError: shapes do not fit.
+        onnx.checker.ValidationError: the operator is deprecated, or types do not fit.
+        ModelError: it ended its process.
+        RuntimeError, ValueError: it gives up.
+    """
+    model = onnx.ModelProto(ir_version=ir_version, opset_import=[opset])
+    model.graph.node.append(node)
+    model.graph.input.extend(onnx.ValueInfoProto(name=n, type=t) for n, t in types.items())
+    model.graph.initializer.extend(data.values())
+    found = _model(_ask(b"n", model.SerializeToString()))
+    return {value.name: value.type for value in found.graph.output}
+
+
+def _infer_node_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """In the child: the graph's one node with its inputs → the types of its outputs."""
+    graph, opset = model.graph, model.opset_import[0]
+    found = onnx.shape_inference.infer_node_outputs(
+        onnx.defs.get_schema(graph.node[0].op_type, opset.version, opset.domain),
+        graph.node[0],
+        {value.name: value.type for value in graph.input},
+        {tensor.name: tensor for tensor in graph.initializer},
+        opset_imports=[opset],
+        ir_version=model.ir_version,
+    )
+    result = onnx.ModelProto()
+    result.graph.output.extend(onnx.ValueInfoProto(name=n, type=t) for n, t in found.items())
+    return result
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -97,6 +137,7 @@ _CALLS = {
     b"s": "shape inference",
     b"p": "shape inference",
     b"b": "shape inference",
+    b"n": "shape inference",
     b"c": "checker",
     b"f": "inliner",
     b"o": "inliner",
@@ -111,6 +152,8 @@ def _call(kind: bytes, data: bytes) -> bytes:
             data, strict_mode=kind in b"sb", data_prop=kind in b"pb"
         )
         return found.SerializeToString()
+    if kind == b"n":
+        return _infer_node_outputs(onnx.ModelProto.FromString(data)).SerializeToString()
     if kind == b"c":
         onnx.checker.check_model(data)
         return b""

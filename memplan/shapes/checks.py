@@ -12,6 +12,7 @@ from memplan.proto import native
 from memplan.proto.checks import check_ranks
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import operator_key
+from memplan.shapes.contracts import check_contract
 from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
@@ -96,14 +97,16 @@ def _is_slice(node: onnx.NodeProto) -> bool:
 
 
 def check_calls(graph: onnx.GraphProto, types: Types) -> None:
-    """Check that inputs have ranks that the operators take.
+    """Check that inputs have ranks and shapes that the operators take.
 
     Raises:
-        ModelError: see :func:`memplan.proto.checks.check_ranks`.
+        ModelError: see :func:`memplan.proto.checks.check_ranks` and
+            :func:`memplan.shapes.contracts.check_contract`.
     """
     for node in graph.node:
-        shapes = (types.get(name, UNKNOWN).shape if name else None for name in node.input)
+        shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
         check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
+        check_contract(node, shapes)
 
 
 def _type_text(value: TensorType) -> str:
@@ -137,6 +140,15 @@ def require_shapes(graph: onnx.GraphProto, types: Types, symbols: Mapping[str, s
                     f"'{node.name or node.output[0]}') is not known",
                     hint,
                 )
+    require_possible(types)
+
+
+def require_possible(types: Types) -> None:
+    """Check that the tensors of a graph can exist.
+
+    Raises:
+        ModelError: names the largest tensor.
+    """
     _require_possible(types, 1, "this graph", _MOST_ELEMENTS)
 
 

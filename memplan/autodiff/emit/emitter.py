@@ -311,8 +311,13 @@ def infer_types(
     constants: Mapping[str, Array],
     opset: int,
     ir_version: int = 10,
+    *,
+    apart: bool = False,
 ) -> tuple[TensorType, ...]:
     """ONNX shape inference of one node of the default domain; unknown where it gives up.
+
+    ``apart``: the node comes from a file, and inference might die of it (see
+    :mod:`memplan.proto.native`); of nodes that rules make it does not.
 
     Raises:
         onnx.shape_inference.InferenceError: the inputs do not fit the operator.
@@ -331,14 +336,13 @@ def infer_types(
         for name in given
         if name in constants and (constants[name].dtype.kind in "iu" or constants[name].size == 1)
     }
-    found = onnx.shape_inference.infer_node_outputs(
-        schema,
-        node,
-        protos,
-        data,
-        opset_imports=[helper.make_opsetid("", opset)],
-        ir_version=ir_version,
-    )
+    imports = [helper.make_opsetid("", opset)]
+    if apart:
+        found = native.infer_node_outputs(node, protos, data, imports[0], ir_version)
+    else:
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, node, protos, data, opset_imports=imports, ir_version=ir_version
+        )
     stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
     if not (found and stated) and is_function(schema):
         found = _types_by_function(node, protos, opset, ir_version)

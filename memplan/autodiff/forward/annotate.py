@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import onnx
 
@@ -16,7 +17,8 @@ from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
-from memplan.shapes.checks import check_stated
+from memplan.proto.read import check_structure
+from memplan.shapes.checks import check_calls, check_stated, require_possible
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
@@ -54,6 +56,8 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = copied(model)
     kept = frozenset(op for domain, op in registered() if domain == "")
     copy, _ = inline_functions(copy, kept)
+    if model.functions:
+        check_structure(copy, Path("the model with its functions inlined"))
     name_nodes(copy.graph)
     for node in copy.graph.node:
         for body in subgraphs(node):
@@ -115,6 +119,8 @@ class Annotator:
             self.types[values.name] = TensorType(values.data_type, tuple(sparse.dims))
         for node in graph.node:
             self._node(node, known)
+        check_calls(graph, self.types)
+        require_possible(self.types)
         return self.types
 
     def _node(self, node: onnx.NodeProto, known: Mapping[str, TensorType]) -> None:
@@ -124,7 +130,9 @@ class Annotator:
                 self.types[node.output[0]] = TensorType(constant.dtype, constant.shape)
                 return
         try:
-            found = infer_types(node, self.types, self.constants, default_opset(self.model))
+            found = infer_types(
+                node, self.types, self.constants, default_opset(self.model), apart=True
+            )
         except onnx.shape_inference.InferenceError as error:
             reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
             raise ModelError(

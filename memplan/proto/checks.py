@@ -193,12 +193,18 @@ def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -
                 raise ModelError(f"{where} lacks its attribute '{name}'", _DAMAGED)
         elif given[name].type != int(formal.type):  # type: ignore[call-overload]
             raise ModelError(f"{where}: attribute '{name}' has the wrong type", _DAMAGED)
+        elif name in _FLAGS and given[name].i not in (0, 1):
+            raise ModelError(f"{where}: attribute '{name}' is neither 0 nor 1", _DAMAGED)
         elif given[name].type == onnx.AttributeProto.STRING and node.op_type != "Constant":
             _check_text(given[name], where)
     if len(given) < len(node.attribute):
         raise ModelError(f"{where} has an attribute twice", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
+
+
+_FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
+"""Attributes that are 0 or 1; runtimes do not agree on what other numbers mean."""
 
 
 def _check_text(attribute: onnx.AttributeProto, where: str) -> None:
@@ -219,6 +225,11 @@ _RANKS: dict[tuple[str, str], dict[int, tuple[int, int]]] = {
     },
     **{("", op): {0: (3, 3), 1: (3, 3), 2: (3, 3)} for op in ("RNN", "GRU", "LSTM")},
     ("", "LRN"): {0: (2, _MANY)},
+    ("", "Pad"): {1: (1, 1), 2: (0, 1), 3: (1, 1)},
+    **{
+        ("", op): {0: (2, _MANY), 2: (1, 1)}
+        for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+    },
     ("", "Attention"): {0: (3, 4), 1: (3, 4), 2: (3, 4), 4: (4, 4), 5: (4, 4)},
     ("com.microsoft", "Attention"): {0: (3, 3), 1: (2, 2), 2: (1, 1)},
 }

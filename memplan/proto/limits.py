@@ -32,11 +32,9 @@ MOST_PROPAGATED = 1 << 20
 Shapes have less than ten."""
 MOST_FOLDED = 1 << 22
 """Elements of small tensors that are evaluated to find shapes: 32 MB."""
-MOST_STEPS = 1 << 20
-"""Steps of a Loop that is differentiated: their numbers are a constant of 8 MB in the file."""
-MOST_RESIZED = 1 << 22
-"""Elements of the matrix by which a Resize is differentiated along an axis, 2,048 × 2,048: it is a
-constant in the file."""
+MOST_CONSTANT = 1 << 22
+"""Elements of a constant that a gradient puts into the file: 16 to 32 MB. It is enough for four
+million steps of a Loop, or to resize an axis from 2,048 to 2,048."""
 MOST_TEXT = 1 << 16
 """Characters of the scopes of a node that are parsed; paths of layers have a hundred."""
 

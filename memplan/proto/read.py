@@ -19,6 +19,7 @@ from memplan.proto.nodes import describe_node, is_standard, subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
+_NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, not called
 MINIMUM_OPSET = 9
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
@@ -89,6 +90,9 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
                 f"{path} says that it uses opset {opset.version:,}, which cannot be",
                 "export the model again; the file is damaged or was edited",
             )
+    for function in model.functions:
+        if is_standard(function.domain) and function.name in _NOT_REPLACED:
+            raise ModelError(f"{path}: a function of the model replaces ONNX's {function.name}")
     require(len(model.graph.output), MOST_OUTPUTS, f"graph outputs in {path}")
     _Checker(model, path).graph(model.graph, outer=set())
 

@@ -106,7 +106,8 @@ def check_calls(graph: onnx.GraphProto, types: Types) -> None:
     for node in graph.node:
         shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
         check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
-        check_contract(node, shapes)
+        made = [types.get(name, UNKNOWN).shape if name else None for name in node.output]
+        check_contract(node, shapes, made)
 
 
 def _type_text(value: TensorType) -> str:

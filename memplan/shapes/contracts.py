@@ -22,8 +22,9 @@ Shapes = Sequence[Shape | None]
 class _Call:
     """A node with the shapes of its inputs."""
 
-    def __init__(self, node: onnx.NodeProto, shapes: Shapes) -> None:
+    def __init__(self, node: onnx.NodeProto, shapes: Shapes, made: Shapes) -> None:
         self.shapes = shapes
+        self.made = made
         references = (item for item in node.attribute if not item.ref_attr_name)
         self.attributes: Mapping[str, object] = {
             item.name: helper.get_attribute_value(item) for item in references
@@ -172,6 +173,18 @@ def _transpose(call: _Call, x: Shape) -> bool:
     return not isinstance(perm, Sequence) or sorted(perm) == list(range(len(x)))
 
 
+def _split(call: _Call, x: Shape) -> bool:
+    """The parts are the whole."""
+    axis = call.number("axis", 0)
+    parts = [shape[axis] for shape in call.made if shape is not None and len(shape) == len(x)]
+    known = [size for size in (*parts, x[axis]) if isinstance(size, int)] if x else []
+    return len(parts) < len(call.made) or len(known) <= len(parts) or sum(known[:-1]) == known[-1]
+
+
+def _norm(call: _Call, x: Shape) -> bool:
+    return call.number("p", 2) in (1, 2)
+
+
 def _einsum(call: _Call, x: Shape) -> bool:
     text = call.attributes.get("equation")
     terms = (
@@ -243,6 +256,8 @@ _RULES: dict[str, Callable[[_Call, Shape], bool]] = {
     "Conv": _convolution,
     "ConvTranspose": _transposed_convolution,
     "Transpose": _transpose,
+    "Split": _split,
+    "LpNormalization": _norm,
     "Einsum": _einsum,
     "Attention": _attention,
 }
@@ -254,12 +269,13 @@ _AXIS = frozenset(
 )
 
 
-def check_contract(node: onnx.NodeProto, shapes: Shapes) -> None:
+def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> None:
     """Check that the inputs of a standard operator fit each other and its attributes.
 
     Args:
         node: a node that has passed :func:`memplan.proto.checks.check_operator`.
         shapes: of its inputs.
+        made: of its outputs.
 
     Raises:
         ModelError: with the node and the shapes.
@@ -268,13 +284,15 @@ def check_contract(node: onnx.NodeProto, shapes: Shapes) -> None:
     first = shapes[0] if shapes else None
     if first is None or not is_standard(node.domain) or (not rule and node.op_type not in _AXIS):
         return
-    call = _Call(node, shapes)
+    call = _Call(node, shapes, made)
     axis = call.number("axis", 0) if node.op_type in _AXIS else 0
     inside = -len(first) <= axis < max(len(first), 1)
     if inside and (rule is None or rule(call, first)):
         return
     known = ", ".join("?" if shape is None else str(list(shape)) for shape in shapes)
-    what = f"attribute axis is {axis}" if not inside else "its inputs do not fit each other"
+    what = f"attribute axis is {axis}"
+    if inside:
+        what = "its inputs and attributes do not fit each other"
     raise ModelError(
         f"{node.op_type} '{node.name}' has inputs of shapes {known}: {what}",
         "ONNX Runtime would refuse the model too; check the sizes given with --dim",

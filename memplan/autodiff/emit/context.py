@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
+from memplan.proto.limits import MOST_CONSTANT, require
 
 T = TypeVar("T")
 
@@ -138,6 +140,15 @@ class Context(Operations):
                 "make them constant, for example by onnxruntime's or onnxsim's constant folding",
             )
         return [int(item) for item in known.reshape(-1)]
+
+    def require_room(self, *sizes: int) -> None:
+        """Check that a constant of these sizes may be put into the file.
+
+        Raises:
+            ModelError: it is too large.
+        """
+        what = f"elements of a constant for the gradient of {self.node.op_type} '{self.node.name}'"
+        require(math.prod(sizes), MOST_CONSTANT, what, "use smaller shapes or fewer steps")
 
     def axis(self, default: int, rank: int) -> int:
         """The attribute ``axis``, counted from the front."""

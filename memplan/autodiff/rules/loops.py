@@ -14,7 +14,6 @@ from memplan.autodiff.emit.registry import expansion
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.proto.edit import copied
-from memplan.proto.limits import MOST_STEPS, require
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, body_of
 
 
@@ -62,8 +61,7 @@ def _trips(ctx: Context, body: onnx.GraphProto) -> int:
             "keep an unknown number of steps",
             "give it a constant trip count and a condition that stays true, or write it as a Scan",
         )
-    where = f"steps of Loop '{ctx.node.name}', which its gradient keeps"
-    require(trips, MOST_STEPS, where, "write it as a Scan, or with fewer steps")
+    ctx.require_room(trips)
     return trips
 
 

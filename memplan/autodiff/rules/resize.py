@@ -10,7 +10,6 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.errors import ModelError
-from memplan.proto.limits import MOST_RESIZED, require
 from memplan.shapes.tensor_type import Dim, TensorType
 
 _COORDINATES = frozenset({"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"})
@@ -77,6 +76,8 @@ def _scales(ctx: Context, x: Value, y: Value) -> list[float]:
         else:
             raise _needs(ctx, "constant scales or static shapes")
     policy = ctx.attribute("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and sizes is None and factors is None:
+        raise _needs(ctx, "constant sizes, as it keeps the aspect ratio")
     if policy != "stretch" and not (factors is not None and factors.size):
         found = [max(found) if policy == "not_smaller" else min(found)] * len(found)
     result = [1.0] * x.rank
@@ -93,7 +94,7 @@ def _repeats(ctx: Context, size: Dim, scale: float) -> int | None:
     if ctx.attribute("mode", "nearest") != "nearest" or times != scale:
         return None
     count = size if isinstance(size, int) else _PROBE
-    require(count * times, MOST_RESIZED, f"elements along an axis of Resize '{ctx.node.name}'")
+    ctx.require_room(count, times)
     found = _nearest(ctx, count, count * times, scale)
     return times if (found == np.arange(count * times) // times).all() else None
 
@@ -103,8 +104,7 @@ def _matrix(ctx: Context, axis: int, scale: float) -> Array:
     before, after = ctx.tensors[0].shape[axis], ctx.y.shape[axis]
     if not isinstance(before, int) or not isinstance(after, int):
         raise _needs(ctx, "static shapes")
-    where = f"elements in the matrix of Resize '{ctx.node.name}', along axis {axis}"
-    require(after * before, MOST_RESIZED, where, "resize by a whole number, or in two steps")
+    ctx.require_room(after, before)
     result, rows = np.zeros((after, before)), np.arange(after)
     if ctx.attribute("mode", "nearest") == "nearest":
         result[rows, _nearest(ctx, before, after, scale)] = 1

@@ -11,6 +11,7 @@ from onnx import helper
 
 from helpers import odd_models as odd
 from helpers.odd_models import FLOAT, INT64, constant, info, model
+from memplan.proto import native
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims
 from memplan.shapes.fold import types_by_folding
@@ -106,13 +107,13 @@ def test_a_flat_buffer_of_parameters_is_no_list_of_values(
         domains=["acme.ops"],
     )
     asked: list[bool] = []
-    real = onnx.shape_inference.infer_shapes
+    real = native.infer_shapes
 
-    def spied(handed: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
-        asked.append(data_prop)
+    def spied(handed: onnx.ModelProto, *, propagate: bool = False) -> onnx.ModelProto:
+        asked.append(propagate)
         return real(handed)
 
-    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", spied)
+    monkeypatch.setattr(native, "infer_shapes", spied)
     assert stated_types(infer(proto).graph)["kept"].shape == (size,)
     assert any(asked) == propagates
 

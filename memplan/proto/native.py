@@ -27,6 +27,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError
+from memplan.proto.nodes import is_standard
 
 _HEADER = struct.Struct("<cQ")  # what is asked for, or what is answered, and how many bytes follow
 _ANSWER = b"a"
@@ -170,10 +171,28 @@ def _call(kind: bytes, data: bytes) -> bytes:
         return inliner.inline_local_functions(model).SerializeToString()
     names = data[8 : 8 + first].decode().split(" ")
     model = onnx.ModelProto.FromString(data[8 + first :])
-    inlined = inliner.inline_selected_functions(
-        model, [("", name) for name in names], exclude=False, inline_schema_functions=True
+    chosen = [("", name) for name in names]
+    made = inliner.inline_selected_functions(
+        model, chosen, exclude=False, inline_schema_functions=True
     )
-    return inlined.SerializeToString()
+    if any(node.op_type == "Constant" and not node.attribute for node in made.graph.node):
+        # The inliner (onnx 1.23) leaves out attributes that have their default value.
+        _state_defaults(model, names)
+        made = inliner.inline_selected_functions(
+            model, chosen, exclude=False, inline_schema_functions=True
+        )
+    return made.SerializeToString()
+
+
+def _state_defaults(model: onnx.ModelProto, operators: list[str]) -> None:
+    """Write down the default values of attributes that calls of ``operators`` leave out."""
+    version = next((item.version for item in model.opset_import if is_standard(item.domain)), 1)
+    for node in model.graph.node:
+        if node.op_type in operators and is_standard(node.domain):
+            given = {item.name for item in node.attribute}
+            for name, formal in onnx.defs.get_schema(node.op_type, version).attributes.items():
+                if name not in given and formal.default_value.type:
+                    node.attribute.append(formal.default_value)
 
 
 def _errors() -> dict[bytes, type[Exception]]:

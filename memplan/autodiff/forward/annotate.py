@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -134,6 +134,9 @@ class Annotator:
                 node, self.types, self.constants, default_opset(self.model), apart=True
             )
         except onnx.shape_inference.InferenceError as error:
+            if any(True for _ in subgraphs(node)):  # a body's shapes may change from step to step
+                self._note_all(node, known, (UNKNOWN,) * len(node.output))
+                return
             reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
             raise ModelError(
                 f"the shapes do not fit {node.op_type} '{node.name}': {reason}",
@@ -145,6 +148,14 @@ class Annotator:
             ValueError,
         ):
             found = (UNKNOWN,) * len(node.output)
+        self._note_all(node, known, found)
+
+    def _note_all(
+        self,
+        node: onnx.NodeProto,
+        known: Mapping[str, TensorType],
+        found: Sequence[TensorType],
+    ) -> None:
         for name, mine in zip(node.output, found, strict=True):
             if name:
                 self._note(name, mine, known.get(name, UNKNOWN))

@@ -123,13 +123,13 @@ def test_weights_are_not_handed_to_inference(monkeypatch: pytest.MonkeyPatch) ->
     given[0] = odd.weights("w1", odd.WIDTH, odd.HIDDEN * 100)
     proto = model(odd.training_nodes()[:1], inputs, [info("h", None)], given[:1])
     seen: list[int] = []
-    real = onnx.shape_inference.infer_shapes
+    real = native.infer_shapes
 
     def spied(handed: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
         seen.append(handed.ByteSize())
         return real(handed, **options)
 
-    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", spied)
+    monkeypatch.setattr(native, "infer_shapes", spied)
     types, _ = value_types(proto)
     assert types["h"].shape == (odd.BATCH, odd.HIDDEN * 100)
     assert seen

@@ -17,6 +17,7 @@ from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.elements import ELEMENT_BITS
+from memplan.proto.external import external_tensors
 from memplan.proto.nodes import domain_of, is_standard, subgraphs
 from memplan.proto.opset import default_opset
 
@@ -300,6 +301,8 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(kept) < len(model.graph.initializer):
         del copy.graph.initializer[:]
         copy.graph.initializer.extend(kept)
+    for tensor in external_tensors(copy):  # those in attributes and bodies: stand for nothing
+        tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
     return copy
 
 

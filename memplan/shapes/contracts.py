@@ -223,7 +223,7 @@ def _masked(call: _Call, q: Shape, k: Shape, heads: int) -> bool:
     mask, past = call.shape(3), call.shape(4)
     if past is not None and len(past) != 4:
         return False
-    if mask is None or not 2 <= len(mask) <= 4:
+    if mask is None or not 1 <= len(mask) <= 4:
         return mask is None
     before = past[2] if past is not None else 0
     rows, columns = q[-2], k[-2]
@@ -235,7 +235,22 @@ def _masked(call: _Call, q: Shape, k: Shape, heads: int) -> bool:
     return call.broadcasts(3, (q[0], heads, rows, whole))
 
 
+def _together(call: _Call, x: Shape) -> bool:
+    """Inputs that broadcast to one shape: along each axis all sizes but 1 are equal."""
+    shapes = [shape for shape in call.shapes if shape is not None]
+    for axis in range(1, max(map(len, shapes)) + 1):
+        sizes = {shape[-axis] for shape in shapes if len(shape) >= axis}
+        if len({size for size in sizes if isinstance(size, int) and size != 1}) > 1:
+            return False
+    return True
+
+
+_ELEMENTWISE = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "BitShift"),
+    *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+)
 _RULES: dict[str, Callable[[_Call, Shape], bool]] = {
+    **dict.fromkeys(_ELEMENTWISE, _together),
     "LayerNormalization": _normalization,
     "RMSNormalization": _normalization,
     "SimplifiedLayerNormalization": _normalization,

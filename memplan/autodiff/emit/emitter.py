@@ -251,7 +251,7 @@ class Emitter:
         """
         try:
             return infer_types(node, self.types, self.constants, self.opset, self.ir_version)
-        except onnx.shape_inference.InferenceError as error:
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             reason = " ".join(str(error).split())
             raise MemplanError(
                 f"the gradient of {self._scope.stem} has a wrong node {node.op_type}: {reason}",

@@ -142,11 +142,12 @@ class Annotator:
                 f"the shapes do not fit {node.op_type} '{node.name}': {reason}",
                 "ONNX Runtime would refuse the model too",
             ) from None
-        except (
-            onnx.checker.ValidationError,  # a deprecated operator
-            RuntimeError,
-            ValueError,
-        ):
+        except onnx.checker.ValidationError as error:
+            if "deprecated" not in str(error):
+                reason = " ".join(str(error).split())
+                raise ModelError(f"{node.op_type} '{node.name}' is not valid: {reason}") from None
+            found = (UNKNOWN,) * len(node.output)
+        except (RuntimeError, ValueError):
             found = (UNKNOWN,) * len(node.output)
         self._note_all(node, known, found)
 

@@ -152,9 +152,9 @@ def _call(kind: bytes, data: bytes) -> bytes:
         found = onnx.shape_inference.infer_shapes(
             data, strict_mode=kind in b"sb", data_prop=kind in b"pb"
         )
-        return found.SerializeToString()
+        return bytes(found.SerializeToString())
     if kind == b"n":
-        return _infer_node_outputs(onnx.ModelProto.FromString(data)).SerializeToString()
+        return bytes(_infer_node_outputs(onnx.ModelProto.FromString(data)).SerializeToString())
     if kind == b"c":
         onnx.checker.check_model(data)
         return b""
@@ -163,12 +163,12 @@ def _call(kind: bytes, data: bytes) -> bytes:
         from onnx import version_converter  # slow to import, and rarely needed
 
         model = onnx.ModelProto.FromString(data[8:])
-        return version_converter.convert_version(model, first).SerializeToString()
+        return bytes(version_converter.convert_version(model, first).SerializeToString())
     from onnx import inliner
 
     if kind == b"f":
         model = onnx.ModelProto.FromString(data)
-        return inliner.inline_local_functions(model).SerializeToString()
+        return bytes(inliner.inline_local_functions(model).SerializeToString())
     names = data[8 : 8 + first].decode().split(" ")
     model = onnx.ModelProto.FromString(data[8 + first :])
     chosen = [("", name) for name in names]
@@ -181,7 +181,7 @@ def _call(kind: bytes, data: bytes) -> bytes:
         made = inliner.inline_selected_functions(
             model, chosen, exclude=False, inline_schema_functions=True
         )
-    return made.SerializeToString()
+    return bytes(made.SerializeToString())
 
 
 def _state_defaults(model: onnx.ModelProto, operators: list[str]) -> None:

@@ -112,8 +112,7 @@ def doubling(levels: int, *, in_body: bool) -> onnx.ModelProto:
     """A vector that doubles: 4·2^levels elements; its shape is all that is wanted."""
     start = numpy_helper.from_array(np.ones(4, np.int64), "c0")
     nodes = [
-        helper.make_node("Concat", [f"c{k}", f"c{k}"], [f"c{k + 1}"], axis=0)
-        for k in range(levels)
+        helper.make_node("Concat", [f"c{k}", f"c{k}"], [f"c{k + 1}"], axis=0) for k in range(levels)
     ]
     last = helper.make_node("Expand", ["one", f"c{levels}"], ["y"])
     one = numpy_helper.from_array(np.ones(1, np.float32), "one")

@@ -34,8 +34,8 @@ def open_session(
         RuntimeError: the provider did not start; and whatever the runtime raises.
     """
     provider = PROVIDER_NAMES[request.provider]
-    # Dropout starts its generators from seed, seed + 1, ...; of those 0 and 1 give equal numbers, so
-    # that two draws in each other's place would go unnoticed.
+    # Dropout starts its generators from seed, seed + 1, ...; of those 0 and 1 give equal numbers,
+    # so that two draws in each other's place would go unnoticed.
     ort.set_seed(request.seed + _FIRST_SEED)
     options.intra_op_num_threads = request.threads
     settings = {**request.provider_options, **(more or {})}

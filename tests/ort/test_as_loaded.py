@@ -84,8 +84,8 @@ def in_half(path: Path) -> onnx.ModelProto:
 
 
 def convolutions() -> onnx.ModelProto:
-    """Convolutions with constant weights: 12 channels are no whole number of blocks."""
-    shapes = {"w1": [12, 12, 3, 3], "w2": [12, 12, 3, 3], "w3": [20, 12, 1, 1]}
+    """Convolutions with constant weights: 20 and 12 channels are no whole blocks."""
+    shapes = {"w1": [12, 20, 3, 3], "w2": [12, 12, 3, 3], "w3": [20, 12, 1, 1]}
     weights = [
         helper.make_tensor(name, 1, shape, [0.1] * (shape[0] * shape[1] * shape[2] * shape[3]))
         for name, shape in shapes.items()
@@ -103,7 +103,7 @@ def convolutions() -> onnx.ModelProto:
     ]
     for node in nodes:
         node.name = node.output[0]
-    image = helper.make_tensor_value_info("x", 1, [2, 12, 16, 16])
+    image = helper.make_tensor_value_info("x", 1, [2, 20, 16, 16])
     result = helper.make_tensor_value_info("y", 1, [2, 32, 1, 1])
     graph = helper.make_graph(nodes, "g", [image], [result], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

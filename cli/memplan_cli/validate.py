@@ -25,7 +25,6 @@ from memplan_cli.signals import ended_by_signals
 @memplan_command(
     "validate",
     "memplan validate step.onnx step.memplan.onnx",
-    "memplan validate step.onnx step.memplan.onnx --provider cuda --runs 20",
     "memplan validate step.onnx head.onnx --wrt 'head*' --inputs trained.npz",
 )
 @click.argument("original", type=PATH)

@@ -11,9 +11,12 @@ import pytest
 from helpers import fooling, wrong_files
 from helpers.graphs import parse
 from helpers.running_inside import without_children
+from memplan.api.rewrite.goal import RewriteOptions
+from memplan.api.rewrite.run import rewrite
 from memplan.api.validate.result import Validation
 from memplan.api.validate.run import ValidateOptions, validate
 from memplan.errors import ModelError, UsageError
+from memplan.units import parse_size
 
 pytestmark = pytest.mark.ort
 
@@ -176,3 +179,16 @@ def test_outputs_missing_without_a_word_are_refused(tmp_path: Path) -> None:
     del narrow.graph.output[0]
     with pytest.raises(UsageError, match="different graph outputs"):
         validated(tmp_path, wrong_files.original(), narrow)
+
+
+def test_float16_is_proved_with_the_casts_that_a_session_adds(tmp_path: Path) -> None:
+    text = """g (float16[64, 64] x, float16[64, 64] w) => (float16[64, 64] y) {
+      [a] a = MatMul(x, w)  [b] b = Sigmoid(a)  [c] c = MatMul(b, w)  [d] d = Sigmoid(c)
+      [e] y = MatMul(d, w) }"""
+    onnx.save(parse(text), tmp_path / "m.onnx")
+    options = RewriteOptions(parse_size("100%"), strategy="greedy", optimize="none")
+    rewrite(tmp_path / "m.onnx", options, tmp_path / "fits.onnx")
+    found = validate(
+        tmp_path / "m.onnx", tmp_path / "fits.onnx", ValidateOptions(runs=1, plain=False)
+    )
+    assert found.proved, [str(f) for f in found.findings]

@@ -15,12 +15,19 @@ from memplan.autodiff.losses import KINDS as LOSSES
 from memplan.autodiff.losses import add_loss
 from memplan.autodiff.optimizers import parse_optimizer
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
+from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.proto.checks import find_fault
 from memplan.proto.external import check_reachable, repoint_external_data
-from memplan.proto.metadata import PHASE_KEY, node_metadata, set_metadata
+from memplan.proto.metadata import (
+    NEW_VALUES,
+    PHASE_KEY,
+    get_metadata,
+    node_metadata,
+    set_metadata,
+)
 from memplan.proto.read import read_model
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import inline_functions, name_nodes
@@ -53,7 +60,10 @@ class GradOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainingGraph:
-    """The answer of ``grad``; ``output`` is None if nothing was written."""
+    """The answer of ``grad``; ``output`` is None if nothing was written.
+
+    ``new_values`` maps graph outputs to the graph inputs that they are the next value of.
+    """
 
     path: Path
     output: Path | None
@@ -67,6 +77,8 @@ class TrainingGraph:
     class_axis: int | None
     scans: tuple[ScanLayer, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
+    new_values: Mapping[str, str] = field(default_factory=dict)
+    statistics: Statistics = field(default_factory=Statistics)
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -75,6 +87,12 @@ class TrainingGraph:
         for node in self.model.graph.node:
             counts[Phase(node_metadata(node).get(PHASE_KEY, Phase.FORWARD))] += 1
         return counts
+
+    @property
+    def not_trained(self) -> tuple[str, ...]:
+        """Floats that could have been differentiated by, and running statistics."""
+        known = (*self.candidates.all, *self.candidates.statistics)
+        return tuple(name for name in known if name not in set(self.wrt))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -87,7 +105,10 @@ class TrainingGraph:
             "checkpoints": self.options.checkpoints,
             "scan_recompute": self.options.scan_recompute,
             "scans": [pair.as_json(self.dims) for pair in self.scans],
-            "not_trained": [n for n in self.candidates.all if n not in self.wrt],
+            "not_trained": list(self.not_trained),
+            "running_statistics": dict(self.statistics.renewed),
+            "new_values": dict(self.new_values),
+            "notes": list(self.statistics.notes),
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
             "new_outputs": list(self.new_outputs),
@@ -166,9 +187,10 @@ def grad(
         check_reachable(model, path, output)
     flat = flat_copy(model)
     loss, class_axis = _loss(flat, options)
+    statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)
     _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
-    candidates = find_candidates(flat.graph, types, [loss])
+    candidates = find_candidates(flat.graph, types, [loss], statistics.names)
     wrt: tuple[str, ...] = ()
     if options.forward_only:
         result = flat
@@ -180,6 +202,9 @@ def grad(
     result = _finished(result)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims or {}, loss)
+    state = _new_values(result.graph, statistics)
+    if state:
+        set_metadata(result, {**get_metadata(result), NEW_VALUES: state})
     if output is not None:
         repoint_external_data(result, path, output)
         write_model(result, output, force=force)
@@ -197,7 +222,21 @@ def grad(
         class_axis=class_axis,
         scans=scan_layers(result),
         dims=dims or {},
+        new_values=state,
+        statistics=statistics,
     )
+
+
+def _new_values(graph: onnx.GraphProto, statistics: Statistics) -> dict[str, str]:
+    """Graph output → the graph input whose value it is in the next step."""
+    inputs = {value.name for value in graph.input}
+    renewed = {new: old for old, new in statistics.renewed.items()}
+    found = {}
+    for value in graph.output:
+        old = renewed.get(value.name, value.name.removesuffix("_new"))
+        if old != value.name and old in inputs:
+            found[value.name] = old
+    return found
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:

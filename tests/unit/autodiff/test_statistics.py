@@ -33,7 +33,7 @@ TRAINING = f"training_mode = 1, momentum = {MOMENTUM}"
 
 def dotted(text: str) -> onnx.ModelProto:
     """The model with ``b1.running`` for ``b1_running``, which ONNX text cannot spell."""
-    named = parse(text).SerializeToString().replace(b"b1.running", b"b1.running")
+    named = parse(text).SerializeToString().replace(b"b1_running", b"b1.running")
     return onnx.ModelProto.FromString(named)
 
 

@@ -49,7 +49,6 @@ def chain(nodes: int) -> onnx.ModelProto:
     layers = max(1, (nodes - 2) // _PER_LAYER)
     square = [_WIDTH, _WIDTH]
     made: list[onnx.NodeProto] = []
-    updates: list[onnx.NodeProto] = []
 
     def node(op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
         made.append(helper.make_node(op, inputs, [output], name=f"n/{output}", **attributes))
@@ -73,7 +72,6 @@ def chain(nodes: int) -> onnx.ModelProto:
         speed = node("Add", [scaled, by_weight], f"{kept}_new")
         change = node("Mul", [speed, "lr"], f"c{k}")
         node("Sub", [name, change], f"{name}_new")
-    del updates
     weights = [f"layers.{k}.weight{part}" for k in range(layers) for part in ("", ".momentum")]
     squares = [helper.make_tensor_value_info(name, _FLOAT, square) for name in weights]
     results = [helper.make_tensor_value_info(f"{name}_new", _FLOAT, square) for name in weights]
@@ -89,7 +87,8 @@ def chain(nodes: int) -> onnx.ModelProto:
         [helper.make_tensor(name, _FLOAT, [], [0.5]) for name in ("scale", "one", "decay")],
     )
     opset = [helper.make_opsetid("", 20)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=10)
+    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)  # exporters and memplan grad state all shapes
 
 
 def measure(path: Path, runs: int) -> Cost:

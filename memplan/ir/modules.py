@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import lru_cache
 
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
@@ -41,8 +42,12 @@ def _recorded(metadata: Mapping[str, str]) -> str | None:
     if "memplan.module" in metadata:
         return metadata["memplan.module"]
     scopes = metadata.get("pkg.torch.onnx.name_scopes")
-    if scopes is None:
-        return None
+    return None if scopes is None else _innermost(scopes)
+
+
+@lru_cache(maxsize=4096)
+def _innermost(scopes: str) -> str | None:
+    """The innermost module in a list of scopes, as text; None if it names none."""
     try:
         names = ast.literal_eval(scopes)
     except (ValueError, SyntaxError):

@@ -158,7 +158,7 @@ class _Freed:
         self.alone = [0] * count
         self.stashes: list[list[tuple[str, int]]] = [[] for _ in range(count)]
         self._change = [0] * (count + 1)
-        for buffer in timeline.live_at(timeline.peak_step):
+        for buffer in timeline.live_at(self.explainer.peak_step):
             self._buffer(buffer)
         for tensor in self.graph.tensors:
             if tensor.kind is TensorKind.INPUT and is_resident(tensor):
@@ -173,7 +173,7 @@ class _Freed:
         the end, unless its node need not make it.
         """
         tensors = [self.graph.tensors[t] for t in buffer.members]
-        step_of, peak = self.timeline.allocation.step_of, self.timeline.peak_step
+        step_of, peak = self.timeline.allocation.step_of, self.explainer.peak_step
         readers = [r for t in tensors for r in t.readers]
         of, wanted = self.served.of, self.served.wanted
         made = _Tally([of[tensors[0].producer]])

@@ -129,8 +129,8 @@ def encode(
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
     known = None if forward is None else flags(len(graph.nodes), forward)
-    way = differentiated if differentiated is not None else forward
-    labels = None if way is None else labels_of(graph, way, keep)
+    path = differentiated if differentiated is not None else forward
+    labels = None if path is None else labels_of(graph, path, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
     return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels)
 

@@ -6,16 +6,62 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from helpers import cuda_stub as stub
-from helpers.running import Memplan
+from helpers.running import Memplan, runner
+
+FOLDER = Path(__file__).parent
+SLOW_FOLDERS = ("ort", "gpu", "e2e")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one model follow one another, before all others: they are the longest.
+
+    What is not in the quick loop: all that runs models or the installed program, by its folder;
+    other tests of more than a second say so themselves.
+    """
+
+    def place(item: pytest.Item) -> tuple[bool, str]:
+        group = item.get_closest_marker("xdist_group")
+        return group is None, group.args[0] if group else ""
+
+    items.sort(key=place)
+    for item in items:
+        folder = item.path.relative_to(FOLDER).parts[0]
+        if folder in SLOW_FOLDERS or item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cpu_clock() -> Iterator[None]:
+    """Time limits count CPU seconds of the test's process: the machine's load is no matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", time.process_time)
+        patch.setattr(time, "monotonic", time.process_time)
+        yield
 
 
 @pytest.fixture
-def memplan(tmp_path: Path) -> Memplan:
+def memplan(program: Memplan) -> Memplan:
+    """The installed program; modules replace it by :func:`helpers.running.runner` to save time."""
+    return program
+
+
+@pytest.fixture
+def inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    """The program in this process, in ``tmp_path``: it saves the start of an interpreter."""
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Memplan:
     """Runs the installed program in ``tmp_path`` and returns the finished process."""
     script = shutil.which("memplan", path=str(Path(sys.executable).parent))
 

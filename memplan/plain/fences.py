@@ -9,7 +9,7 @@ runtime's optimizer can neither fold it nor tell that there are no axes. So
 - behind an *input fence* (the same on a graph input or a constant) shapes are unknown: the memory
   planner reuses no buffer there, which would keep dead memory alive, and constant folding stops.
 
-Measured on ONNX Runtime 1.31.1 at every optimization level (tests/ort/test_plain.py).
+Measured on ONNX Runtime 1.31.1 at every optimization level (tests/ort/test_plain_sessions.py).
 """
 
 from __future__ import annotations

@@ -14,13 +14,21 @@ import pytest
 from onnx import helper
 
 from helpers.models import SAMPLES
-from helpers.running import Memplan
+from helpers.running import Memplan, runner
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.e2e
 
 MLP, GPT = "models/mlp_adamw.onnx", "models/gpt_dynamic.onnx"
 STASH_BYTES = 8192 * 512 * 4  # what one of the 512-wide activations of the MLP takes
+
+
+@pytest.fixture
+def memplan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    """The program in this process; ``program`` is the installed one."""
+    return runner(tmp_path, monkeypatch, capfd)
 
 
 @pytest.fixture
@@ -88,8 +96,8 @@ def command_in(text: str, label: str) -> list[str]:
     return words[1:]
 
 
-def test_update_records_and_check_agrees(project: Path, memplan: Memplan) -> None:
-    done = memplan("check", "--update", MLP, GPT, "--dim", "N=8")
+def test_update_records_and_check_agrees(project: Path, program: Memplan, memplan: Memplan) -> None:
+    done = program("check", "--update", MLP, GPT, "--dim", "N=8")
     assert done.returncode == 0, done.stderr
     assert f"added  {MLP}" in done.stdout
     assert "N=8" in next(line for line in done.stdout.splitlines() if GPT in line)
@@ -97,7 +105,7 @@ def test_update_records_and_check_agrees(project: Path, memplan: Memplan) -> Non
     assert text.index(GPT) < text.index(MLP)
     assert str(project) not in text
 
-    done = memplan("check")
+    done = program("check")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\nok  ") + done.stdout.startswith("ok  ") == 2
     analysis = json.loads(memplan("analyze", MLP, "--format", "json").stdout)
@@ -120,10 +128,12 @@ def test_lock_is_deterministic_and_left_alone(locked: Path, memplan: Memplan) ->
     assert lock.read_bytes() == first
 
 
-def test_regression_is_explained_and_its_commands_work(locked: Path, memplan: Memplan) -> None:
+def test_regression_is_explained_and_its_commands_work(
+    locked: Path, program: Memplan, memplan: Memplan
+) -> None:
     before = entry_of(memplan, MLP)["peak_bytes"]
     stash_more(locked / MLP)
-    done = memplan("check")
+    done = program("check")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     after = before + 3 * STASH_BYTES

@@ -13,27 +13,31 @@ import onnxruntime as ort
 import pytest
 
 import memplan as library
-from helpers.models import SAMPLES
 from helpers.running import Memplan, runner
+from helpers.training_steps import no_bottleneck, saved_step
+from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.proto.metadata import node_metadata
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.opened import open_model
+from memplan.units import parse_size
 
 pytestmark = pytest.mark.e2e
 
-SOURCE = SAMPLES / "cnn_bn.onnx"
+FAST = ("--runs", "1", "--no-plain", "--format", "json")
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
-    """A rewritten file with recomputed nodes, and the JSON of its making."""
-    folder = tmp_path_factory.mktemp("plain")
-    target = folder / "plain.onnx"
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
-    from memplan.units import parse_size
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small training step."""
+    return saved_step(no_bottleneck, tmp_path_factory.mktemp("source"))
 
+
+@pytest.fixture(scope="module")
+def plain(source: Path) -> tuple[Path, dict[str, object]]:
+    """A rewritten file with recomputed nodes, and the JSON of its making."""
+    target = source.with_name("plain.onnx")
     options = RewriteOptions(parse_size("50%"), session="default", strategy="search{iterations=6}")
-    return target, rewrite(SOURCE, options, target).as_json()
+    return target, rewrite(source, options, target).as_json()
 
 
 @pytest.fixture
@@ -56,10 +60,10 @@ def test_the_report_names_what_was_added(plain: tuple[Path, dict[str, object]]) 
     assert report["session"] == "default"
 
 
-def test_text_says_how_to_load_it(memplan: Memplan) -> None:
+def test_text_says_how_to_load_it(source: Path, memplan: Memplan) -> None:
     done = memplan(
         "rewrite",
-        SOURCE,
+        source,
         "--budget",
         "90%",
         "--session",
@@ -75,9 +79,9 @@ def test_text_says_how_to_load_it(memplan: Memplan) -> None:
     assert "added for plain sessions: " in done.stdout
 
 
-def test_it_runs_where_memplan_is_not(plain: tuple[Path, dict[str, object]]) -> None:
-    feeds = synthesize(open_model(SOURCE).graph)
-    before = ort.InferenceSession(str(SOURCE)).run(None, feeds)
+def test_it_runs_where_memplan_is_not(source: Path, plain: tuple[Path, dict[str, object]]) -> None:
+    feeds = synthesize(open_model(source).graph)
+    before = ort.InferenceSession(str(source)).run(None, feeds)
     session = ort.InferenceSession(str(plain[0]))
     for _ in range(2):
         after = session.run(None, feeds)
@@ -86,8 +90,10 @@ def test_it_runs_where_memplan_is_not(plain: tuple[Path, dict[str, object]]) -> 
     assert library.load(plain[0]).get_inputs()[0].name == session.get_inputs()[0].name
 
 
-def test_validate_proves_it(plain: tuple[Path, dict[str, object]], memplan: Memplan) -> None:
-    done = memplan("validate", SOURCE, plain[0], "--runs", "1", "--format", "json")
+def test_validate_proves_it(
+    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan
+) -> None:
+    done = memplan("validate", source, plain[0], "--runs", "1", "--format", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["session"] == "default"
@@ -129,20 +135,20 @@ def without_pins(graph: onnx.GraphProto) -> None:
 
 
 def test_validate_finds_merged_clones(
-    plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
+    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
 ) -> None:
     path = broken(plain[0], tmp_path / "broken.onnx", without_fences)
-    done = memplan("validate", SOURCE, path, "--runs", "1", "--format", "json")
+    done = memplan("validate", source, path, *FAST)
     assert done.returncode == 1
     findings = " ".join(json.loads(done.stdout)["findings"])
     assert "did not run: the runtime merged or removed them" in findings
 
 
 def test_validate_finds_that_the_order_is_gone(
-    plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
+    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
 ) -> None:
     path = broken(plain[0], tmp_path / "broken.onnx", without_pins)
-    done = memplan("validate", SOURCE, path, "--runs", "1", "--format", "json")
+    done = memplan("validate", source, path, *FAST)
     assert done.returncode == 1
     assert "over the budget" in " ".join(json.loads(done.stdout)["findings"])
 

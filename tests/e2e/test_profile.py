@@ -13,7 +13,8 @@ import memplan as library
 from helpers import odd_models as odd
 from helpers.models import SAMPLES
 from helpers.odd_models import WORKING, saved
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
+from helpers.training_steps import long_skips, saved_step
 from memplan.api.profile import ProfileOptions
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
@@ -40,20 +41,6 @@ REPORT_KEYS = {
 }
 FAST = ("--runs", "2")
 PLAIN = ("rewrite", MODEL, "--budget", "95%", "--dry-run", "--optimize", "none")
-
-
-@pytest.fixture
-def inside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    """The program in this process, in ``tmp_path``."""
-    return runner(tmp_path, monkeypatch, capfd)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A small training step in the current folder."""
-    return saved(odd.training(), tmp_path)
 
 
 def names_of(path: Path, dims: dict[str, int] | None = None) -> set[str]:
@@ -241,10 +228,9 @@ def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
 
 @pytest.mark.ort
 def test_rewrite_profiles_what_it_plans(inside: Memplan, tmp_path: Path) -> None:
-    shutil.copy(SAMPLES / "mlp_adamw.onnx", tmp_path / MODEL)
     done = inside(
         "rewrite",
-        MODEL,
+        saved_step(long_skips, tmp_path),
         "--budget",
         "100%",
         "--strategy",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_models"
@@ -27,6 +31,18 @@ def sample_models() -> list[Path]:
 def runnable_models() -> list[Path]:
     """Sample models and, where present, the shared runnable ones."""
     return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
+
+
+def each(paths: Iterable[Path]) -> list[Any]:
+    """Models as parameters of a test; all tests of a model run in one worker of pytest-xdist.
+
+    That worker runs the original once for all of them (:func:`helpers.originals.original`).
+    """
+    found = []
+    for path in paths:
+        name = path.stem if path.parent == SAMPLES else f"shared_{path.stem}"
+        found.append(pytest.param(path, id=name, marks=pytest.mark.xdist_group(name)))
+    return found
 
 
 def load_benchmark(name: str) -> ModuleType:

@@ -1,16 +1,14 @@
-"""Plans of models for the tests that run them."""
+"""Plans by every strategy, and what a rewritten model does, for the tests that run them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx
 
-from helpers.models import DIMS
 from memplan.errors import InfeasibleError, UsageError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import differentiated
@@ -23,7 +21,7 @@ from memplan.runtime.child import profiled_runs
 from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.fold import small_constants
-from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.strategies.builtin import parse_strategy
@@ -32,11 +30,8 @@ TUNED = session_kind("tuned")
 
 
 def estimate(graph: Graph) -> list[float]:
+    """Costs that no machine changes."""
     return node_costs(graph, DEVICES["cpu"], "cpu")
-
-
-def run(model: onnx.ModelProto, feeds: Any) -> tuple[list[np.ndarray], ProfiledRuns]:
-    return outputs_of(model, feeds, {})
 
 
 def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
@@ -91,15 +86,26 @@ SECONDS = 1.5
 
 @dataclass(frozen=True)
 class Task:
-    """A model, how to plan it for a budget, its floor and its peak."""
+    """A model to plan: its floor and its peak, and the plans made so far."""
 
     model: OpenModel
     prepared: Prepared
     floor: int
     peak: int
+    plans: dict[tuple[str, int], Plan | None] = field(default_factory=dict)
+
+    def budget(self, share: float) -> int:
+        """``share`` of the way from the floor to the peak."""
+        return int(self.floor + share * (self.peak - self.floor))
 
     def plan(self, strategy: str, budget: int) -> Plan | None:
         """What ``strategy`` makes of the budget; None: no plan, or it cannot work here."""
+        key = strategy, budget
+        if key not in self.plans:
+            self.plans[key] = self._plan(strategy, budget)
+        return self.plans[key]
+
+    def _plan(self, strategy: str, budget: int) -> Plan | None:
         request = replace(self.prepared.request, budget_bytes=budget)
         try:
             prepared = replace(self.prepared, request=request)
@@ -108,9 +114,8 @@ class Task:
             return None
 
 
-def task_of(path: Path) -> Task:
-    """The model in ``path``; every fifth forward tensor is kept, for ``collection``."""
-    model = open_model(path, DIMS.get(path.stem, {}))
+def task_of(model: OpenModel) -> Task:
+    """A task; every fifth forward tensor is marked to be kept, for ``collection``."""
     peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
     values = small_constants(model.prepared.bound.graph)
     prepared = prepare(
@@ -133,11 +138,11 @@ def task_of(path: Path) -> Task:
 
 
 def outputs_of(
-    model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int]
+    model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int] | None = None
 ) -> tuple[list[np.ndarray], ProfiledRuns]:
     """What a tuned session computes on one thread, and what it measured."""
     kept: list[np.ndarray] = []
-    options, request = session_options("tuned", dims), RunRequest(threads=1)
+    options, request = session_options("tuned", dims or {}), RunRequest(threads=1)
 
     def keep(outputs: list[Any]) -> None:
         kept.extend(output.copy() for output in outputs)

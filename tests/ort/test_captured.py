@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from helpers.plans import TUNED, estimate, plan_and_apply, run
+from helpers.plans import TUNED, estimate, outputs_of, plan_and_apply
 from helpers.random_graphs import models
 from memplan.errors import InfeasibleError
 from memplan.planning.apply import apply_plan
@@ -83,8 +83,8 @@ def check(model: OpenModel, rewritten: onnx.ModelProto, timeline: Timeline) -> N
     peaks = []
     for taken in (True, False):
         feeds = synthesize(model.graph) | {"c": np.array(taken)}
-        reference, _ = run(model.prepared.proto, feeds)
-        outputs, result = run(rewritten, feeds)
+        reference, _ = outputs_of(model.prepared.proto, feeds)
+        outputs, result = outputs_of(rewritten, feeds)
         peaks.append(result.dynamic_bytes)
         assert [a.tobytes() for a in reference] == [b.tobytes() for b in outputs]
     assert max(peaks) == timeline.dynamic_peak_bytes

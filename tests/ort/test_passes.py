@@ -8,8 +8,9 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from helpers.models import DIMS, SAMPLES, runnable_models
-from helpers.plans import run
+from helpers.models import SAMPLES, each, runnable_models
+from helpers.originals import original
+from helpers.plans import outputs_of
 from helpers.random_graphs import models
 from memplan.api.validate.interface import without_inputs
 from memplan.ir.reach import trained_outputs
@@ -18,12 +19,9 @@ from memplan.passes.elide import Elide
 from memplan.passes.manager import PassManager
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
-from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import measure, saved_inputs
-from memplan.runtime.messages import RunRequest
 from memplan.shapes.prepare import prepare as prepare_model
-from memplan.simulate.opened import OpenModel, open_model, opened
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
@@ -43,37 +41,24 @@ def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
     return [Elide(), Prune(wrt), Order(rounds=4), EarlyUpdate()]
 
 
-@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", each(runnable_models()))
 def test_real_training_graphs(path: Path) -> None:
-    dims = DIMS.get(path.stem, {})
-    model = open_model(path, dims)
+    source = original(path)
+    model, names = source.model, set(source.tuned.output_names)
     before = simulate(model.graph, TUNED)
-    feeds = synthesize(model.graph)
-    # One thread: ScatterND(reduction=add) adds in no fixed order with more.
-    request = RunRequest("tuned", "cpu", dims, runs=0, threads=1)
-    with saved_inputs(feeds) as (folder, inputs):
-        original = measure(path, request, inputs, folder / "original.npz")
-        # The sample models are large; narrowed, they show all passes at once.
-        for wrt in [half(model)] if path.parent == SAMPLES else [(), half(model)]:
-            last = PassManager(all_passes(wrt)).run(model, before)
-            gone = tuple(name for step in last for name in step.removed_inputs)
-            after = last[-1]
-            target = folder / "after.onnx"
-            target.write_bytes(after.model.prepared.proto.SerializeToString())
-            fewer = without_inputs(inputs, feeds, gone)
-            measured = measure(target, request, fewer, folder / "after.npz")
-            assert measured.dynamic_bytes == after.timeline.dynamic_peak_bytes
-            assert after.timeline.peak_with_workspace_bytes <= before.peak_with_workspace_bytes
-            compared = compare_outputs(
-                folder / "original.npz",
-                folder / "after.npz",
-                original.output_names,
-                measured.output_names,
-            )
-            assert compared.bitwise, compared
-            removed = {name for step in last for name in step.removed_outputs}
-            assert set(original.output_names) - set(measured.output_names) == removed
-            assert bool(removed) == bool(wrt)
+    # The sample models are large; narrowed, they show all passes at once.
+    for wrt in [half(model)] if path.parent == SAMPLES else [(), half(model)]:
+        steps = PassManager(all_passes(wrt)).run(model, before)
+        gone = tuple(name for step in steps for name in step.removed_inputs)
+        after = steps[-1]
+        fewer = without_inputs(source.inputs, source.feeds, gone)
+        measured, compared = source.run(after.model.prepared.proto, fewer)
+        assert measured.dynamic_bytes == after.timeline.dynamic_peak_bytes
+        assert after.timeline.peak_with_workspace_bytes <= before.peak_with_workspace_bytes
+        assert compared.bitwise, compared
+        removed = {name for step in steps for name in step.removed_outputs}
+        assert names - set(measured.output_names) == removed
+        assert bool(removed) == bool(wrt)
 
 
 @settings(
@@ -85,8 +70,8 @@ def test_random_graphs(model: onnx.ModelProto) -> None:
     timeline = simulate(before.graph, TUNED)
     after = PassManager(all_passes()).run(before, timeline)[-1]
     feeds = synthesize(before.graph)
-    reference, _ = run(model, feeds)
-    outputs, result = run(after.model.prepared.proto, feeds)
+    reference, _ = outputs_of(model, feeds)
+    outputs, result = outputs_of(after.model.prepared.proto, feeds)
     steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == after.timeline.dynamic.tolist()
     for a, b in zip(reference, outputs, strict=True):

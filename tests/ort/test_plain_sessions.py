@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from helpers.graphs import open_text, parse
-from helpers.models import DIMS, runnable_models
+from helpers.models import SAMPLES, each, runnable_models
+from helpers.originals import original
 from helpers.random_graphs import models
+from helpers.training_steps import STEPS, saved_step
 from memplan.api.analyze import analyze_as_loaded
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.plain.fences import fence_clones, fence_maker, marked
@@ -23,10 +25,10 @@ from memplan.plain.finish import Draft
 from memplan.runtime.child import profiled_runs
 from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.measure import measure
 from memplan.runtime.messages import ProfiledRuns, RunRequest
 from memplan.shapes.visible import visible_names
-from memplan.simulate.opened import open_model
+from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
@@ -36,6 +38,11 @@ pytestmark = pytest.mark.ort
 
 DEFAULT = session_kind("default")
 LEVELS = ort.GraphOptimizationLevel
+ORDERS = [
+    (level, priority)
+    for level in (LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_ENABLE_ALL)
+    for priority in (False, True)
+]
 SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -187,30 +194,28 @@ def test_clones_without_fences_with_fences_and_pins() -> None:
 MODELS = [path for path in runnable_models() if path.stem not in ("jax_rnn_loops",)]
 
 
-def budget_for(path: Path, share: float) -> tuple[int, int]:
-    """A budget between the floor and what a plain session needs in any run; and that need."""
-    found = analyze_as_loaded(open_model(path, DIMS.get(path.stem)), DEFAULT)
+def budget_for(model: OpenModel, share: float) -> int:
+    """A budget between the floor and what a plain session needs in any run."""
+    found = analyze_as_loaded(model, DEFAULT)
     peak = later_runs(found.timeline).peak_with_workspace_bytes
     floor = found.floor_with_workspace_bytes
-    return int(floor + share * (peak - floor)), peak
+    return int(floor + share * (peak - floor))
 
 
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_a_plain_session_keeps_the_budget(path: Path, tmp_path: Path) -> None:
-    dims = DIMS.get(path.stem, {})
-    budget, _ = budget_for(path, 0.75)
+@pytest.mark.parametrize("path", each(MODELS))
+def test_a_plain_session_keeps_the_budget(path: Path) -> None:
+    source = original(path)
+    budget = budget_for(source.model, 0.75)
     options = RewriteOptions(
         parse_size(str(budget)), session="default", strategy="search{iterations=6}"
     )
-    target = tmp_path / "plain.onnx"
-    result = rewrite(path, options, target, dims=dims)
+    target = source.file("plain.onnx")
+    result = rewrite(path, options, target, dims=source.dims, force=True)
     assert result.plain is not None
-    source = open_model(path, dims)
-    with saved_inputs(synthesize(source.graph)) as (folder, archive):
-        request = RunRequest("default", "cpu", dims, runs=0, threads=1)
-        before = measure(path, request, archive, folder / "before.npz")
-        after = measure(target, request, archive, folder / "after.npz")
-        same = compare_outputs(folder / "before.npz", folder / "after.npz", before.output_names)
+    before_file, after_file = source.file("before.npz"), source.file("after.npz")
+    before = measure(path, source.request("default"), source.inputs, before_file)
+    after = measure(target, source.request("default"), source.inputs, after_file)
+    same = compare_outputs(before_file, after_file, before.output_names)
     assert after.dynamic_bytes == result.timeline.dynamic_peak_bytes
     assert after.second_run_dynamic_bytes == result.plain.later.dynamic_peak_bytes
     assert result.timeline.resident_bytes + after.dynamic_bytes <= budget
@@ -220,18 +225,31 @@ def test_a_plain_session_keeps_the_budget(path: Path, tmp_path: Path) -> None:
     assert same.bitwise or same.max_rel_diff < 1e-4
 
 
-@pytest.mark.parametrize("name", ["cnn_bn", "mlp_adamw"])
-def test_at_every_level_and_in_both_orders(name: str, tmp_path: Path) -> None:
-    path = next(p for p in MODELS if p.stem == name)
-    budget, _ = budget_for(path, 0.6)
+@pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
+def test_at_every_level_and_in_both_orders(
+    make: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    path = saved_step(make, tmp_path)
+    model = open_model(path)
+    kept_at_every_level(path, budget_for(model, 0.6), ORDERS)
+
+
+@pytest.mark.parametrize("path", each([SAMPLES / "cnn_bn.onnx"]))
+def test_at_a_level_and_in_an_order_that_are_not_the_default(path: Path) -> None:
+    """Convolutions, normalizations and their fusions."""
+    budget = budget_for(original(path).model, 0.6)
+    kept_at_every_level(path, budget, [(LEVELS.ORT_ENABLE_EXTENDED, True)])
+
+
+def kept_at_every_level(path: Path, budget: int, kinds: Iterable[tuple[object, bool]]) -> None:
+    """Rewrite for the budget, and run at levels and in orders: both runs keep it."""
     options = RewriteOptions(
         parse_size(str(budget)), session="default", strategy="search{iterations=6}"
     )
-    result = rewrite(path, options, tmp_path / "plain.onnx")
+    result = rewrite(path, options, dry_run=True)
     assert result.plain is not None
     room = budget - result.timeline.resident_bytes
-    for level in (LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_ENABLE_ALL):
-        for priority in (False, True):
-            profile = run(result.model, level, priority)
-            assert profile.dynamic_bytes <= 1.01 * room
-            assert profile.second_run_dynamic_bytes <= 1.01 * room
+    for level, priority in kinds:
+        profile = run(result.model, level, priority)
+        assert profile.dynamic_bytes <= 1.01 * room
+        assert profile.second_run_dynamic_bytes <= 1.01 * room

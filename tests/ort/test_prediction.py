@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.models import DIMS, runnable_models
+from helpers.models import SAMPLES, each, runnable_models
+from helpers.originals import THREADS, original
 from helpers.random_graphs import models
 from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import measure, saved_inputs
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import open_model, opened
+from memplan.simulate.arena import simulate_arena
+from memplan.simulate.opened import opened
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
 
@@ -30,6 +32,7 @@ QUIET = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+ARENAS = ("mlp_adamw", "lstm", "gpt_dropout")
 UNFUSED_DEFAULT = SessionKind("default", "cpu", priority_order=False, reuse=True)
 
 
@@ -71,17 +74,23 @@ def test_random_graphs_with_a_symbolic_dimension(model: onnx.ModelProto, size: i
     run(model, session_kind("tuned"), session_options("tuned", {"N": size}), {"N": size})
 
 
-@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
-def test_real_training_graphs(path: Path, tmp_path: Path) -> None:
-    dims = DIMS.get(path.stem, {})
-    model = open_model(path, dims)
+@pytest.mark.parametrize("path", each(runnable_models()))
+def test_real_training_graphs(path: Path) -> None:
+    model, measured = original(path).model, original(path).tuned
     timeline = simulate(model.graph, session_kind("tuned"))
-    with saved_inputs(synthesize(model.graph)) as (folder, inputs):
-        request = RunRequest("tuned", "cpu", dims, runs=1)
-        measured = measure(path, request, inputs, folder / "outputs.npz")
     assert measured.dynamic_bytes == timeline.dynamic_peak_bytes
     # Later runs must need no more: tuned sessions switch memory patterns off.
     assert measured.second_run_dynamic_bytes == timeline.dynamic_peak_bytes
     if not model.graph.bodies:
         steps = [node.nbytes - measured.base_bytes for node in measured.nodes]
         assert steps == timeline.dynamic.tolist()
+
+
+@pytest.mark.parametrize("path", each(SAMPLES / f"{n}.onnx" for n in ARENAS))
+def test_arena_held_is_what_the_profiler_reports(path: Path) -> None:
+    """Two runs, as :mod:`memplan.runtime.child` makes them: it drops the first one's outputs."""
+    kind = replace(session_kind("tuned"), threads=THREADS)
+    timeline = simulate(original(path).model.graph, kind)
+    run = simulate_arena(timeline, runs=2, keep_outputs=False)
+    found = original(path).tuned
+    assert found.arena_bytes - found.base_bytes == run.held_bytes - run.reserved_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -9,47 +10,46 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.models import DIMS, runnable_models
-from helpers.plans import plan_and_apply, run
+from helpers.graphs import open_text
+from helpers.models import each, runnable_models
+from helpers.originals import original
+from helpers.plans import outputs_of, plan_and_apply
 from helpers.random_graphs import models
+from helpers.training_steps import STEPS
 from memplan.errors import InfeasibleError
-from memplan.runtime.compare import compare_outputs
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import measure, saved_inputs
-from memplan.runtime.messages import RunRequest
 from memplan.shapes.prepare import prepare as prepare_model
-from memplan.simulate.opened import open_model, opened
+from memplan.simulate.opened import OpenModel, opened
 
 pytestmark = pytest.mark.ort
 
-SHARES = (0.8, 0.6, 0.4)
+SHARE, SHARES = 0.6, (0.8, 0.6, 0.4)  # of real graphs, and of small steps
 
 
-@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
-def test_real_training_graphs(path: Path, tmp_path: Path) -> None:
-    dims = DIMS.get(path.stem, {})
-    model = open_model(path, dims)
-    # One thread: ScatterND(reduction=add) adds in no fixed order with more.
-    request = RunRequest("tuned", "cpu", dims, runs=1, threads=1)
-    with saved_inputs(synthesize(model.graph)) as (folder, inputs):
-        original = measure(path, request, inputs, folder / "original.npz")
-        for share in SHARES:
-            try:
-                rewritten, plan, timeline = plan_and_apply(model, share)
-            except InfeasibleError:
-                continue  # too tight for this graph; what the answer says is tested elsewhere
-            target = folder / f"{share}.onnx"
-            target.write_bytes(rewritten.SerializeToString())
-            measured = measure(target, request, inputs, folder / f"{share}.npz")
-            assert measured.dynamic_bytes == timeline.dynamic_peak_bytes
-            assert timeline.resident_bytes + measured.dynamic_bytes <= plan.budget_bytes
-            if not model.graph.bodies:
-                steps = [node.nbytes - measured.base_bytes for node in measured.nodes]
-                assert steps == timeline.dynamic.tolist()
-            compared = compare_outputs(
-                folder / "original.npz", folder / f"{share}.npz", original.output_names
-            )
-            assert compared.bitwise, compared
+@pytest.mark.parametrize("path", each(runnable_models()))
+def test_real_training_graphs(path: Path) -> None:
+    source = original(path)
+    try:
+        rewritten, plan, timeline = plan_and_apply(source.model, SHARE)
+    except InfeasibleError:
+        return  # too tight for this graph; what the answer says is tested elsewhere
+    measured, compared = source.run(rewritten)
+    assert measured.dynamic_bytes == timeline.dynamic_peak_bytes
+    assert timeline.resident_bytes + measured.dynamic_bytes <= plan.budget_bytes
+    if not source.model.graph.bodies:
+        steps = [node.nbytes - measured.base_bytes for node in measured.nodes]
+        assert steps == timeline.dynamic.tolist()
+    assert compared.bitwise, compared
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
+def test_small_training_steps(make: Callable[[], onnx.ModelProto], share: float) -> None:
+    before = open_text(make())
+    try:
+        assert_same_results(before, share)
+    except InfeasibleError:
+        assert share < max(SHARES)  # there is a plan for the widest budget
 
 
 @settings(
@@ -59,14 +59,22 @@ def test_real_training_graphs(path: Path, tmp_path: Path) -> None:
 )
 @given(models(longest=30), st.sampled_from((0.95, 0.7, 0.4, 0.1)))
 def test_random_graphs(model: onnx.ModelProto, share: float) -> None:
-    before = opened(prepare_model(model, Path("random.onnx"), {}))
     try:
-        rewritten, plan, timeline = plan_and_apply(before, share)
+        assert_same_results(opened(prepare_model(model, Path("random.onnx"), {})), share)
     except InfeasibleError:
         assume(False)
+
+
+def assert_same_results(before: OpenModel, share: float) -> None:
+    """The rewritten model takes what was predicted at every step, and computes the same bits.
+
+    Raises:
+        InfeasibleError: there is no plan for the budget.
+    """
+    rewritten, plan, timeline = plan_and_apply(before, share)
     feeds = synthesize(before.graph)
-    reference, _ = run(model, feeds)
-    outputs, result = run(rewritten, feeds)
+    reference, _ = outputs_of(before.prepared.proto, feeds)
+    outputs, result = outputs_of(rewritten, feeds)
     steps = [node.nbytes - result.base_bytes for node in result.nodes]
     assert steps == timeline.dynamic.tolist()
     assert timeline.resident_bytes + max(steps) <= plan.budget_bytes

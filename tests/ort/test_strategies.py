@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
-from helpers.models import SAMPLES, runnable_models
-from helpers.plans import AUTO, NAMED, TUNED, outputs_of, task_of
+from helpers.models import SAMPLES, each, runnable_models
+from helpers.originals import original
+from helpers.plans import AUTO, NAMED, TUNED, Task, outputs_of, task_of
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
-from memplan.runtime.inputs import synthesize
-from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.builtin import list_strategies
 
 pytestmark = pytest.mark.ort
@@ -22,49 +22,44 @@ SHARE = 0.6
 EVERY = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def machine_code() -> None:
-    """Compile before any time limit runs."""
-    warm_up()
-
-
 def test_all_strategies_are_here() -> None:
     named = {text.partition("{")[0] for text in (*NAMED, AUTO)}
     assert named == {item.name for item in list_strategies() if item.owner == "memplan"}
 
 
-@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
+@lru_cache(maxsize=1)
+def task(path: Path) -> Task:
+    """The model in ``path``, to be planned; the tests of one model follow one another."""
+    return task_of(original(path).model)
+
+
+@pytest.mark.parametrize("path", each(runnable_models()))
 def test_plans_run_as_predicted(path: Path) -> None:
-    graph = task_of(path)
-    model, dims = graph.model, graph.model.prepared.dims
+    source, graph = original(path), task(path)
+    proto, dims = graph.model.prepared.proto, graph.model.prepared.dims
     chosen = NAMED if path.parent != SAMPLES else NAMED[runnable_models().index(path) :: EVERY]
-    feeds = synthesize(model.graph)
-    reference, _ = outputs_of(model.prepared.proto, feeds, dims)
-    budget = int(graph.floor + SHARE * (graph.peak - graph.floor))
     seen: set[tuple[int, ...]] = set()
     for strategy in chosen:
         # Where it does not fit: what it does with room enough.
-        plan = graph.plan(strategy, budget) or graph.plan(strategy, 2 * graph.peak)
+        plan = graph.plan(strategy, graph.budget(SHARE)) or graph.plan(strategy, 2 * graph.peak)
         if plan is None or plan.sequence in seen:
             continue
         seen.add(plan.sequence)
-        rewritten = apply_plan(model.prepared.proto, plan, dims)
-        timeline = ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED)
-        outputs, measured = outputs_of(rewritten, feeds, dims)
+        rewritten = apply_plan(proto, plan, dims)
+        timeline = ensure(proto, rewritten, plan, graph.model.prepared.types, TUNED)
+        outputs, measured = outputs_of(rewritten, source.feeds, dims)
         assert measured.dynamic_bytes == timeline.dynamic_peak_bytes, strategy
-        assert len(outputs) == len(reference)
-        for before, after in zip(reference, outputs, strict=True):
+        for before, after in zip(source.outputs, outputs, strict=True):
             assert before.tobytes() == after.tobytes(), strategy
     assert len(seen) > 1 or path.parent == SAMPLES
 
 
-@pytest.mark.parametrize("path", runnable_models(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", each(runnable_models()))
 def test_auto_never_costs_more(path: Path) -> None:
-    graph = task_of(path)
-    budget = int(graph.floor + SHARE * (graph.peak - graph.floor))
-    auto = graph.plan(AUTO, budget)
+    graph = task(path)
+    auto = graph.plan(AUTO, graph.budget(SHARE))
     for strategy in NAMED:
-        plan = graph.plan(strategy, budget)
+        plan = graph.plan(strategy, graph.budget(SHARE))
         if plan is not None:
             assert auto is not None, strategy
             assert auto.extra_cost_fraction <= plan.extra_cost_fraction + 1e-9, strategy

@@ -42,6 +42,7 @@ from memplan.units import parse_size
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
+_REDRAWN = "random operators without a seed draw other numbers than in the original"
 # The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
@@ -209,6 +210,8 @@ def _answer(
 ) -> Rewrite:
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
     notes = (*variant.notes, *(planned.plain.notes if planned.plain else ()), *source.notes)
+    if equivalence.redrawn:
+        notes = (*notes, _REDRAWN)
     return Rewrite(
         path=path,
         output=output,

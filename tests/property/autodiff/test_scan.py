@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -79,6 +80,7 @@ def cells(draw_: Any) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(cells(), st.sampled_from(["none", "all", "auto", "t0+t2", "*"]))
 def test_random_cells(model: onnx.ModelProto, wish: str) -> None:

@@ -120,6 +120,7 @@ def plan_of(extended: Extended, sequence: Ints, profile: MemoryProfile, floor: F
     )
 
 
+@pytest.mark.slow
 @settings(QUIET, max_examples=300)
 @given(random_models(longest=30), st.randoms(use_true_random=False))
 def test_a_random_sequence_written_and_simulated_is_as_evaluated(
@@ -180,6 +181,7 @@ def solved(case: Case, budget: int, options: SearchOptions, seconds: float = 1e6
         return solve(case.problem(budget), seconds, options)
 
 
+@pytest.mark.slow
 @settings(QUIET, max_examples=150)
 @given(cases(), st.data())
 def test_a_tighter_budget_is_never_cheaper(case: Case, data: st.DataObject) -> None:
@@ -195,6 +197,7 @@ def test_a_tighter_budget_is_never_cheaper(case: Case, data: st.DataObject) -> N
     assert first.extra_cost <= second.extra_cost + 1e-9
 
 
+@pytest.mark.slow
 @settings(QUIET, max_examples=150)
 @given(cases(), st.data(), st.booleans())
 def test_a_decision_is_what_it_says(case: Case, data: st.DataObject, order: bool) -> None:

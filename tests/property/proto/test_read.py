@@ -326,6 +326,7 @@ NUMBERS = st.lists(st.integers(0, 2**24), min_size=8, max_size=30)
 SESSIONS = st.sampled_from(["tuned", "default"])
 
 
+@pytest.mark.slow
 @fuzzed(150)
 @given(st.sampled_from(sorted(SAMPLES)), NUMBERS, st.integers(1, 3), SESSIONS)
 def test_changed_fields(
@@ -335,6 +336,7 @@ def test_changed_fields(
     check(folder / "model.onnx", data, DIMS.get(name, {}), session)
 
 
+@pytest.mark.slow
 @fuzzed(100)
 @given(st.sampled_from(sorted(SAMPLES)), NUMBERS, st.integers(1, 5), SESSIONS)
 def test_changed_bytes(
@@ -344,6 +346,7 @@ def test_changed_bytes(
     check(folder / "model.onnx", data, DIMS.get(name, {}), session)
 
 
+@pytest.mark.slow
 @fuzzed(400)
 @given(st.sampled_from(sorted(ODD)), NUMBERS, st.integers(1, 3), SESSIONS)
 def test_changed_fields_of_odd_models(

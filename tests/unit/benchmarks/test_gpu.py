@@ -9,25 +9,28 @@ from pathlib import Path
 import pytest
 
 from helpers.models import SAMPLES, load_benchmark
+from helpers.training_steps import saved_step, symbolic_batch
 from memplan.solver.search.warm_up import warm_up
 
 
+@pytest.mark.slow
 def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm_up()
     bench = load_benchmark("gpu")
     target = tmp_path / "gpu.json"
+    graph = saved_step(symbolic_batch, tmp_path)
     arguments = [
         "gpu",
         "--graph",
-        f"gpt2={SAMPLES / 'gpt_dynamic.onnx'}",
+        f"gpt2={graph}",
         "--net",
         "gpt2",
         "--batch",
-        "1",
+        "512",
         "--memory",
-        "40MB",
+        "2MB",
         "--share",
         "60%",
         "--provider",

@@ -1,72 +1,38 @@
-"""The lock: what is written reads back, what is broken is named, what differs is told."""
+"""The lock: what is written reads back, what is broken is named."""
 
 from __future__ import annotations
 
 import posixpath
-import shlex
-import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from memplan.api.analyze import ACCOUNTING_VERSION
-from memplan.check import run as gate
-from memplan.check.compare import Status, compare, diff
-from memplan.check.current import Current, Family, family_of
-from memplan.check.hints import accept_command, exact_size, fit_command, key_of
+from helpers.locks import MIB, an_entry
 from memplan.check.lock import (
-    Binding,
     LockEntry,
     TopTensors,
     path_problem,
     read_lock,
     tolerance_bytes,
 )
-from memplan.check.run import CheckResult
-from memplan.check.text import check_lines
 from memplan.check.write import lock_text, toml_string, write_lock
 from memplan.errors import LockError, UsageError
-from memplan.units import parse_size
 
-MIB = 1024**2
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
 SIZES = st.integers(min_value=0, max_value=2**62)
+
+
 PATHS = (
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
     .map(posixpath.normpath)
     .filter(lambda path: path_problem(path) is None)
 )
-
-
-def an_entry(**changes: Any) -> LockEntry:
-    entry = LockEntry(
-        path="models/mlp.onnx",
-        fingerprint="f" * 32,
-        accounting=ACCOUNTING_VERSION,
-        session="tuned",
-        provider="cpu",
-        dims={"N": 32},
-        peak_bytes=100 * MIB,
-        peak_with_workspace_bytes=101 * MIB,
-        peak_node="mul_5",
-        classes={"weights": 20 * MIB, "stash": 80 * MIB},
-        top=(TopTensors("act*", "stash", 8, 10 * MIB),),
-    )
-    return replace(entry, **changes)
-
-
-def today(entry: LockEntry, families: tuple[Family, ...] | None = None, **changes: Any) -> Current:
-    """The model of ``entry`` as it is now, with ``changes`` to what the lock has."""
-    now = replace(entry, **changes)
-    if families is None:
-        families = tuple(Family(tensors, "MatMul mm (backward)") for tensors in now.top)
-    return Current(now, step=3, steps=9, phase="backward", floor_bytes=MIB, families=families)
 
 
 @st.composite
@@ -129,6 +95,8 @@ class TestRoundTrip:
 
 
 GOOD = lock_text([an_entry(path="a.onnx"), an_entry(path="b.onnx", tolerance="1%")])
+
+
 B_START = GOOD[: GOOD.index('[models."b.onnx"]')].count("\n") + 1
 
 
@@ -169,6 +137,8 @@ REQUIRED = (
     "peak_node",
     "classes",
 )
+
+
 BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ("empty", lambda text: "", 0, "no version number"),
     ("version no number", lambda t: t.replace("version = 1", "version = true"), 3, "no version"),
@@ -346,219 +316,3 @@ def test_tolerance_forms(tolerance: str | int | None, nbytes: int) -> None:
 def test_tolerance_nonsense(tolerance: str) -> None:
     with pytest.raises(UsageError):
         tolerance_bytes(tolerance, 1)
-
-
-class TestStatus:
-    @pytest.mark.parametrize(
-        ("peak", "tolerance", "cap", "status"),
-        [
-            (100 * MIB, None, None, Status.OK),
-            (100 * MIB + 1, None, None, Status.REGRESSED),
-            (100 * MIB - 1, None, None, Status.IMPROVED),
-            (101 * MIB, "1%", None, Status.OK),
-            (101 * MIB + 1, "1%", None, Status.REGRESSED),
-            (102 * MIB, "2MiB", None, Status.OK),
-            (102 * MIB + 1, "2MiB", None, Status.REGRESSED),
-            (100 * MIB, None, 100 * MIB, Status.OK),
-            (100 * MIB, None, 100 * MIB - 1, Status.REGRESSED),
-            (90 * MIB, None, 80 * MIB, Status.REGRESSED),
-            (101 * MIB, "1%", 100 * MIB, Status.REGRESSED),
-        ],
-    )
-    def test_peak_against_limits(
-        self, peak: int, tolerance: str | None, cap: int | None, status: Status
-    ) -> None:
-        locked = an_entry(tolerance=tolerance)
-        entry = compare(locked, today(locked, peak_bytes=peak), Path("m.onnx"), 5, cap)
-        assert entry.status is status
-        assert entry.failed == (status is Status.REGRESSED)
-        assert entry.delta_bytes == peak - 100 * MIB
-
-    def test_another_memory_model_is_no_regression(self) -> None:
-        locked = an_entry(accounting=ACCOUNTING_VERSION + 1)
-        now = today(an_entry(), peak_bytes=900 * MIB)
-        entry = compare(locked, now, Path("m.onnx"))
-        assert entry.status is Status.ACCOUNTING
-        assert not entry.failed
-        assert entry.limit_bytes is None
-        assert compare(locked, now, Path("m.onnx"), 0, 899 * MIB).failed
-
-    def test_same_peak_in_another_graph_is_ok(self) -> None:
-        locked = an_entry()
-        entry = compare(locked, today(locked, fingerprint="0" * 32), Path("m.onnx"))
-        assert entry.status is Status.OK
-        assert diff(locked, today(locked, fingerprint="0" * 32)).fields == ("fingerprint",)
-
-
-def test_a_bug_met_in_one_model_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    locked = [an_entry(path="a.onnx", dims={}), an_entry(path="b.onnx", dims={})]
-    write_lock(Path("memplan.lock"), locked)
-    for entry in locked:
-        Path(entry.path).touch()
-
-    def measure(file: Path, path: str, *_: object) -> tuple[Current, frozenset[str]]:
-        if path == "a.onnx":
-            raise ZeroDivisionError("in a")
-        return today(an_entry(path=path), peak_bytes=200 * MIB), frozenset()
-
-    monkeypatch.setattr(gate, "measure", measure)
-    seen: list[tuple[int, int, str]] = []
-    request = gate.CheckRequest(Path("memplan.lock"))
-    result = gate.run_check(request, lambda *step: seen.append(step))
-    assert seen == [(0, 2, "a.onnx"), (1, 2, "b.onnx")]
-    assert [(entry.path, entry.status) for entry in result.entries] == [
-        ("b.onnx", Status.REGRESSED)
-    ]
-    (failure,) = result.failures
-    assert failure.error.exit_code == 70
-    assert "ZeroDivisionError: in a" in failure.error.message
-    before = Path("memplan.lock").read_bytes()
-    assert not gate.run_update(request).accepted
-    assert Path("memplan.lock").read_bytes() == before
-
-
-def family(name: str, count: int, size: int, tensor_class: str = "stash") -> Family:
-    return Family(TopTensors(name, tensor_class, count, size), "MatMul mm (backward)")
-
-
-class TestFamilies:
-    def test_a_name_of_many_numbers_takes_no_time(self) -> None:
-        started = time.monotonic()
-        assert family_of("1_" * 20_000 + "x").endswith("_*_x")
-        assert family_of("x" + "_1" * 20_000) == "x"
-        assert time.monotonic() - started < 2
-
-    @pytest.mark.parametrize(
-        ("name", "expected"),
-        [
-            ("gelu", "gelu"),
-            ("gelu_3", "gelu"),
-            ("gelu*", "gelu"),
-            ("blk12/attn/probs", "blk*/attn/probs"),
-            ("unsafe_split_1_split_2", "unsafe_split_*_split"),
-            ("7", ""),
-        ],
-    )
-    def test_numbers_do_not_count(self, name: str, expected: str) -> None:
-        assert family_of(name) == expected
-        assert family_of(f"{expected}*") == expected
-
-    def test_more_of_a_family(self) -> None:
-        locked = an_entry()
-        (found,) = diff(locked, today(locked, (family("act*", 11, 10 * MIB),))).families
-        assert (found.count, found.exact, found.grew_from_bytes) == (3, True, None)
-
-    def test_same_family_larger(self) -> None:
-        locked = an_entry()
-        (found,) = diff(locked, today(locked, (family("act*", 8, 12 * MIB),))).families
-        assert (found.count, found.grew_from_bytes) == (8, 10 * MIB)
-
-    def test_renumbered_tensors_are_not_new(self) -> None:
-        locked = an_entry(top=(TopTensors("act_1", "stash", 1, 80 * MIB),))
-        assert not diff(locked, today(locked, (family("act_7", 1, 80 * MIB),))).families
-
-    def test_a_complete_list_makes_everything_else_new(self) -> None:
-        locked = an_entry()
-        now = today(locked, (*today(locked).families, family("tiny", 1, 8)))
-        (found,) = diff(locked, now).families
-        assert (found.family.tensors.name, found.exact) == ("tiny", True)
-
-    def test_what_may_have_been_unlisted_is_not_called_new(self) -> None:
-        # 30 MiB of the locked peak are not in the list, and a family there has at most 10.
-        top = (TopTensors("a", "stash", 1, 40 * MIB), TopTensors("b", "stash", 1, 10 * MIB))
-        locked = an_entry(top=top)
-        now = today(locked, (family("x", 1, 10 * MIB), family("y*", 2, 8 * MIB)))
-        (found,) = diff(locked, now).families
-        assert (found.family.tensors.name, found.exact) == ("y*", False)
-
-
-class TestCommands:
-    def test_sizes_read_back(self) -> None:
-        assert exact_size(775 * MIB) == "775MiB"
-        for nbytes in (1, 1023, 1024, 1536, 775 * MIB, 2 * 1024**4, 1024**5, 812_646_401):
-            assert parse_size(exact_size(nbytes)).nbytes == nbytes
-
-    def test_words_are_quoted(self) -> None:
-        command = accept_command(Path("ci/memplan.lock"), Path("-my model.onnx"), None, ("N",))
-        assert shlex.split(command) == [
-            "memplan",
-            "check",
-            "--update",
-            "--lock",
-            "ci/memplan.lock",
-            "./-my model.onnx",
-            "--dim",
-            "N=...",
-        ]
-
-    def test_binding_is_named_where_it_is_not_the_default(self) -> None:
-        binding = Binding({"N": 8}, "default", "cuda")
-        assert fit_command(Path("m.onnx"), MIB, binding) == (
-            "memplan rewrite m.onnx --budget 1MiB --dim N=8 --session default --provider cuda"
-        )
-        locked = Binding({"N": 8}, "default", "cpu")
-        wanted = Binding({"N": 8}, "tuned", "cpu")
-        command = accept_command(Path("memplan.lock"), Path("m.onnx"), wanted, locked=locked)
-        assert command == "memplan check --update m.onnx --session tuned"
-
-    def test_paths_are_relative_to_the_lock(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for folder in ("models", "ci"):
-            (tmp_path / folder).mkdir()
-        monkeypatch.chdir(tmp_path / "models")
-        lock = Path("../memplan.lock")
-        assert key_of(Path("m.onnx"), lock) == "models/m.onnx"
-        assert key_of(tmp_path / "models" / "m.onnx", lock) == "models/m.onnx"
-        assert key_of(Path("./x/../m.onnx"), Path("../ci/l")) == "../models/m.onnx"
-
-    def test_paths_through_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "real" / "deep").mkdir(parents=True)
-        (tmp_path / "real" / "store.bin").touch()
-        (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
-        (tmp_path / "real" / "m.onnx").symlink_to(tmp_path / "real" / "store.bin")
-        monkeypatch.chdir(tmp_path)
-        # Below the lock's folder a link keeps its name; beside it, '..' must lead to the file.
-        assert key_of(Path("link/m.onnx"), Path("memplan.lock")) == "link/m.onnx"
-        assert key_of(Path("real/m.onnx"), Path("link/memplan.lock")) == "../m.onnx"
-        assert (Path("link") / "../m.onnx").exists()
-
-    def test_a_name_that_is_not_unicode(self) -> None:
-        with pytest.raises(UsageError, match="not Unicode"):
-            key_of(Path("bad\udcff.onnx"), Path("memplan.lock"))
-
-
-class TestText:
-    def text(self, locked: LockEntry, now: Current, cap: int | None = None) -> str:
-        entry = compare(locked, now, Path(locked.path), 5, cap)
-        return "\n".join(check_lines(CheckResult(Path("memplan.lock"), (entry,), ())))
-
-    def test_a_small_growth_is_told_in_bytes(self) -> None:
-        locked = an_entry()
-        text = self.text(locked, today(locked, peak_bytes=100 * MIB + 4))
-        assert "peak +4 B (less than 0.1%)   104,857,600 B -> 104,857,604 B" in text
-        assert "the same as in the lock" in text
-
-    def test_foreign_names_cannot_steer_the_terminal(self) -> None:
-        locked = an_entry(path="a\nb.onnx", peak_node="was\x1b[2J")
-        now = today(locked, peak_bytes=200 * MIB, peak_node="\x1b[31m\nerror: all is well")
-        assert all(c.isprintable() or c == "\n" for c in self.text(locked, now))
-        assert not any(
-            line.startswith(("error", "b.onnx")) for line in self.text(locked, now).split("\n")
-        )
-
-    def test_a_limit_below_the_floor_offers_no_rewrite(self) -> None:
-        locked = an_entry()
-        now = replace(today(locked, peak_bytes=200 * MIB), floor_bytes=150 * MIB)
-        assert "no rewrite goes below 150 MiB" in self.text(locked, now)
-        assert "memplan rewrite models/mlp.onnx --budget 100MiB" in self.text(
-            locked, replace(now, floor_bytes=99 * MIB)
-        )
-
-    def test_workspace_above_the_cap_is_noted(self) -> None:
-        locked = an_entry()
-        assert "with kernel workspace" in self.text(locked, today(locked), 100 * MIB)
-        assert "with kernel workspace" not in self.text(locked, today(locked), 101 * MIB)

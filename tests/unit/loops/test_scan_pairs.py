@@ -143,6 +143,7 @@ def test_rewrite_command(
     assert "not named: rnn/forward/gates/Split/1" in found.stderr
 
 
+@pytest.mark.slow
 def test_as_much_as_the_budget_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

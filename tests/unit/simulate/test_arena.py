@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from helpers.models import SAMPLES
 from memplan.api.analyze import analyze_open
 from memplan.ir.graph import ABSENT
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import measure, saved_inputs
-from memplan.runtime.messages import RunRequest
 from memplan.simulate.allocation import Allocation, Buffer
 from memplan.simulate.arena import (
     ArenaConfig,
@@ -340,20 +337,6 @@ class TestScratchRequests:
         for step, nbytes in enumerate(timeline.workspace.tolist()):
             requests = asked.get(step, Scratch())
             assert sum(requests.before) + sum(requests.after) == nbytes
-
-
-@pytest.mark.ort
-@pytest.mark.parametrize("name", ["mlp_adamw", "lstm", "gpt_dropout"])
-def test_arena_held_is_what_the_profiler_reports(name: str) -> None:
-    """Two runs, as :mod:`memplan.runtime.child` makes them: it drops the first one's outputs."""
-    path = SAMPLES / f"{name}.onnx"
-    model = open_model(path)
-    kind = replace(session_kind("tuned"), threads=1)
-    run = simulate_arena(simulate(model.graph, kind), runs=2, keep_outputs=False)
-    request = RunRequest("tuned", "cpu", {}, runs=0, threads=1)
-    with saved_inputs(synthesize(model.graph)) as (folder, archive):
-        found = measure(path, request, archive, folder / "outputs.npz")
-    assert found.arena_bytes - found.base_bytes == run.held_bytes - run.reserved_bytes
 
 
 def profiled(path: Path, dims: dict[str, int], folder: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from helpers.steps import chain, check, problem_of, random_step
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
 from memplan.proto.metadata import node_metadata
-from memplan.solver.search.warm_up import warm_up
 from memplan.strategies.builtin import parse_strategy
 from memplan.strategies.keepset import step_of
 from memplan.strategies.mirror import Mirror, MirrorGraph, cheap_nodes
@@ -22,12 +21,6 @@ from memplan.units import parse_size
 
 SECONDS = 30.0
 KIND = "mirror{function=kind}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine_code() -> None:
-    """Compile before anything is timed."""
-    warm_up()
 
 
 def graph_of(case: Case, cheap: str, last: str = "loss") -> MirrorGraph:

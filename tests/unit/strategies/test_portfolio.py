@@ -13,7 +13,6 @@ from helpers.steps import irregular, random_step
 from memplan.solver.evaluate import evaluate
 from memplan.solver.frontier import budgets_between, trace_frontier
 from memplan.solver.problem import Problem
-from memplan.solver.search.warm_up import warm_up
 from memplan.strategies import portfolio
 from memplan.strategies.portfolio import (
     PortfolioOptions,
@@ -22,14 +21,10 @@ from memplan.strategies.portfolio import (
     solve_portfolio,
 )
 
+pytestmark = pytest.mark.slow
+
 FREE = PortfolioOptions()
 IN_ORDER = PortfolioOptions(order=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def machine_code() -> None:
-    """Compiling is not to count as searching."""
-    warm_up()
 
 
 def hard_problem(seed: int, share: float = 0.8) -> Problem:

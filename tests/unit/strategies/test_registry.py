@@ -16,7 +16,7 @@ import pytest
 
 from helpers.models import ROOT, SAMPLES
 from helpers.problems import Case, Op
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.errors import MemplanError, UsageError
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.strategy import Outcome, Progress
@@ -59,14 +59,6 @@ def install(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         monkeypatch.syspath_prepend(str(site))
 
     return put
-
-
-@pytest.fixture
-def inside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    """Runs the program in this process."""
-    return runner(tmp_path, monkeypatch, capfd)
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -128,6 +120,7 @@ def test_numbers_with_few_values_are_checked() -> None:
 # --- Packages --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide(install: Install, inside: Memplan, tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "extending.md").read_text()
     code, *_ = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
@@ -308,6 +301,7 @@ def test_what_was_asked_for_must_be_there() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_package_that_fails_is_blamed(install: Install, inside: Memplan) -> None:
     install("acme", {"good": "acme_good:Good"}, acme_good=GOOD)
     done = inside("rewrite", MODEL, "--budget", "90%", "--strategy", "good")

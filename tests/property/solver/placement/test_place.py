@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def test_small_placements_are_the_optimum(found: list[Rectangle]) -> None:
 
 
 # Where the optimum is above max-live the proof is the search's; that takes seven buffers or more.
+@pytest.mark.slow
 @settings(QUIET, max_examples=60)
 @given(
     st.sampled_from(

@@ -1,4 +1,4 @@
-"""Orders made anew by a beam, moves of single nodes, and what they promise."""
+"""Orders made anew by a beam, and what they promise."""
 
 from __future__ import annotations
 
@@ -9,28 +9,18 @@ import numpy as np
 import pytest
 
 from helpers.graphs import TUNED, open_text
+from helpers.orders import CHAINS, excess
 from helpers.problems import Case, Op
 from helpers.steps import irregular, random_step
 from memplan.planning.planner import PlanRequest, prepare
 from memplan.simulate.order import execution_order
-from memplan.solver.evaluate import IMPOSSIBLE, evaluate, excess_of
+from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
 from memplan.solver.order.depth_first import depth_first
-from memplan.solver.order.local import reorder
 from memplan.solver.problem import Ints, Problem
 from memplan.solver.search.params import PARAMS
 from memplan.solver.search.starts import Starts
-
-# Two chains that meet: run one after the other, only one of them is ever open.
-CHAINS = Case(
-    Op("a", "x", 8),
-    Op("c", "x", 8),
-    Op("b", "a", 1),
-    Op("d", "c", 1),
-    Op("end", "b d", 1, output=True),
-    resident="x",
-)
 
 
 def anew(problem: Problem, width: int, noise: float = 0.0) -> Ints:
@@ -39,11 +29,6 @@ def anew(problem: Problem, width: int, noise: float = 0.0) -> Ints:
     return resequence(
         problem.arrays, problem.start, problem.movable, problem.budget, 0, length, width, noise
     )
-
-
-def excess(problem: Problem, sequence: Ints) -> float:
-    """Bytes over the budget, summed over steps."""
-    return float(excess_of(evaluate(problem.arrays, sequence), problem.budget))
 
 
 def test_one_chain_after_the_other() -> None:
@@ -103,25 +88,6 @@ def test_new_orders_read_what_the_old_ones_did(seed: int) -> None:
         order = starts.ordered(number, counted=True)
         assert sorted(order) == sorted(problem.start)
         assert evaluate(problem.arrays, order).total.max() < IMPOSSIBLE
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_moves_never_raise_the_excess(seed: int) -> None:
-    _, problem = random_step(seed)
-    seed_random(seed)
-    movable = problem.movable & ~problem.arrays.eager
-    found, left = reorder(problem.arrays, problem.start, movable, problem.budget, 300)
-    assert left == excess(problem, found) <= excess(problem, problem.start)
-    assert sorted(found) == sorted(problem.start)
-    assert evaluate(problem.arrays, found).total.max() < IMPOSSIBLE
-
-
-def test_moves_find_a_better_order() -> None:
-    problem = CHAINS.problem(10)
-    seed_random(0)
-    found, left = reorder(problem.arrays, problem.start, problem.movable, 10, 500)
-    assert left == 0
-    assert CHAINS.peak(found) == 10
 
 
 def test_a_shaken_plan_still_computes_everything() -> None:

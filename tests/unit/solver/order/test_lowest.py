@@ -12,13 +12,6 @@ from helpers.steps import random_step
 from memplan.solver.evaluate import evaluate
 from memplan.solver.order.local import settle
 from memplan.solver.order.lowest import LowestOptions, lowest_order
-from memplan.solver.search.warm_up import warm_up
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine_code() -> None:
-    """Compile before anything is timed."""
-    warm_up()
 
 
 def orders(case: Case) -> Iterator[list[int]]:

@@ -1,77 +1,27 @@
-"""Whatever is wrong with the input: one clear error, the right exit code, nothing written.
-
-Every case checks the exit code, that stderr holds one ``error:`` line and at most one ``hint:``
-line, that stdout is empty, and that no file in the folder changed. To be fast, most cases call
-the program's ``main`` in this process; bad models are also given to the installed program.
-"""
+"""Arguments, outputs, budgets and files that cannot work: one clear error, nothing written."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import stat
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from helpers import odd_models as odd
-from helpers.models import SAMPLES
-from helpers.odd_models import constant, info, saved
-from helpers.running import Memplan, runner
-from memplan.errors import EXIT_ENVIRONMENT, EXIT_INFEASIBLE, EXIT_MODEL, EXIT_USAGE
+from helpers.odd_models import saved
+from helpers.refusals import Done, assert_harmless
+from helpers.running import Memplan
+from memplan.errors import EXIT_ENVIRONMENT, EXIT_INFEASIBLE, EXIT_USAGE
 
 pytestmark = pytest.mark.e2e
 
+
 MODEL = "model.onnx"
-Done = subprocess.CompletedProcess[str]
-
-
-def snapshot(folder: Path) -> dict[str, str]:
-    """Every file below ``folder`` and what is in it."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        kind = stat.S_IFMT(path.lstat().st_mode)
-        content = path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = f"{kind:o} {hashlib.sha256(content).hexdigest()}"
-    return found
-
-
-def assert_refused(done: Done, code: int, *words: str) -> None:
-    """One error, told in at most two lines, and nothing else."""
-    lines = done.stderr.splitlines()
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert 1 <= len(lines) <= 2, done.stderr
-    assert lines[0].startswith("error: "), done.stderr
-    assert all(line.startswith("hint: ") for line in lines[1:]), done.stderr
-    for word in words:
-        assert word in done.stderr
-
-
-@pytest.fixture
-def inside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    """Like the ``memplan`` fixture, in this process."""
-    return runner(tmp_path, monkeypatch, capfd)
-
-
-def assert_harmless(run: Memplan, folder: Path, code: int, *rest: object) -> Done:
-    """Run with the arguments behind the words; refused, and no file changed."""
-    words, *arguments = rest
-    before = snapshot(folder)
-    done = run(*arguments)
-    assert_refused(done, code, *words)  # type: ignore[misc]
-    assert snapshot(folder) == before
-    return done
 
 
 @pytest.fixture
@@ -83,224 +33,15 @@ def refused(inside: Memplan, tmp_path: Path) -> Callable[..., Done]:
 Refused = Callable[..., Done]
 
 
-# --- models that cannot be read ------------------------------------------------------------------
-
-
-def empty(folder: Path) -> None:
-    (folder / MODEL).write_bytes(b"")
-
-
-def text(folder: Path) -> None:
-    (folder / MODEL).write_text("# not a model\n" * 20)
-
-
-def picture(folder: Path) -> None:
-    (folder / MODEL).write_bytes(
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\6\0\0\0\x1f\x15"
-    )
-
-
-def a_folder(folder: Path) -> None:
-    (folder / MODEL).mkdir()
-
-
-def nothing(folder: Path) -> None:
-    """No file at all."""
-
-
-def a_broken_link(folder: Path) -> None:
-    (folder / MODEL).symlink_to(folder / "gone.onnx")
-
-
-def a_pipe(folder: Path) -> None:
-    os.mkfifo(folder / MODEL)
-
-
-def truncated(folder: Path) -> None:
-    data = (SAMPLES / "mlp_adamw.onnx").read_bytes()
-    (folder / MODEL).write_bytes(data[: len(data) // 2])
-
-
-def cyclic(folder: Path) -> None:
-    model = odd.training()
-    model.graph.node[0].input[0] = "h_grad"
-    saved(model, folder)
-
-
-def unsorted(folder: Path) -> None:
-    model = odd.training()
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes[::-1])
-    saved(model, folder)
-
-
-def doubled(folder: Path) -> None:
-    model = odd.training()
-    model.graph.node[2].output[0] = "h"
-    saved(model, folder)
-
-
-def undefined(folder: Path) -> None:
-    model = odd.training()
-    model.graph.node[5].input[0] = "nowhere"
-    saved(model, folder)
-
-
-def unbound(folder: Path) -> None:
-    saved(odd.symbolic(), folder)
-
-
-def old(folder: Path) -> None:
-    saved(odd.training(8), folder)
-
-
-def without_outputs(folder: Path) -> None:
-    model = odd.training()
-    del model.graph.output[:]
-    saved(model, folder)
-
-
-def stale_shapes(folder: Path) -> None:
-    model = odd.training()
-    model.graph.value_info.append(info("h", [64, 32]))
-    saved(model, folder)
-
-
-def unknown_shape(folder: Path) -> None:
-    model = odd.unknown_operator()
-    del model.graph.value_info[:]
-    saved(model, folder)
-
-
-def damaged_constant(folder: Path) -> None:
-    model = odd.training()
-    model.graph.initializer[0].raw_data = b"\0" * 12
-    saved(model, folder)
-
-
-def window_too_large(folder: Path) -> None:
-    """ONNX's own inference would end the process here."""
-    bounds = [constant(k, [v], np.int64) for k, v in (("from", 0), ("to", 2), ("axis", 2))]
-    nodes = [
-        helper.make_node("Conv", ["image", "kernel"], ["c"]),
-        helper.make_node("Slice", ["c", "from", "to", "axis"], ["s"]),
-    ]
-    given = [odd.weights("kernel", 4, 3, 5, 5), *bounds]
-    saved(odd.model(nodes, [info("image", [1, 3, 2, 2])], [info("s", None)], given), folder)
-
-
-def no_data(folder: Path) -> None:
-    odd.external(folder)
-    (folder / "weights.bin").unlink()
-
-
-def short_data(folder: Path) -> None:
-    odd.external(folder)
-    data = folder / "weights.bin"
-    data.write_bytes(data.read_bytes()[:-4])
-
-
-def _relocated(folder: Path, location: str) -> None:
-    path = odd.external(folder)
-    model = onnx.load(path, load_external_data=False)
-    for item in model.graph.initializer[0].external_data:
-        if item.key == "location":
-            item.value = location
-    path.write_bytes(model.SerializeToString())
-
-
-def absolute_data(folder: Path) -> None:
-    _relocated(folder, str(folder / "weights.bin"))
-
-
-def escaping_data(folder: Path) -> None:
-    _relocated(folder, f"../{folder.name}/weights.bin")
-
-
-def linked_data(folder: Path) -> None:
-    odd.external(folder)
-    elsewhere = folder.parent / f"{folder.name}-elsewhere"
-    elsewhere.mkdir()
-    (folder / "weights.bin").rename(elsewhere / "weights.bin")
-    (folder / "weights.bin").symlink_to(elsewhere / "weights.bin")
-
-
-BAD_MODELS: tuple[tuple[Callable[[Path], None], tuple[str, ...]], ...] = (
-    (empty, ("no ONNX graph",)),
-    (text, ("not an ONNX model",)),
-    (picture, ("not an ONNX model",)),
-    (a_folder, ("is not a file",)),
-    (nothing, ("does not exist",)),
-    (a_broken_link, ("does not exist",)),
-    (a_pipe, ("is not a file",)),
-    (truncated, ("truncated",)),
-    (cyclic, ("cycle",)),
-    (unsorted, ("not sorted",)),
-    (doubled, ("'h' is defined twice",)),
-    (undefined, ("'nowhere'", "nothing defines")),
-    (unbound, ("'N'", "--dim N=")),
-    (old, ("opset 8", "9 and newer")),
-    (without_outputs, ("no outputs",)),
-    (stale_shapes, ("states float[64, 32]", "value_info")),
-    (unknown_shape, ("shape of tensor 'a'", "not known")),
-    (damaged_constant, ("needs 2,048 bytes and has 12",)),
-    (window_too_large, ("window is larger than its image",)),
-    (no_data, ("'weights.bin'", "is missing")),
-    (short_data, ("has only",)),
-    (absolute_data, ("outside the model's folder",)),
-    (escaping_data, ("outside the model's folder",)),
-    (linked_data, ("through a link",)),
-)
-
-
-@pytest.mark.parametrize(("make", "words"), BAD_MODELS, ids=[m.__name__ for m, _ in BAD_MODELS])
-@pytest.mark.parametrize("command", ["analyze", "rewrite", "validate"])
-def test_bad_models(
-    make: Callable[[Path], None],
-    words: tuple[str, ...],
-    command: str,
-    refused: Refused,
-    tmp_path: Path,
-) -> None:
-    make(tmp_path)
-    further = {"analyze": [], "rewrite": ["--budget", "80%"], "validate": [MODEL]}[command]
-    refused(EXIT_MODEL, words, command, MODEL, *further)
-
-
-@pytest.mark.parametrize(("make", "words"), BAD_MODELS, ids=[m.__name__ for m, _ in BAD_MODELS])
-def test_bad_models_and_the_installed_program(
-    make: Callable[[Path], None], words: tuple[str, ...], memplan: Memplan, tmp_path: Path
-) -> None:
-    make(tmp_path)
-    assert_harmless(memplan, tmp_path, EXIT_MODEL, words, "analyze", MODEL)
-
-
-def test_a_model_below_a_file(refused: Refused, tmp_path: Path) -> None:
-    saved(odd.training(), tmp_path)
-    refused(EXIT_MODEL, ("cannot be read",), "analyze", f"{MODEL}/inner.onnx")
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
-def test_a_model_that_may_not_be_read(memplan: Memplan, tmp_path: Path) -> None:
-    path = saved(odd.training(), tmp_path)
-    path.chmod(0)
-    assert_refused(memplan("analyze", MODEL), EXIT_MODEL, "Permission denied")
-
-
-def test_a_name_over_two_lines_is_told_on_one(refused: Refused) -> None:
-    refused(EXIT_MODEL, ("no such does not exist",), "analyze", "no\nsuch")
-
-
-def test_a_name_that_is_no_text_is_told(refused: Refused) -> None:
-    refused(EXIT_MODEL, ("does not exist",), "analyze", os.fsdecode(b"n\xff.onnx"))
-
-
-# --- arguments -----------------------------------------------------------------------------------
-
 ANALYZE = ("analyze", MODEL)
+
+
 REWRITE = ("rewrite", MODEL, "--optimize", "none", "--budget")
+
+
 FULL = (*REWRITE, "100%")
+
+
 BAD_ARGUMENTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("nonsense",), ("nonsense",)),
     (("analyze",), ("MODEL", "memplan analyze --help")),
@@ -372,8 +113,6 @@ def test_no_arguments_show_the_commands(memplan: Memplan) -> None:
     assert "Traceback" not in done.stderr
 
 
-# --- outputs -------------------------------------------------------------------------------------
-
 TO = {
     "analyze": ("analyze", MODEL, "--format", "json"),
     "rewrite": FULL,
@@ -427,9 +166,6 @@ def test_a_folder_from_which_the_weights_cannot_be_reached(
     refused(EXIT_USAGE, ("cannot be referenced", "model"), *command, "out/model.onnx")
 
 
-# --- budgets that no plan keeps ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("optimize", ["none", "extended"])
 def test_a_budget_below_the_floor(
     optimize: str, inside: Memplan, refused: Refused, tmp_path: Path
@@ -450,9 +186,6 @@ def test_a_budget_below_the_floor(
         assert f"{told['floor_with_workspace_bytes']:,} B" in done.stderr
 
 
-# --- costs ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -471,9 +204,6 @@ def test_costs_that_cannot_be_read(content: str, refused: Refused, tmp_path: Pat
     saved(odd.training(), tmp_path)
     (tmp_path / "costs.json").write_bytes(content.encode("latin-1"))
     refused(EXIT_USAGE, ("costs.json",), *FULL, "--costs", "costs.json", "--dry-run")
-
-
-# --- validate ------------------------------------------------------------------------------------
 
 
 def test_two_unrelated_models(refused: Refused, tmp_path: Path) -> None:
@@ -551,9 +281,6 @@ def _array_file(folder: Path) -> bytes:
     data = (folder / "made.npy").read_bytes()
     (folder / "made.npy").unlink()
     return data
-
-
-# --- pyproject.toml ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,243 @@
+"""``memplan rewrite`` as people and scripts use it: outputs, interruption, odd models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import memplan as library
+from helpers import odd_models as odd
+from helpers.commands import integers_end_in_bytes, succeeded
+from helpers.odd_models import WORKING, feeds_of, info, saved
+from helpers.running import Memplan
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.units import parse_size
+
+pytestmark = pytest.mark.e2e
+
+
+MODEL, OUT = "model.onnx", "model.memplan.onnx"
+
+
+REWRITE_KEYS = {
+    "schema",
+    "strategy",
+    "session",
+    "budget_bytes",
+    "baseline_peak_bytes",
+    "predicted_peak_bytes",
+    "predicted_peak_with_workspace_bytes",
+    "extra_cost_fraction",
+    "bound_fraction",
+    "bound_kind",
+    "recomputed_nodes",
+    "planning_seconds",
+    "output",
+    "assumptions",
+}
+
+
+def test_rewrite_writes_beside_the_model(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    before = model.read_bytes()
+    text = succeeded(inside("rewrite", MODEL, "--budget", "95%", "--optimize", "none"))
+    assert "peak 6.29 KiB" in text.splitlines()[0]
+    assert "budget 95% = 6,482 B (6.33 KiB)" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [OUT, MODEL]
+    assert model.read_bytes() == before
+    onnx.checker.check_model(str(tmp_path / OUT), full_check=True)
+
+
+def test_rewrite_as_json(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    arguments = ("--budget", "6500", "--optimize", "none", "--format", "json")
+    found = json.loads(succeeded(inside("rewrite", MODEL, *arguments)))
+    assert found.keys() >= REWRITE_KEYS
+    assert found["schema"] == "memplan.rewrite/1"
+    assert integers_end_in_bytes(found)
+    assert found["budget_bytes"] == 6500
+    assert found["baseline_peak_bytes"] == 6824
+    assert found["predicted_peak_with_workspace_bytes"] <= 6500
+    assert found["recomputed_nodes"] >= 0
+    assert found["output"] == OUT
+    again = json.loads(succeeded(inside("analyze", OUT, "--format", "json")))
+    assert again["peak_bytes"] == found["predicted_peak_bytes"]
+
+
+def test_a_dry_run_writes_nothing(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    (tmp_path / OUT).write_text("mine")
+    for further in ((), ("-o", "-"), ("-o", "other.onnx"), ("-q",)):
+        text = succeeded(inside("rewrite", MODEL, "--budget", "100%", "--dry-run", *further))
+        assert ("nothing was written" in text) == (further != ("-q",))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [OUT, MODEL]
+    assert (tmp_path / OUT).read_text() == "mine"
+
+
+def test_the_model_goes_to_stdout(model: Path, tmp_path: Path, memplan: Memplan) -> None:
+    arguments = ("rewrite", MODEL, "--budget", "100%", "--optimize", "none", "-o")
+    script = shutil.which("memplan", path=str(Path(sys.executable).parent))
+    assert script is not None
+    done = subprocess.run([script, *arguments, "-"], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stderr == b""
+    assert list(tmp_path.iterdir()) == [model]
+    assert succeeded(memplan(*arguments, "out.onnx", "-q")) == "out.onnx\n"
+    assert (tmp_path / "out.onnx").read_bytes() == done.stdout
+
+
+def test_force_replaces_an_output(inside: Memplan, model: Path, tmp_path: Path) -> None:
+    (tmp_path / OUT).write_text("old")
+    assert inside("rewrite", MODEL, "--budget", "100%", "-q").returncode == 2
+    assert (tmp_path / OUT).read_text() == "old"
+    succeeded(inside("rewrite", MODEL, "--budget", "100%", "-q", "--force"))
+    onnx.checker.check_model(str(tmp_path / OUT))
+
+
+def test_a_full_disk_leaves_the_old_file(
+    inside: Memplan, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / OUT).write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = inside("rewrite", MODEL, "--budget", "100%", "--optimize", "none", "--force")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"error: {OUT} cannot be written: No space left on device\n"
+    assert (tmp_path / OUT).read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [OUT, MODEL]
+
+
+def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    (tmp_path / OUT).write_text("old")
+    os.mkfifo(tmp_path / "costs.json")  # reading it blocks until somebody writes
+    script = shutil.which("memplan", path=str(Path(sys.executable).parent))
+    assert script is not None
+    command = [script, "rewrite", MODEL, "--budget", "100%", "--optimize", "none", "--force"]
+    with subprocess.Popen(
+        [*command, "--costs", "costs.json"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A test run in the background of a shell hands on that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        writer = _writer_of(tmp_path / "costs.json", process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        os.close(writer)
+    assert process.returncode == 130
+    assert out == ""
+    # The first, empty line ends the one on which the terminal shows ^C.
+    assert err.splitlines() == ["", "error: interrupted", "hint: nothing was written"]
+    assert (tmp_path / OUT).read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["costs.json", OUT, MODEL]
+
+
+def _writer_of(fifo: Path, process: subprocess.Popen[str]) -> int:
+    """Open the writing end, which works as soon as the program reads."""
+    for _ in range(600):
+        assert process.poll() is None, process.communicate()
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("the program never read the costs")
+
+
+def _outputs(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(value) for value in session.run(None, feeds)]
+
+
+def _same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("optimize", ["none", "extended"])
+@pytest.mark.parametrize("name", [name for name in WORKING if name != "unknown_operator"])
+def test_odd_models_are_rewritten_and_run(name: str, optimize: str, tmp_path: Path) -> None:
+    proto = WORKING[name]()
+    path, out = saved(proto, tmp_path), tmp_path / OUT
+    result = rewrite(path, RewriteOptions(parse_size("100%"), optimize=optimize), out)
+    assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
+    assert path.read_bytes() == proto.SerializeToString()
+    # ONNX Runtime refuses doubled names, which memplan repairs.
+    plain = saved(odd.training(), tmp_path, "plain.onnx") if name == "doubled_names" else path
+    feeds = feeds_of(proto)
+    before = ort.InferenceSession(str(plain), library.session_options())
+    after = library.load(out)
+    assert [value.name for value in after.get_inputs()] == [v.name for v in before.get_inputs()]
+    assert [value.name for value in after.get_outputs()] == [v.name for v in before.get_outputs()]
+    assert _same(_outputs(before, feeds), _outputs(after, feeds))
+
+
+@pytest.mark.ort
+def test_a_default_can_still_be_replaced(tmp_path: Path) -> None:
+    path, out = saved(odd.default_input(), tmp_path), tmp_path / OUT
+    rewrite(path, RewriteOptions(parse_size("95%"), optimize="none"), out)
+    feeds = feeds_of(odd.default_input())
+    feeds["w1"] = np.full((odd.WIDTH, odd.HIDDEN), 0.25, np.float32)
+    before = ort.InferenceSession(str(path), library.session_options())
+    assert _same(_outputs(before, feeds), _outputs(library.load(out), feeds))
+
+
+@pytest.mark.parametrize("optimize", ["none", "extended"])
+def test_a_model_with_an_unknown_operator_is_rewritten(optimize: str, tmp_path: Path) -> None:
+    path, out = saved(odd.unknown_operator(), tmp_path), tmp_path / OUT
+    result = rewrite(path, RewriteOptions(parse_size("100%"), optimize=optimize), out)
+    assert result.optimize_level == "none"
+    assert any("acme.ops:Swoosh" in note for note in result.assumptions)
+    assert any("not optimized offline" in n for n in result.assumptions) == (optimize != "none")
+    ops = [(node.domain, node.op_type) for node in onnx.load(out).graph.node]
+    assert ops.count(("acme.ops", "Swoosh")) == 1
+
+
+def test_an_unknown_operator_is_never_run_twice(tmp_path: Path) -> None:
+    path = saved(odd.unknown_operator(), tmp_path)
+    options = RewriteOptions(parse_size("100%"), optimize="none", recompute=("a",))
+    result = rewrite(path, options, tmp_path / OUT)
+    assert "act" in result.plan.refusals
+    assert "act" not in result.plan.recomputed
+
+
+def test_an_output_without_a_stated_shape(tmp_path: Path) -> None:
+    proto = odd.training()
+    proto.graph.output[1].CopyFrom(info("w1_grad", None))
+    path = saved(proto, tmp_path)
+    rewrite(path, RewriteOptions(parse_size("100%"), optimize="none"), tmp_path / OUT)
+
+
+@pytest.mark.ort
+def test_external_weights_stay_where_they_are(memplan: Memplan, tmp_path: Path) -> None:
+    path = odd.external(tmp_path, MODEL)
+    weights = (tmp_path / "weights.bin").read_bytes()
+    succeeded(memplan("rewrite", MODEL, "--budget", "95%", "-o", "out.onnx"))
+    assert (tmp_path / "weights.bin").read_bytes() == weights
+    written = onnx.load(tmp_path / "out.onnx", load_external_data=False)
+    assert any(tensor.external_data for tensor in written.graph.initializer)
+    feeds = feeds_of(odd.training())
+    before = ort.InferenceSession(str(path), library.session_options())
+    assert _same(_outputs(before, feeds), _outputs(library.load(tmp_path / "out.onnx"), feeds))
+
+
+@pytest.mark.ort
+def test_external_weights_in_a_folder_below(inside: Memplan, tmp_path: Path) -> None:
+    odd.external(tmp_path / "model", MODEL)
+    succeeded(inside("rewrite", f"model/{MODEL}", "--budget", "95%", "-o", "out.onnx", "-q"))
+    feeds = feeds_of(odd.training())
+    before = ort.InferenceSession(str(tmp_path / "model" / MODEL), library.session_options())
+    assert _same(_outputs(before, feeds), _outputs(library.load(tmp_path / "out.onnx"), feeds))

@@ -1,0 +1,107 @@
+"""Passes in rewrite: the waterfall, and files with fewer outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers.models import SAMPLES
+from helpers.running import Memplan
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.errors import UsageError
+from memplan.passes.manager import (
+    NAMES,
+)
+from memplan.proto.metadata import get_metadata
+from memplan.units import parse_size
+
+MODEL = SAMPLES / "mlp_adamw.onnx"
+
+
+def options(budget: str, **more: object) -> RewriteOptions:
+    return RewriteOptions(
+        parse_size(budget), optimize="none", strategy="search{iterations=6}", **more
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_waterfall_ends_where_the_file_is(tmp_path: Path) -> None:
+    result = rewrite(MODEL, options("60%"), tmp_path / "out.onnx")
+    names = [step.name for step in result.waterfall]
+    assert names == ["original", "elide", "prune", "order", "early-update", "recompute"]
+    first, last = result.waterfall[0], result.waterfall[-1]
+    assert first.saved_bytes == 0
+    assert last.timeline is result.timeline
+    whole = first.timeline.peak_with_workspace_bytes - last.timeline.peak_with_workspace_bytes
+    assert sum(step.saved_bytes for step in result.waterfall) == whole > 0
+    assert next(step for step in result.waterfall if step.name == "order").saved_bytes > 0
+    found = result.as_json()["passes"]
+    assert isinstance(found, list)
+    assert [row["name"] for row in found] == names
+    assert sum(row["saved_bytes"] for row in found) == (
+        first.timeline.peak_bytes - result.timeline.peak_bytes
+    )
+    assert get_metadata(onnx.load(tmp_path / "out.onnx"))["passes"] == list(NAMES)
+
+
+def test_passes_can_be_left_away() -> None:
+    result = rewrite(MODEL, options("100%", passes="none"), dry_run=True)
+    assert [step.name for step in result.waterfall] == ["original", "recompute"]
+    left = {node.name for node in result.timeline.graph.nodes}
+    assert left == {node.name for node in result.original.graph.nodes}
+    with pytest.raises(UsageError, match="no pass 'x'"):
+        rewrite(MODEL, options("100%", passes="x"), dry_run=True)
+
+
+@pytest.mark.slow
+def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path: Path) -> None:
+    found = inside(
+        "rewrite",
+        MODEL,
+        "--budget",
+        "60%",
+        "--wrt",
+        "head*",
+        "--optimize",
+        "none",
+        "--strategy",
+        "greedy",
+        "--format",
+        "json",
+        "-o",
+        "head.onnx",
+    )
+    assert found.returncode == 0, found.stderr
+    answer = json.loads(found.stdout)
+    assert len(answer["removed_outputs"]) == 42
+    assert len(answer["removed_inputs"]) == 28
+    proof = inside("validate", MODEL, "head.onnx", "--runs", "1", "--no-plain", "--format", "json")
+    assert proof.returncode == 0, proof.stderr
+    answer = json.loads(proof.stdout)
+    assert answer["equality"] == "bitwise"
+    assert answer["compared_outputs"] == 8
+    assert any("28 inputs were removed" in note for note in answer["notes"])
+    assert any("42 outputs were removed" in note for note in answer["notes"])
+
+
+def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
+    found = inside(
+        "rewrite",
+        MODEL,
+        "--budget",
+        "60%",
+        "--wrt",
+        "head*",
+        "--optimize",
+        "none",
+        "--strategy",
+        "greedy",
+        "--dry-run",
+    )
+    assert "removed by --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
+    assert " and 34 more" in found.stdout
+    assert "fits by what is free alone" in found.stdout
+    assert "A narrower --wrt would free" in inside("analyze", MODEL).stdout

@@ -1,0 +1,177 @@
+"""What elide takes away, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.graphs import TUNED, open_text, tensor, timeline_of
+from helpers.passes import applied, nodes
+from memplan.passes.base import peak_did_not_rise, peak_fell
+from memplan.passes.elide import Elide, find_edits
+from memplan.passes.manager import (
+    PassManager,
+)
+from memplan.passes.no_ops import Facts, same_value
+from memplan.passes.prune import Prune
+from memplan.simulate.timeline import Timeline, simulate
+
+
+def one_node(node: str, constants: str = "", shape: str = "2, 3") -> str:
+    """A graph in which ``[n] b = ...`` of ``a`` stands between two others."""
+    return (
+        f"g (float[{shape}] x) => (float[{shape}] y) <float unused = {{0}}{constants}> "
+        f"{{ [first] a = Exp(x) {node} [last] y = Exp(b) }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "constants"),
+    [
+        ("[n] b = Identity(a)", ""),
+        ("[n] b = Cast <to: int = 1>(a)", ""),
+        ("[n] b = Concat <axis: int = 1>(a)", ""),
+        ("[n] b = Sum(a)", ""),
+        ("[n] b = Reshape(a, s)", ", int64[2] s = {2, 3}"),
+        ("[n] b = Expand(a, s)", ", int64[2] s = {1, 3}"),
+        ("[n] b = Tile(a, s)", ", int64[2] s = {1, 1}"),
+        ("[n] b = Transpose <perm: ints = [0, 1]>(a)", ""),
+        ("[n] b = Slice(a, s, e)", ", int64[2] s = {0, 0}, int64[2] e = {2, 9}"),
+        (
+            "[n] b = Slice(a, s, e, x0, t)",
+            ", int64[1] s = {0}, int64[1] e = {9}, int64[1] x0 = {1}, int64[1] t = {1}",
+        ),
+        ("[n] b = Pad(a, s)", ", int64[4] s = {0, 0, 0, 0}"),
+        ("[n] b = Dropout(a)", ""),
+        ("[n] b = Dropout(a, r, t)", ", float r = {0.5}, bool t = {0}"),
+        ("[n] b = Dropout(a, r, t)", ", float r = {0}, bool t = {1}"),
+        ("[n] b = Split <axis: int = 0, num_outputs: int = 1>(a)", ""),
+        ("[m] c = Unsqueeze(a, s) [n] b = Squeeze(c, s)", ", int64[1] s = {1}"),
+        ("[m] c = Transpose(a) [n] b = Transpose(c)", ""),
+    ],
+)
+def test_copies_that_copy_nothing_go(node: str, constants: str) -> None:
+    model = applied(one_node(node, constants), Elide())
+    assert nodes(model) == "first last"
+    assert model.graph.nodes[1].inputs == model.graph.nodes[0].outputs
+    # Constants that only the copies read go with them.
+    assert [t.name for t in model.prepared.proto.graph.initializer] == ["unused"]
+
+
+@pytest.mark.parametrize(
+    ("node", "constants"),
+    [
+        ("[n] b = Relu(a)", ""),
+        ("[m] c = Cast <to: int = 11>(a) [n] b = Cast <to: int = 1>(c)", ""),
+        ("[n] b = Max(a, unused)", ""),
+        (
+            "[n] b = Slice(a, s, e, x0, t)",  # backwards
+            ", int64[1] s = {-1}, int64[1] e = {-9}, int64[1] x0 = {1}, int64[1] t = {-1}",
+        ),
+        ("[n] b = Pad(a, s)", ", int64[4] s = {0, 1, 0, -1}"),  # cuts what it adds
+        ("[n] b = Dropout(a, r, t)", ", float r = {0.5}, bool t = {1}"),
+        ("[m] t = Cast <to: int = 9>(unused) [n] b = Dropout(a, r, t)", ", float r = {0.5}"),
+        ("[n] b, m = Dropout(a) [o] c = Cast <to: int = 1>(m) [p] q = Add(b, c)", ""),
+    ],
+)
+def test_what_changes_a_bit_stays(node: str, constants: str) -> None:
+    text = one_node(node, constants)
+    text = text.replace("Exp(b) }", "Exp(q) }") if "q =" in node else text
+    model = applied(text, Elide())
+    assert nodes(model) == nodes(open_text(text))
+
+
+def test_shapes_decide_only_where_they_are_exact() -> None:
+    text = """g (float[N, 3] x) => (float[N, 3] y) <int64[2] s = {2, 3}>
+        { [first] a = Exp(x) [n] b = Expand(a, s) [i] c = Identity(b) [last] y = Exp(c) }"""
+    model = open_text(text, dims={"N": 2})
+    # N is 2 here, but the file keeps its symbol; an Identity is one for any N.
+    assert [edit.node for edit in find_edits(model)] == ["i"]
+    facts = Facts(model.graph, {}, exact=True)
+    assert same_value(facts, model.graph.nodes[1])
+
+
+def test_a_chain_of_views_becomes_one() -> None:
+    model = applied(
+        """g (float[4, 6] x) => (float[3, 8] y, float[2, 4, 3] z)
+        <int64[1] axis = {0}, int64[1] flat = {24}, int64[2] s = {3, 8},
+         int64[3] copies = {0, 4, -1}, int64[2] rows = {2, 12}>
+        { [first] a = Exp(x) [up] b = Unsqueeze(a, axis) [line] c = Reshape(b, flat)
+          [end] d = Reshape(c, s) [other] e = Reshape(a, rows) [third] f = Reshape(e, copies)
+          [p] y = Exp(d) [q] z = Exp(f) }""",
+        Elide(),
+    )
+    # A 0 in the shape of 'third' stands for the dimension of what it reads.
+    assert nodes(model) == "first end other third p q"
+    assert tensor(model.graph, "d").shape == (3, 8)
+
+
+def test_transposed_transposes_are_one() -> None:
+    model = applied(
+        """g (float[2, 3, 4] x) => (float[4, 2, 3] y)
+        { [first] a = Exp(x) [one] b = Transpose <perm: ints = [1, 0, 2]>(a)
+          [two] c = Transpose <perm: ints = [2, 1, 0]>(b) [last] y = Exp(c) }""",
+        Elide(),
+    )
+    assert nodes(model) == "first two last"
+    assert model.graph.nodes[1].attributes["perm"] == [2, 0, 1]
+
+
+def test_names_of_the_interface_stay() -> None:
+    text = """g (float[256] x) => (float[256] y, float[256] z, float[256] x2, float[256] w)
+        { [first] a = Exp(x) [one] y = Identity(a) [two] z = Identity(a) [three] x2 = Identity(x)
+          [four] w = Identity(y) [read] b = Exp(a) [sink] c = Exp(b) }"""
+    model = applied(text, Elide())
+    # 'a' can take over one name only; inputs and outputs keep theirs.
+    assert nodes(model) == "first two three four read sink"
+    assert [tensor(model.graph, n).producer for n in ("y", "z", "x2", "w")] == [0, 1, 2, 3]
+    assert [v.name for v in model.prepared.proto.graph.output] == ["y", "z", "x2", "w"]
+
+
+def test_what_dead_code_reads_stays_with_it() -> None:
+    model = applied(
+        """g (float[2, 3] x) => (float[2, 3] y)
+        { [first] a = Exp(x) [one] b = Transpose(a) [two] c = Transpose(b) [last] y = Exp(c)
+          [dead] d = Exp(b) }""",
+        Elide(),
+    )
+    assert nodes(model) == "first one last dead"
+    assert nodes(PassManager([Prune()]).run(model, simulate(model.graph, TUNED))[0].model) == (
+        "first last"
+    )
+
+
+def test_what_a_body_or_a_mark_goes_by_stays() -> None:
+    text = """g (float[4] x, bool c) => (float[4] y)
+        { [first] a = Exp(x) [copy] b = Identity(a)
+          [choose] y = If(c) <then_branch = t () => (float[4] p) { [t] p = Exp(b) },
+                              else_branch = e () => (float[4] q) { [e] q = Exp(a) }> }"""
+    assert nodes(applied(text, Elide())) == "first copy choose"
+    proto = open_text(one_node("[n] b = Identity(a)")).prepared.proto
+    proto.graph.node[1].metadata_props.add(key="memplan.checkpoint", value="true")
+    model = open_text(proto)
+    assert not find_edits(model)
+
+
+def test_a_part_that_raises_the_peak_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import memplan.passes.elide as room
+
+    text = one_node("[n] b0 = Identity(a) [m] c = Exp(b0) [k] b = Identity(c)")
+    before = room.peak_did_not_rise
+
+    def dear(after: Timeline, than: Timeline) -> bool:
+        """As if it cost memory to take away 'n'."""
+        return before(after, than) and any(node.name == "n" for node in after.graph.nodes)
+
+    monkeypatch.setattr(room, "peak_did_not_rise", dear)
+    assert nodes(applied(text, Elide())) == "first n m last"
+
+
+def test_peaks_compare_with_workspace_first() -> None:
+    low, high = (
+        timeline_of("g (float[4] x) => (float[4] y) { [a] y = Exp(x) }"),
+        timeline_of("g (float[4] x) => (float[4] y) { [a] b = Exp(x) [c] y = Exp(b) }"),
+    )
+    assert peak_fell(low, high)
+    assert peak_did_not_rise(low, low)
+    assert not peak_fell(low, low)
+    assert not peak_did_not_rise(high, low)

@@ -1,0 +1,68 @@
+"""All passes, one after the other: by name, undone, recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.graphs import TUNED, open_text
+from helpers.passes import STEP, TWO_WIDE
+from memplan.errors import UsageError
+from memplan.passes.base import Applied
+from memplan.passes.elide import Elide
+from memplan.passes.manager import (
+    NAMES,
+    PassManager,
+    make_passes,
+    parse_passes,
+    recorded,
+    removed,
+    without_order,
+)
+from memplan.passes.order import EarlyUpdate, Order, in_order
+from memplan.passes.prune import Prune
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import Timeline, simulate
+
+
+def test_passes_by_name() -> None:
+    assert parse_passes("all") == NAMES == ("elide", "prune", "order", "early-update")
+    assert parse_passes("none") == ()
+    assert parse_passes("order, elide") == ("elide", "order")
+    with pytest.raises(UsageError, match="no pass 'fuse'") as caught:
+        parse_passes("elide,fuse")
+    assert caught.value.hint == "passes: elide, prune, order, early-update; or all, or none"
+    with pytest.raises(UsageError, match="--passes leaves it out"):
+        make_passes(("elide",), ("a",))
+    assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [Elide, Prune, Order, EarlyUpdate]
+
+
+def test_a_pass_that_raises_the_peak_is_undone() -> None:
+    class Worse:
+        name = "worse"
+
+        def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
+            return Applied(in_order(model, [0, 2, 1, 3, 4]))
+
+    text = TWO_WIDE.replace("[q] b", "[w] b").replace("[r] c", "[v] c")
+    model = open_text(text)
+    better = in_order(model, [0, 2, 1, 3, 4])
+    steps = PassManager([Worse()]).run(better, simulate(better.graph, TUNED))  # type: ignore[list-item]
+    assert steps[0].model is better
+    assert not steps[0].changed
+    assert steps[0].note == "left out: a peak would rise"
+
+
+def test_steps_record_what_is_gone() -> None:
+    model = open_text(STEP)
+    passes = [Elide(), Prune(("enc*",)), Order(rounds=2), EarlyUpdate()]
+    steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
+    assert removed(steps) == {
+        "removed_outputs": ["dec_w_new", "dec_w_m_new"],
+        "removed_inputs": ["dec_w_m"],
+    }
+    assert recorded(steps) == {"passes": list(NAMES), **removed(steps)}
+    assert recorded(steps[:1]) == {"passes": ["elide"]}
+    kept = without_order(steps)
+    assert [step.name for step in kept][:2] == ["elide", "prune"]
+    assert not any(step.changed and step.name == "order" for step in kept)
+    assert without_order(steps[:2]) == steps[:2]

@@ -1,0 +1,146 @@
+"""External data: where it may lie, and what may be wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers import odd_models as odd
+from helpers.reading import refusal
+from memplan.api.analyze import analyze
+from memplan.errors import UsageError
+from memplan.proto.external import check_external_data, check_reachable, repoint_external_data
+from memplan.proto.read import read_model
+
+
+def _located(path: Path, location: str) -> None:
+    model = onnx.load(path, load_external_data=False)
+    for item in model.graph.initializer[0].external_data:
+        if item.key == "location":
+            item.value = location
+    path.write_bytes(model.SerializeToString())
+
+
+def test_external_weights_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = odd.external(tmp_path)
+    read: list[Path] = []
+    real = Path.read_bytes
+
+    def spied(self: Path) -> bytes:
+        read.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", spied)
+    monkeypatch.setattr(onnx, "load_external_data_for_model", None)
+    assert analyze(path).timeline.peak_bytes == 6824
+    assert read == [path]
+
+
+def test_external_data_that_is_missing_or_cut(tmp_path: Path) -> None:
+    path = odd.external(tmp_path)
+    data = tmp_path / "weights.bin"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1])
+    assert "has only" in refusal(path).message
+    data.unlink()
+    assert "'weights.bin' of tensor" in refusal(path).message
+    data.mkdir()
+    assert "is missing" in refusal(path).message
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/etc/passwd",
+        "../weights.bin",
+        "sub/../../weights.bin",
+        "..\\weights.bin",
+        "C:\\weights.bin",
+        "\\\\server\\share\\weights.bin",
+    ],
+)
+def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None:
+    path = odd.external(tmp_path / "inner")
+    (tmp_path / "weights.bin").write_bytes((tmp_path / "inner/weights.bin").read_bytes())
+    _located(path, location)
+    message = refusal(path).message
+    assert "outside the model's folder" in message
+    assert location in message
+
+
+def test_external_data_outside_through_a_link(tmp_path: Path) -> None:
+    path = odd.external(tmp_path / "inner")
+    (tmp_path / "inner/weights.bin").rename(tmp_path / "weights.bin")
+    (tmp_path / "inner/weights.bin").symlink_to(tmp_path / "weights.bin")
+    assert "through a link" in refusal(path).message
+
+
+def test_a_store_of_links_as_model_hubs_make_it(tmp_path: Path) -> None:
+    # ONNX Runtime loads it: both links lead into one folder.
+    stored = odd.external(tmp_path / "blobs", "abc", "def")
+    (tmp_path / "snapshot").mkdir()
+    link = tmp_path / "snapshot/model.onnx"
+    link.symlink_to(stored)
+    (tmp_path / "snapshot/def").symlink_to(tmp_path / "blobs/def")
+    assert analyze(link).timeline.peak_bytes == 6824
+    with pytest.raises(UsageError, match="cannot be referenced"):
+        repoint_external_data(read_model(link), link, tmp_path / "snapshot/out.onnx")
+    moved = read_model(link)
+    repoint_external_data(moved, link, tmp_path / "blobs/out.onnx")
+    check_external_data(moved, tmp_path / "blobs/out.onnx")
+
+
+def test_an_output_that_holds_weights_or_cannot_reach_them_is_refused_early(tmp_path: Path) -> None:
+    path = odd.external(tmp_path / "inner")
+    model = read_model(path)
+    before = model.SerializeToString()
+    data = next(item.value for item in model.graph.initializer[0].external_data)
+    with pytest.raises(UsageError, match="inputs are never overwritten"):
+        check_reachable(model, path, path.parent / data)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match="cannot be referenced from there"):
+        check_reachable(model, path, tmp_path / "other/out.onnx")
+    check_reachable(model, path, tmp_path / "out.onnx")
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("location", ["a" * 300, "with\0zero", ""])
+def test_external_data_under_an_impossible_name(tmp_path: Path, location: str) -> None:
+    path = odd.external(tmp_path)
+    _located(path, location)
+    assert refusal(path).message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("offset", "-4"),
+        ("offset", "abc"),
+        ("length", "3"),
+        ("length", "-1"),
+        ("length", "1e9"),
+        ("offset", "99999999999999999999"),
+    ],
+)
+def test_external_data_with_a_wrong_range(tmp_path: Path, key: str, value: str) -> None:
+    path = odd.external(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    for item in model.graph.initializer[0].external_data:
+        if item.key == key:
+            item.value = value
+    path.write_bytes(model.SerializeToString())
+    assert "'w1'" in refusal(path).message
+
+
+def test_references_follow_a_file_to_another_folder(tmp_path: Path) -> None:
+    source = odd.external(tmp_path / "weights")
+    model = read_model(source)
+    repoint_external_data(model, source, tmp_path / "out.onnx")
+    assert model.graph.initializer[0].external_data[0].value == "weights/weights.bin"
+    check_external_data(model, tmp_path / "out.onnx")
+    (tmp_path / "aside").mkdir()
+    with pytest.raises(UsageError, match="cannot be referenced from there") as caught:
+        repoint_external_data(read_model(source), source, tmp_path / "aside/out.onnx")
+    assert str(tmp_path / "weights") in caught.value.hint

@@ -1,0 +1,156 @@
+"""What ends a search, what it depends on, and what it tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.problems import Case, Clock
+from helpers.searching import LONG_SKIP, NESTED
+from helpers.steps import irregular
+from memplan.solver.problem import Decision
+from memplan.solver.search import anytime as search
+from memplan.solver.search.anytime import AnytimeSearch, solve
+from memplan.solver.search.params import RoundParams, SearchOptions, SearchParams
+from memplan.strategies.builtin import Search
+
+FIXED = SearchOptions(order=False, iterations=40)
+
+
+SECONDS = 30.0  # far more than any of these needs: they end by iterations
+
+
+def run(case: Case, share: float, clock: Clock, options: SearchOptions) -> Decision:
+    """Solve for a budget between the largest node and the peak, by a clock of one's own."""
+    working = [
+        sum(case.arrays.nbytes[t] for t in {*case.arrays.reads[a:b].tolist(), case.resident + k})
+        for k, (a, b) in enumerate(
+            zip(case.arrays.read_start[:-1], case.arrays.read_start[1:], strict=True)
+        )
+    ]
+    low, high = max(working), case.peak(case.order)
+    budget = int(low + share * (high - low))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "time", clock)
+        return solve(case.problem(budget), 1e6, options)
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_the_same_seed_gives_the_same_plan(order: bool) -> None:
+    options = SearchOptions(order=order, seed=7, iterations=20)
+    case = irregular(3)
+    first, again = (run(case, 0.6, Clock(0.01), options) for _ in range(2))
+    assert first.feasible
+    assert first.sequence.tolist() == again.sequence.tolist()
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_with_fixed_iterations_the_speed_of_the_machine_is_no_matter(order: bool) -> None:
+    options = SearchOptions(order=order, seed=7, iterations=20)
+    found = [
+        [run(irregular(seed), 0.6, Clock(step), options).sequence.tolist() for seed in range(6)]
+        for step in (0.01, 1.0)
+    ]
+    assert found[0] == found[1]
+
+
+PARTS_OFF = {
+    "other starts": SearchParams(explore=0.0),
+    "counted starts": SearchParams(counted_starts=0),
+    "longer searches from the best few": SearchParams(best_few=0),
+    "beams": SearchParams(longest_beam=0),
+    "the default order": SearchParams(depth_first=False),
+    "shaken plans while exploring": SearchParams(new_order_every=1),
+    "shaken plans at the end": SearchParams(keep_shaking=False),
+    "easing": SearchParams(ease_calls=0),
+    "restarts with noise": SearchParams(struggles=0),
+    "moves of nodes": SearchParams(moving=0.0, moving_clones=0.0),
+    "annealing": SearchParams(heat=0.0),
+    "scattered ruins": SearchParams(rounds=RoundParams(scattered=0.0)),
+    "ruined stretches": SearchParams(rounds=RoundParams(stretch=0.0)),
+    "thinning": SearchParams(rounds=RoundParams(thinned=0.0)),
+    "ruins of one node": SearchParams(rounds=RoundParams(thinned=0.25)),
+    "random factors": SearchParams(rounds=RoundParams(exact=1.0)),
+    "last moves": SearchParams(rounds=RoundParams(last_moves=0)),
+    "going back": SearchParams(rounds=RoundParams(back_every=0)),
+}
+
+
+@pytest.mark.parametrize("params", PARTS_OFF.values(), ids=PARTS_OFF)
+def test_every_part_can_be_switched_off_alone(params: SearchParams) -> None:
+    options = SearchOptions(seed=7, iterations=20, params=params)
+    first, again = (run(irregular(3), 0.6, Clock(step), options) for step in (0.01, 1.0))
+    assert first.feasible
+    assert first.sequence.tolist() == again.sequence.tolist()
+
+
+@pytest.mark.parametrize(
+    ("params", "starts"),
+    [(SearchParams(), 3), (SearchParams(explore=0.0), 0), (SearchParams(counted_starts=1), 1)],
+)
+def test_as_many_starts_as_are_counted(params: SearchParams, starts: int) -> None:
+    case = irregular(3)
+    problem = case.problem(int(0.8 * case.peak(case.order)))
+    options = SearchOptions(seed=7, iterations=5, params=params)
+    state = AnytimeSearch(problem, 1e6, options)
+    state.run()
+    assert state.started_from == starts
+
+
+def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    case = irregular(3)
+    problem = case.problem(int(0.8 * case.peak(case.order)))
+    with caplog.at_level("DEBUG", "memplan.solver"):
+        found = solve(problem, 1e6, SearchOptions(seed=7, iterations=5))
+    assert {record.name for record in caplog.records} == {"memplan.solver.search.anytime"}
+    *tried, end = caplog.records
+    assert end.levelname == "INFO"
+    assert {record.levelname for record in tried} == {"DEBUG"}
+    assert sum(": start " in record.getMessage() for record in tried) == 3
+    text = end.getMessage()
+    assert text.startswith("search (nodes may move, seed 7): +")
+    assert f"+{100 * found.extra_cost / problem.base_cost:.3f}% after 3 starts" in text
+    assert text.endswith("; rounds are over")
+
+
+def test_fixed_iterations_end_on_an_infeasible_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "time", Clock(0.001, looks=3000))
+    decision = Search(order=0, iterations=5).solve(NESTED.problem(8), SECONDS).decision
+    assert not decision.feasible
+
+
+def test_the_best_of_several_closure_depths_is_taken() -> None:
+    depths, differing = (2, 4, 14, 64), 0
+    for seed in (4, 8, 9, 13, 18, 23):
+        case = irregular(seed, 80)
+        problem = case.problem(int(0.6 * case.peak(case.order)))
+        costs = []
+        for chosen in (*((depth,) for depth in depths), depths):
+            options = SearchOptions(order=False, params=SearchParams(depths=chosen))
+            found = solve(problem, 1e6, options, enough=lambda extra: True)
+            costs.append(found.extra_cost if found.feasible else float("inf"))
+        *single, together = costs
+        assert together == min(single)
+        differing += len(set(single) - {float("inf")}) > 1
+    assert differing
+
+
+def test_the_caller_can_say_what_is_enough() -> None:
+    told: list[float] = []
+
+    def enough(extra: float) -> bool:
+        told.append(extra)
+        return True
+
+    decision = solve(LONG_SKIP.problem(8), 1e6, SearchOptions(order=False), enough=enough)
+    assert decision.feasible
+    assert told
+
+
+def test_progress_is_told_of_improvements() -> None:
+    told: list[tuple[int, float]] = []
+    problem = LONG_SKIP.problem(8)
+    solve(problem, SECONDS, FIXED, progress=lambda peak, extra: told.append((peak, extra)))
+    assert told
+    assert told[-1][0] == 8
+    assert told[-1][1] == pytest.approx(1.0 / problem.base_cost)
+    assert [extra for _, extra in told] == sorted((extra for _, extra in told), reverse=True)

@@ -38,8 +38,8 @@ _TRIALS = 24
 @dataclass(frozen=True, slots=True)
 class PairChange:
     """What the backward loop of a pair reads of what the forward one stacks, in bytes per step
-    before and after, and what is recomputed in a step: the first outputs of the nodes, and the seconds
-    of all steps together."""
+    before and after, and what is recomputed in a step: the first outputs of the nodes, and the
+    seconds of all steps together."""
 
     forward: str
     backward: str

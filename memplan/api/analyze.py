@@ -38,8 +38,9 @@ _LOOPS_AS_THEY_ARE = (
 class Analysis:
     """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
 
-    ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
-    there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
+    ``floor_with_workspace_bytes`` is the certified structural floor that a budget is held against,
+    resident bytes included, and ``floor_reason`` what pins it; ``floor_bytes`` is that of tensors
+    alone, without kernel workspace. ``placement`` is there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
     are forward loops with the backward loops that read what they stacked.
     """
 
@@ -104,6 +105,7 @@ class Analysis:
             "steps": len(timeline.order),
             "floor_bytes": self.floor_bytes,
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
+            "floor_reason": self.floor_reason,
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
             "at_peak": [_live_json(live) for live in self.at_peak],
@@ -192,7 +194,7 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         modules=model.modules,
         floor_bytes=timeline.resident_bytes + floor.nbytes,
         floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
-        floor_reason=floor.plain.describe(model.graph),
+        floor_reason=floor.loaded.describe(model.graph),
         by_class=explainer.by_class(timeline.peak_step),
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),

@@ -69,11 +69,21 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
         f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
-        f"floor {format_bytes(analysis.floor_bytes)}: {analysis.floor_reason}",
+        _floor_line(analysis),
     ]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
+
+
+def _floor_line(analysis: Analysis) -> str:
+    """The floor that a budget is held against, and what pins it."""
+    scratch = analysis.floor_with_workspace_bytes - analysis.floor_bytes
+    beside = f" ({format_bytes(analysis.floor_bytes)} without kernel workspace)" if scratch else ""
+    return (
+        f"floor {format_bytes(analysis.floor_with_workspace_bytes)}{beside}: "
+        f"{analysis.floor_reason}"
+    )
 
 
 def _placement_line(analysis: Analysis, placement: Placement) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.summary import Rows, Summary
 from memplan.autodiff.build import Request, Seed, build_gradients, gradient_outputs
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
@@ -58,8 +60,8 @@ class GradOptions:
     scan_recompute: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingGraph:
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingGraph(Summary):
     """The answer of ``grad``; ``output`` is None if nothing was written.
 
     ``new_values`` maps graph outputs to the graph inputs that they are the next value of.
@@ -87,6 +89,21 @@ class TrainingGraph:
         for node in self.model.graph.node:
             counts[Phase(node_metadata(node).get(PHASE_KEY, Phase.FORWARD))] += 1
         return counts
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
+        return (
+            ("TrainingGraph", f"of {self.path}"),
+            ("loss", self.loss),
+            ("nodes", nodes),
+            (f"by {len(self.wrt)}", ", ".join(self.wrt)),
+            (f"not by {len(self.not_trained)}", ", ".join(self.not_trained)),
+            ("optimizer", self.options.optimizer),
+            ("new inputs", ", ".join(self.new_inputs)),
+            ("new outputs", ", ".join(self.new_outputs)),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+        )
 
     @property
     def not_trained(self) -> tuple[str, ...]:
@@ -158,9 +175,9 @@ def gradients(
 
 
 def grad(
-    path: Path,
-    options: GradOptions,
-    output: Path | None = None,
+    path: Model,
+    options: GradOptions | str,
+    output: Path | str | None = None,
     *,
     dims: Mapping[str, int] | None = None,
     force: bool = False,
@@ -168,8 +185,8 @@ def grad(
     """Differentiate the loss of the forward graph in ``path``.
 
     Args:
-        path: an ONNX file.
-        options: the loss, and what to differentiate by.
+        path: a forward graph: a path or a ``ModelProto``.
+        options: the loss, and what to differentiate by; or the name of the loss.
         output: where to write; None: nowhere.
         dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
         force: overwrite ``output``.
@@ -179,7 +196,14 @@ def grad(
         ModelError: the model cannot be read or differentiated; the loss is no scalar.
         UsageError: bad option or output path.
     """
+    if not isinstance(path, Path):
+        with as_file(path) as file:
+            found = grad(file, options, output, dims=dims, force=force)
+            return replace(found, path=shown_path(path))
+    if not isinstance(options, GradOptions):
+        options = GradOptions(loss=options)
     if output is not None:
+        output = Path(output)
         check_target(output, force, path)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memplan.api.summary import Rows, Summary
 from memplan.runtime.compare import Comparison
 
 SCHEMA = "memplan.validation/1"
@@ -49,8 +50,8 @@ class Run:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Validation(Summary):
     """The answer of ``validate``.
 
     Of a model for tuned sessions, ``original`` had the same treatment (same fusions, tuned
@@ -102,6 +103,17 @@ class Validation:
         change = 100 * (after / before - 1) if before else 0.0
         return (
             f"measured peak {before:,} B -> {after:,} B ({change:+.1f}%), outputs {self.equality}"
+        )
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        verdict = "proved" if not self.findings else f"{len(self.findings)} findings"
+        return (
+            ("Validation", f"on {self.provider}, {self.session} session: {verdict}"),
+            ("peak", self.summary),
+            *(("", line) for line in self.details[:4]),
+            *(("finding", finding) for finding in self.findings[:3]),
+            ("notes", f"{len(self.notes)}"),
         )
 
     @property

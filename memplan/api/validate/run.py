@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from memplan.api.source import Model, as_file
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
 from memplan.api.validate.interface import removed_names, removed_notes, without_inputs
@@ -88,8 +89,8 @@ class _Bench:
 
 
 def validate(
-    original: Path,
-    rewritten: Path,
+    original: Model,
+    rewritten: Model,
     options: ValidateOptions | None = None,
     *,
     dims: Mapping[str, int] | None = None,
@@ -97,7 +98,7 @@ def validate(
     """Run both models, each in a process of its own, and compare.
 
     Args:
-        original: the model before ``rewrite``.
+        original: the model before ``rewrite``: a path or a ``ModelProto``.
         rewritten: the model after.
         options: provider, number of timed runs, inputs.
         dims: values for symbolic dimensions; default those recorded in ``rewritten``.
@@ -107,6 +108,9 @@ def validate(
         ModelError, UsageError: a bad model or bad inputs.
     """
     options = options or ValidateOptions()
+    if not (isinstance(original, Path) and isinstance(rewritten, Path)):
+        with as_file(original) as one, as_file(rewritten) as other:
+            return validate(one, other, options, dims=dims)
     proto = read_model(rewritten)
     metadata = get_metadata(proto)
     bound = dict(dims or _dims(metadata))
@@ -137,7 +141,7 @@ def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
 
 def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
     if options.provider != "auto":
-        return options.provider
+        return session_kind("tuned", options.provider).provider
     recorded = metadata.get("provider", "cpu")
     return recorded if isinstance(recorded, str) and recorded in PROVIDER_NAMES else "cpu"
 

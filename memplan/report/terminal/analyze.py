@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from memplan.api.analyze import NO_BACKWARD
 from memplan.report.terminal.loops import stored_tables
 from memplan.report.terminal.passes import narrowing_table
 from memplan.report.terminal.scans import scan_line, untabled_scans
@@ -56,7 +57,8 @@ def render(
         parts += section(_live_table(analysis.at_peak, top))
     if points:
         parts += section(_frontier_table(points))
-    return group([*parts, *notes(analysis.assumptions, details)])
+    told = [note for note in analysis.assumptions if not note.startswith(NO_BACKWARD)]
+    return group([*parts, *notes(told, details)])
 
 
 def _facts(analysis: Analysis, details: bool) -> list[str]:
@@ -71,6 +73,8 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
         _floor_line(analysis),
     ]
+    if analysis.is_forward_only:
+        facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]

@@ -28,6 +28,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *section(_recomputed_table(result) if result.plan.clones else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
+        line(_bits_line(result)),
     ]
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
@@ -66,6 +67,18 @@ def _planning_line(result: Rewrite) -> str:
     return (
         f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; lower bound on the extra "
         f"time: {100 * plan.bound_fraction:.2f}% ({plan.bound_kind})"
+    )
+
+
+def _bits_line(result: Rewrite) -> str:
+    """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
+    if result.plain is not None:
+        return "computes the same bits as the original in a plain session, which fuses both alike"
+    if result.optimize_level == "none":
+        return "computes the same bits as the original, which is not fused either"
+    return (
+        f"computes the same bits as the original under the same fusions ({result.optimize_level}); "
+        "--optimize none keeps the bits of the file itself"
     )
 
 

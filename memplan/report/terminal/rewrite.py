@@ -14,6 +14,7 @@ from memplan.units import counted, echo_size, format_bytes, format_delta
 
 if TYPE_CHECKING:
     from memplan.api.rewrite.run import Rewrite
+    from memplan.equivalence.prove import Equivalence
     from memplan.plain.finish import PlainModel
 
 _OPERATORS_SHOWN = 12
@@ -28,6 +29,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *section(_recomputed_table(result) if result.plan.clones else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
+        line(equivalence_line(result.equivalence)),
         line(_bits_line(result)),
     ]
     if result.plan.refusals:
@@ -73,13 +75,29 @@ def _planning_line(result: Rewrite) -> str:
 def _bits_line(result: Rewrite) -> str:
     """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
     if result.plain is not None:
-        return "computes the same bits as the original in a plain session, which fuses both alike"
+        return "its bits: those of the original in a plain session, which fuses both alike"
     if result.optimize_level == "none":
-        return "computes the same bits as the original, which is not fused either"
+        return "its bits: those of the original in a tuned session, which is not fused either"
     return (
-        f"computes the same bits as the original under the same fusions ({result.optimize_level}); "
-        "--optimize none keeps the bits of the file itself"
+        f"its bits: those of the original under the same fusions ({result.optimize_level}); "
+        "--optimize none keeps those of the file itself"
     )
+
+
+def equivalence_line(found: Equivalence) -> str:
+    """What is proved of the new graph: that it computes what the graph before any plan did."""
+    counts = [f"{counted(found.kept, 'node')} as before"]
+    counts += [f"{found.recomputed} recomputed"] if found.recomputed else []
+    counts += [f"{found.explained} explained by a rule"] if found.explained else []
+    counts += [counted(found.pins, "pin")] if found.pins else []
+    if found.assumed:
+        loops = counted(len(found.assumed), "loop")
+        return (
+            f"equivalent by construction ({', '.join(counts)}) apart from {loops} whose body "
+            f"changed ({found.assumed[0]}{', ...' if len(found.assumed) > 1 else ''}): validate "
+            "compares what they give"
+        )
+    return f"equivalent by construction: {', '.join(counts)}"
 
 
 def _steps_table(result: Rewrite) -> Table:

@@ -178,7 +178,14 @@ def _trained(candidates: Candidates) -> tuple[str, ...]:
     """
     if candidates.trained:
         return candidates.trained
-    offer = candidates.inputs + candidates.constants or candidates.data
+    offer = candidates.inputs + candidates.constants
+    if not offer and candidates.unreached:
+        raise ModelError(
+            f"no gradient reaches {_offered(candidates.unreached)}",
+            "what lies between them and the loss has no derivative, or a zero one (ArgMax, "
+            "integers, comparisons); check --loss",
+        )
+    offer = offer or candidates.data
     raise ModelError(
         "no initializer that looks trained leads to the loss",
         f"name what to differentiate by, for example --wrt '{offer[0]}'; what could be "

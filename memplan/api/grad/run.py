@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class TrainingGraph(Summary):
     dims: Mapping[str, int] = field(default_factory=dict)
     new_values: Mapping[str, str] = field(default_factory=dict)
     statistics: Statistics = field(default_factory=Statistics)
+    notes: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -125,7 +126,7 @@ class TrainingGraph(Summary):
             "not_trained": list(self.not_trained),
             "running_statistics": dict(self.statistics.renewed),
             "new_values": dict(self.new_values),
-            "notes": list(self.statistics.notes),
+            "notes": list(self.notes),
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
             "new_outputs": list(self.new_outputs),
@@ -248,6 +249,7 @@ def grad(
         dims=dims or {},
         new_values=state,
         statistics=statistics,
+        notes=(*statistics.notes, *_notes_on_logits(model.graph, options)),
     )
 
 
@@ -285,6 +287,18 @@ def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]
         )
     built = add_loss(flat, options.loss, options.logits, options.class_axis)
     return built.loss, built.class_axis
+
+
+def _notes_on_logits(graph: onnx.GraphProto, options: GradOptions) -> Iterator[str]:
+    """Cross-entropy takes logits: where it is given probabilities, softmax is taken twice."""
+    if options.loss != "cross-entropy" or options.logits is None:
+        return
+    for node in graph.node:
+        if options.logits in node.output and node.op_type in ("Softmax", "Sigmoid"):
+            yield (
+                f"--logits {options.logits}: this is the output of a {node.op_type}, and "
+                f"cross-entropy takes the softmax again; its input '{node.input[0]}' may be meant"
+            )
 
 
 def _computed(graph: onnx.GraphProto, name: str) -> bool:

@@ -39,7 +39,7 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
         renewed = tuple(result.statistics.renewed.values())
         what = counted(len(renewed), "running statistic")
         lines.append(f"{what} renewed: {listed(renewed, details)}")
-    lines += list(result.statistics.notes)
+    lines += list(result.notes)
     controls = [name for name in (RATE, STEP) if name in result.new_inputs]
     if controls:
         lines.append("to feed: " + ", ".join(_CONTROLS[name] for name in controls))

@@ -114,3 +114,25 @@ def test_an_inference_graph_gets_one_answer_and_the_command_to_type(tmp_path: Pa
 
 def test_a_training_graph_gets_no_such_answer(step: Path) -> None:
     assert not any("backward part" in note for note in memplan.analyze(step).assumptions)
+
+
+WEIGHT = "<float[2, 2] w = {1, 2, 3, 4}>"
+
+
+def test_softmax_as_logits_is_pointed_out() -> None:
+    model = parse(
+        f"g (float[4, 2] x) => (float[4, 2] y) {WEIGHT} {{ h = MatMul(x, w) y = Softmax(h) }}"
+    )
+    told = memplan.grad(model, memplan.GradOptions("cross-entropy", logits="y")).notes
+    assert "takes the softmax again; its input 'h'" in told[0]
+    assert not memplan.grad(model, memplan.GradOptions("cross-entropy", logits="h")).notes
+
+
+def test_a_loss_that_no_gradient_reaches_through_names_the_weights() -> None:
+    model = parse(f"""
+        g (float[4, 2] x, float[4] t) => (float loss) {WEIGHT}
+        {{ h = MatMul(x, w) a = ArgMax<axis = 1, keepdims = 0>(h) f = Cast<to = 1>(a)
+           d = Sub(f, t) loss = ReduceMean<keepdims = 0>(d) }}""")
+    with pytest.raises(memplan.MemplanError, match="no gradient reaches w") as caught:
+        memplan.grad(model, "loss")
+    assert "ArgMax" in caught.value.hint

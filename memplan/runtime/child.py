@@ -119,12 +119,33 @@ def _optimize(task: OptimizeTask) -> Saved:
     return Saved(ort.__version__)
 
 
+# Layouts that the processor decides on; without them a saved graph is the same on any machine.
+_BY_PROCESSOR = ["NchwcTransformer", "NhwcTransformer"]
+
+
 def _load(task: LoadTask) -> Saved:
     """Load the model as a user would and save what the runtime made of it."""
-    options = session_options(task.request.session, task.request.dims)
-    options.optimized_model_filepath = task.output
-    _session(task.model, task.request, options)
-    return Saved(ort.__version__)
+
+    def load(target: str, settings: Mapping[str, str]) -> None:
+        options = session_options(task.request.session, task.request.dims)
+        options.optimized_model_filepath = target
+        # The graph is saved before weights are prepacked, which takes time and memory.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        for key, value in settings.items():
+            options.add_session_config_entry(key, value)
+        _session(task.model, task.request, options, _BY_PROCESSOR if task.portable else None)
+
+    prefix = "session.optimized_model_external_initializers_"
+    weights = {f"{prefix}file_name": task.weights, f"{prefix}min_size_in_bytes": "1024"}
+    load(task.output, weights if task.weights else {})
+    if not task.indices:
+        return Saved(ort.__version__)
+    from memplan.runtime.node_indices import outputs_by_index
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "loaded.ort"
+        load(str(target), {"session.save_model_format": "ORT"})
+        return Saved(ort.__version__, outputs_by_index(target))
 
 
 def _arrays(path: str) -> Feeds:

@@ -63,8 +63,8 @@ def allocate(
     return _Planner(graph, order, session, devices).run()
 
 
-_Likeness = tuple[tuple[int, ...], int, bool]
-"""Dims, bytes (with equal dims: element size) and whether it lies on the host."""
+_Likeness = tuple[tuple[int | str, ...], int, bool]
+"""Dims as the runtime sees them, bytes (with equal dims: element size) and whether it lies on the host."""
 
 
 class _Planner:
@@ -142,7 +142,7 @@ class _Planner:
         found = self.graph.tensors[tensor]
         if not (found.static and found.counted):
             return None
-        return found.shape, found.nbytes, tensor in self.host_tensors
+        return found.seen, found.nbytes, tensor in self.host_tensors
 
     def _reusable(self, tensor: int) -> int | None:
         """Rule 4: take the most recently freed buffer of identical dims off the free list."""

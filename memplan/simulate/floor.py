@@ -57,10 +57,18 @@ class Pin:
 
 
 def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
-    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies)."""
+    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies).
+
+    With devices it is a floor of what is on the device.
+    """
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
-    outputs = [t for t in dict.fromkeys(graph.outputs) if not is_resident(graph.tensors[t])]
+    away = timeline.devices.host_tensors if timeline.devices else frozenset()
+    outputs = [
+        t
+        for t in dict.fromkeys(graph.outputs)
+        if not is_resident(graph.tensors[t]) and t not in away
+    ]
     is_held = set(outputs)
     held = sum(graph.tensors[t].nbytes for t in outputs)
     plain = loaded = Pin(held, ABSENT, tuple(outputs))
@@ -71,7 +79,7 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
         before = EMPTY
         for t in node.reads:
             before = sets.union(before, behind[t])
-        tensors = _working_set(graph, node, root, rules)
+        tensors = _working_set(graph, node, root, rules) - away
         more = sum(
             graph.tensors[t].nbytes
             for t in tensors

@@ -12,6 +12,7 @@ from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.summary import Rows, Summary
+from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
 from memplan.loops.layers import ScanLayer, scan_layers
@@ -139,6 +140,7 @@ class Rewrite(Summary):
             "plain": _plain_json(self),
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
+            "runtime": runtime_json(self.options.provider),
         }
 
 

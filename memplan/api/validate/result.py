@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.api.summary import Rows, Summary
+from memplan.api.versions import runtime_json
 from memplan.runtime.compare import Comparison
 
 SCHEMA = "memplan.validation/1"
@@ -169,4 +170,5 @@ class Validation(Summary):
             "order_kept": self.order_kept,
             "findings": list(self.findings),
             "notes": list(self.notes),
+            "runtime": runtime_json(self.provider),
         }

@@ -18,6 +18,7 @@ from memplan.units import counted, format_bytes
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
     from memplan.api.frontier import FrontierPoint
+    from memplan.simulate.pattern import LaterRuns
     from memplan.solver.placement.place import Placement
 
 _MODULES_SHOWN = 8
@@ -66,6 +67,7 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
     facts = [
+        *_inexact(analysis),
         f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
         f"{analysis.session.name} session on {analysis.session.provider}{bound}",
         f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
@@ -75,6 +77,8 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
     ]
     if analysis.is_forward_only:
         facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
+    if analysis.later is not None:
+        facts.insert(-1, _later_line(analysis.later))
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
@@ -87,6 +91,22 @@ def _floor_line(analysis: Analysis) -> str:
     return (
         f"floor {format_bytes(analysis.floor_with_workspace_bytes)}{beside}: "
         f"{analysis.floor_reason}"
+    )
+
+
+def _inexact(analysis: Analysis) -> list[str]:
+    """Why a run may take more or less than the headline says."""
+    if not analysis.inexact:
+        return []
+    first, *more = dict.fromkeys(analysis.inexact)
+    rest = f" (and {counted(len(more), 'more reason')}: see Assumptions)" if more else ""
+    return [f"NOT EXACT: {first}{rest}"]
+
+
+def _later_line(later: LaterRuns) -> str:
+    return (
+        f"every run after the first: {format_bytes(later.peak_bytes)}, as the memory pattern holds "
+        f"a block of {format_bytes(later.block_bytes)} throughout"
     )
 
 

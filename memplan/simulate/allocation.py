@@ -64,7 +64,7 @@ def allocate(
 
 
 _Likeness = tuple[tuple[int | str, ...], int, bool]
-"""Dims as the runtime sees them, bytes (with equal dims: element size) and whether it lies on the host."""
+"""Dims as the runtime sees them, bytes (equal dims: element size), whether it is on the host."""
 
 
 class _Planner:

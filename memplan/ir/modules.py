@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
+from memplan.proto.limits import MOST_TEXT
 
 NO_MODULE = "(no module)"
 _DEPTH_AFTER_INDEX = 1
@@ -42,7 +43,7 @@ def _recorded(metadata: Mapping[str, str]) -> str | None:
     if "memplan.module" in metadata:
         return metadata["memplan.module"]
     scopes = metadata.get("pkg.torch.onnx.name_scopes")
-    if scopes is None:
+    if scopes is None or len(scopes) > MOST_TEXT:
         return None
     # The last scope is the operator itself (['', 'mul_3'] names no module), and differs from node
     # to node: what stands before it is read once for all nodes of a module.
@@ -59,7 +60,7 @@ def _literal(text: str) -> tuple[str, ...] | None:
     """A list or tuple that stands in ``text``; None for anything else."""
     try:
         names = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
     return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 

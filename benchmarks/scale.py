@@ -6,6 +6,10 @@ Durations are a roofline of 15 TFLOP/s and 700 GB/s with 3 us per node. 300 laye
 nodes.
 
     python -m benchmarks.scale --layers 24 --layers 300 --ratio 0.5 --seconds 5 --json results.json
+
+How ``analyze`` grows (:mod:`benchmarks.analyze_scale`):
+
+    python -m benchmarks.scale --analyze 1000 --analyze 10000 --analyze 100000 --json analyze.json
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.analyze_scale import measure_chains, slope
 from benchmarks.instances import Instance, verify_instance
 from benchmarks.public_graphs import to_problem
 from benchmarks.record import write_record
@@ -197,15 +202,39 @@ def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> 
     )
 
 
+def _analyze(sizes: Sequence[int], target: Path) -> int:
+    """Measure ``analyze`` instead of the planner, on chains of these numbers of nodes."""
+    found = measure_chains(sizes)
+    print(f"{'nodes':>8}{'analyze s':>11}{'import + parse s':>18}{'ratio':>7}{'MB':>7}")
+    for cost in found:
+        print(
+            f"{cost.nodes:>8}{cost.analyze_seconds:>11.3f}"
+            f"{cost.import_seconds + cost.parse_seconds:>18.3f}{cost.ratio:>7.1f}"
+            f"{cost.resident_set_bytes / 1e6:>7.0f}"
+        )
+    rows: list[object] = [{**asdict(cost), "ratio": cost.ratio} for cost in found]
+    if len(found) > 1:
+        rows.append({"log_log_slope": slope(found)})
+        print(f"log-log slope {slope(found):.3f}")
+    command = " ".join(f"--analyze {nodes}" for nodes in sizes)
+    write_record(target, f"python -m benchmarks.scale {command}", rows)
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points one by one; rows are written after each."""
     parser = argparse.ArgumentParser(prog="benchmarks.scale", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--layers", type=int, action="append", required=True, help="repeatable")
-    parser.add_argument("--ratio", type=float, action="append", required=True, help="repeatable")
+    parser.add_argument("--layers", type=int, action="append", default=[], help="repeatable")
+    parser.add_argument("--ratio", type=float, action="append", default=[], help="repeatable")
+    parser.add_argument("--analyze", type=int, action="append", metavar="NODES", help="repeatable")
     parser.add_argument("--seconds", type=float, default=5.0, help="planning, per point")
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     options = parser.parse_args(argv)
+    if options.analyze:
+        return _analyze(options.analyze, options.json)
+    if not (options.layers and options.ratio):
+        parser.error("give --layers and --ratio, or --analyze")
     chosen = [f"--layers {n}" for n in options.layers] + [f"--ratio {r:g}" for r in options.ratio]
     command = f"python -m benchmarks.scale {' '.join(chosen)} --seconds {options.seconds:g}"
     rows: list[object] = []

@@ -7,8 +7,9 @@ function takes and gives stands in :mod:`memplan.api`; :func:`load` opens a rewr
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Type checkers take it for true; the typing module would be half of the time that the import takes.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
     from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
@@ -68,9 +69,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        found: object = getattr(import_module(_HOME[name]), name)
+        return found
     raise AttributeError(f"module 'memplan' has no attribute '{name}'")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 
 from memplan.errors import UsageError
@@ -110,6 +112,12 @@ def echo_size(spec: SizeSpec, nbytes: int) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun: ``1 node``, ``1,016 nodes``; ``plural`` where it does not end in s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The beginning of a hint: the nearest of ``names``; empty if none is near."""
+    near = get_close_matches(str(name), names, 1)
+    return f"did you mean '{near[0]}'? " if near else ""
 
 
 def printable(text: str) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
-from memplan.ir.graph import Graph
+from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
 from memplan.plain.as_loaded import as_loaded, changes_at_load, narrow_types
 from memplan.runtime.installed import NAME
+from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.narrowing import narrowings
@@ -22,6 +26,7 @@ from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
+from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.solver.placement.place import Placement
@@ -31,6 +36,7 @@ SCHEMA = "memplan.analysis/1"
 ACCOUNTING_VERSION = 5
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
+NO_BACKWARD = "there is no backward part, so nothing is kept for one and nothing can be recomputed"
 _LOOPS_AS_THEY_ARE = (
     "the floor is that of the loops as they are; with less stored by their steps "
     "(rewrite --scan-recompute) it may be lower"
@@ -41,13 +47,15 @@ _PATTERNS_INSIDE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Analysis:
+@dataclass(frozen=True, slots=True, repr=False)
+class Analysis(Summary):
     """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
 
-    ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
-    there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
-    are forward loops with the backward loops that read what they stacked.
+    ``floor_with_workspace_bytes`` is the certified structural floor that a budget is held against,
+    resident bytes included, and ``floor_reason`` what pins it; ``floor_bytes`` is that of tensors
+    alone, without kernel workspace. ``placement`` is there where it was asked for; its buffers are
+    those of ``timeline.allocation``. ``recurrent`` are forward loops with the backward loops that
+    read what they stacked.
 
     ``as_loaded``: the nodes are those that a session of this kind holds once it has loaded the
     file; else the file's own, which the session may change. ``inexact`` are the assumptions for
@@ -93,6 +101,28 @@ class Analysis:
         return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
 
     @property
+    def is_forward_only(self) -> bool:
+        """Whether the graph has no backward part."""
+        return not {Phase.BACKWARD, Phase.UPDATE}.intersection(self.phases.of)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        timeline = self.timeline
+        classes = sorted(self.by_class.items(), key=lambda item: -item[1])
+        return (
+            ("Analysis", f"of {self.path}"),
+            ("peak", f"{format_bytes(timeline.peak_bytes)} = {timeline.peak_bytes:,} B"),
+            ("", f"at step {timeline.peak_step}/{len(timeline.order)}: {self.peak_node}"),
+            ("with workspace", f"{timeline.peak_with_workspace_bytes:,} B"),
+            ("resident", f"{timeline.resident_bytes:,} B"),
+            ("floor", f"{self.floor_with_workspace_bytes:,} B: {self.floor_reason}"),
+            ("at the peak", ", ".join(f"{name} {format_bytes(n)}" for name, n in classes)),
+            ("stashes", f"{len(self.stashes):,}, {sum(s.nbytes for s in self.stashes):,} B"),
+            ("session", f"{self.session.name} on {self.session.provider}"),
+            ("assumptions", f"{len(self.assumptions)}"),
+        )
+
+    @property
     def stashes_by_module(self) -> dict[str, list[Stash]]:
         """Stashes per module, the module with the most bytes first."""
         found: dict[str, list[Stash]] = {}
@@ -124,6 +154,7 @@ class Analysis:
             "steps": len(timeline.order),
             "floor_bytes": self.floor_bytes,
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
+            "floor_reason": self.floor_reason,
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
             "at_peak": [_live_json(live) for live in self.at_peak],
@@ -175,7 +206,7 @@ def _live_json(live: Live) -> dict[str, object]:
 
 
 def analyze(
-    path: Path,
+    path: Model,
     dims: Mapping[str, int] | None = None,
     *,
     session: str = "tuned",
@@ -186,7 +217,7 @@ def analyze(
     """Predict the memory of one training step of the model in ``path``.
 
     Args:
-        path: an ONNX training graph.
+        path: an ONNX training graph: a path or a ``ModelProto``.
         dims: values for symbolic dimensions.
         session: ``tuned`` or ``default``.
         provider: ``cpu`` or ``cuda``.
@@ -195,9 +226,21 @@ def analyze(
 
     Raises:
         ModelError: the model cannot be read or a shape stays unknown.
-        UsageError: an unknown dimension or loss output was named.
+        UsageError: an unknown dimension, loss output, session or provider was named.
     """
-    analysis = analyze_session(open_model(path, dims, loss), session_kind(session, provider), loss)
+    kind = session_kind(session, provider)
+    if not isinstance(path, Path):
+        with as_file(path) as file:
+            found = analyze(
+                file,
+                dims,
+                session=session,
+                provider=provider,
+                loss=loss,
+                placement=placement,
+            )
+            return replace(found, path=shown_path(path))
+    analysis = analyze_session(open_model(path, dims, loss), kind, loss)
     return with_placement(analysis) if placement else analysis
 
 
@@ -226,7 +269,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         modules=model.modules,
         floor_bytes=timeline.resident_bytes + floor.nbytes,
         floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
-        floor_reason=floor.plain.describe(model.graph),
+        floor_reason=floor.loaded.describe(model.graph),
         by_class=explainer.by_class(timeline.peak_step),
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
@@ -237,6 +280,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
             *changes,
             *patterns,
             *provider,
+            *no_backward_notes(model),
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
         scans=scan_layers(model.prepared.proto, model.prepared.types),
@@ -299,6 +343,27 @@ def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> An
         for name in ("birth", "death", "nbytes")
     )
     return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
+
+
+def no_backward_notes(model: OpenModel) -> tuple[str, ...]:
+    """For a graph without a backward part: that there is none, and the command that makes one."""
+    if {Phase.BACKWARD, Phase.UPDATE}.intersection(model.phases.of):
+        return ()
+    return (f"{NO_BACKWARD}; {grad_command(model)} makes one",)
+
+
+def grad_command(model: OpenModel) -> str:
+    """The ``memplan grad`` to type for a forward graph, with the names of its outputs."""
+    graph, path = model.graph, model.prepared.path
+    outputs = [graph.tensors[t] for t in graph.outputs]
+    loss = model.phases.loss
+    if loss is not None:
+        what = f"--loss {shlex.quote(graph.tensors[loss].name)}"
+    else:
+        floats = [t.name for t in outputs if t.dtype in FLOATS and t.shape]
+        what = f"--loss cross-entropy --logits {shlex.quote((floats or ['NAME'])[0])}"
+    step = path.with_name(f"{path.stem}.step.onnx")
+    return f"memplan grad {shlex.quote(str(path))} -o {shlex.quote(str(step))} {what}"
 
 
 def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.summary import Rows, Summary
 from memplan.ops.cost import device_for
 from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
 from memplan.proto.write import write_atomically, write_model
@@ -17,6 +19,7 @@ from memplan.runtime.measure import saved_inputs
 from memplan.runtime.messages import RunRequest, RunTimes
 from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.session import session_kind
 
 SCHEMA = "memplan.profile/1"
 _INNER = "memplan.inner."
@@ -34,8 +37,8 @@ class ProfileOptions:
     threads: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+@dataclass(frozen=True, slots=True, repr=False)
+class Profile(Summary):
     """The answer of ``profile``.
 
     ``seconds`` has every node of the file that ran, by name; ``nodes`` says how many there are.
@@ -75,6 +78,18 @@ class Profile:
         return (
             f"measured {1000 * self.measured_seconds:,.1f} ms in {len(self.seconds)} of "
             f"{self.nodes} nodes, {total(self.by_op).ratio:.2f} × the estimate"
+        )
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        worst = ", ".join(f"{row.op} {row.ratio:.2f} ×" for row in self.by_op[:3])
+        return (
+            ("Profile", f"of {self.path}"),
+            ("nodes", self.summary),
+            ("step", f"{1000 * self.step_seconds:,.1f} ms under the profiler"),
+            ("runs", f"{self.kept_runs} of {self.runs} count, on {self.provider}"),
+            ("worst estimates", worst),
+            ("assumptions", f"{len(self.assumptions)}"),
         )
 
     def costs(self) -> dict[str, object]:
@@ -123,7 +138,7 @@ class Profile:
 
 
 def profile(
-    path: Path, options: ProfileOptions | None = None, *, dims: Mapping[str, int] | None = None
+    path: Model, options: ProfileOptions | None = None, *, dims: Mapping[str, int] | None = None
 ) -> Profile:
     """Measure the seconds that every node of the model in ``path`` takes.
 
@@ -131,7 +146,7 @@ def profile(
     those of the file; it needs its whole peak of memory.
 
     Args:
-        path: an ONNX training graph.
+        path: an ONNX training graph: a path or a ``ModelProto``.
         options: provider, number of runs, inputs.
         dims: values for symbolic dimensions.
 
@@ -139,7 +154,10 @@ def profile(
         RuntimeUnavailableError: a run failed, or the provider is missing.
         ModelError, UsageError: a bad model, bad inputs or an unknown dimension.
     """
-    return profile_open(open_model(path, dims), options or ProfileOptions())
+    options = options or ProfileOptions()
+    session_kind("tuned", options.provider)
+    with as_file(path) as file:
+        return replace(profile_open(open_model(file, dims), options), path=shown_path(path))
 
 
 def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:

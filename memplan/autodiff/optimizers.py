@@ -20,7 +20,8 @@ from memplan.errors import UsageError
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import TensorType
-from memplan.strategies.spec import build, did_you_mean, split_spec
+from memplan.strategies.spec import build, split_spec
+from memplan.units import did_you_mean
 
 RATE, STEP = "lr", "step"
 """Graph inputs: a float32 and an int64 scalar; the first step is 1."""

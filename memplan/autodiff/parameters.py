@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -46,7 +46,8 @@ class Candidates:
 
     ``trained`` are initializers that are parameters by place or name, ``constants`` the others;
     ``inputs`` are graph inputs that could be parameters by place or name, ``data`` the others.
-    ``unreached`` are floats that the loss does not depend on.
+    ``unreached`` are floats that the loss does not depend on. ``statistics`` are running
+    statistics, which are in none of these: no gradient ever trains them.
     """
 
     trained: tuple[str, ...]
@@ -54,6 +55,7 @@ class Candidates:
     inputs: tuple[str, ...]
     data: tuple[str, ...]
     unreached: tuple[str, ...]
+    statistics: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -62,12 +64,17 @@ class Candidates:
 
 
 def find_candidates(
-    graph: onnx.GraphProto, types: dict[str, TensorType], ys: Collection[str]
+    graph: onnx.GraphProto,
+    types: dict[str, TensorType],
+    ys: Collection[str],
+    statistics: Collection[str] = (),
 ) -> Candidates:
-    """What could be trained."""
+    """What could be trained; running ``statistics`` never are."""
     initializers = [tensor.name for tensor in graph.initializer]
-    inputs = [value.name for value in graph.input if value.name not in set(initializers)]
-    floats = {n for n in (*initializers, *inputs) if types.get(n, UNKNOWN).is_float}
+    stored = set(initializers)
+    inputs = [value.name for value in graph.input if value.name not in stored]
+    known = (*initializers, *inputs)
+    floats = {n for n in known if types.get(n, UNKNOWN).is_float and n not in statistics}
     active = find_activity(list(graph.node), types, ys, floats).tensors
     placed = _placed(graph)
     left = {node.input[0] for node in _nodes(graph) if node.op_type in _EITHER_SIDE}
@@ -82,7 +89,8 @@ def find_candidates(
         constants=tuple(n for n in initializers if n in active and n not in trained),
         inputs=tuple(n for n in inputs if n in active and n in given),
         data=tuple(n for n in inputs if n in active and n not in given),
-        unreached=tuple(n for n in (*initializers, *inputs) if n in floats and n not in active),
+        unreached=tuple(n for n in known if n in floats and n not in active),
+        statistics=tuple(n for n in known if n in statistics),
     )
 
 
@@ -111,31 +119,80 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def choose(candidates: Candidates, patterns: Sequence[str]) -> tuple[str, ...]:
     """The tensors to differentiate by: those that the globs match, else what is trained.
 
+    A pattern that begins with ``!`` takes out what it matches.
+
     Raises:
-        UsageError: a pattern matches nothing.
+        UsageError: a pattern matches nothing, or only running statistics, or all are taken out.
         ModelError: a pattern matches nothing that leads to the loss; without any, nothing looks
             trained, and the message offers what could be.
     """
-    if patterns:
-        for pattern in patterns:
-            if any(fnmatchcase(name, pattern) for name in candidates.all):
-                continue
-            hint = "float inputs and initializers that do: " + _offered(candidates.all)
-            for name in candidates.unreached:
-                if fnmatchcase(name, pattern):
-                    raise ModelError(f"--wrt {pattern}: '{name}' does not lead to the loss", hint)
-            raise UsageError(f"--wrt {pattern}: no float input or initializer of that name", hint)
-        return tuple(n for n in candidates.all if any(fnmatchcase(n, p) for p in patterns))
-    if not candidates.trained:
-        offer = candidates.inputs + candidates.constants or candidates.data
-        raise ModelError(
-            "no initializer that looks trained leads to the loss",
-            f"name what to differentiate by, for example --wrt '{offer[0]}'; what could be "
-            f"parameters: {_offered(offer)}"
-            if offer
-            else "check --loss",
+    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
+    unwanted = [pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")]
+    for pattern in wanted:
+        _require_match(candidates, pattern)
+    known = (*candidates.all, *candidates.statistics, *candidates.unreached)
+    for pattern in unwanted:
+        if not _matching(known, (pattern,)):
+            raise UsageError(
+                f"--wrt '!{pattern}': no float input or initializer of that name",
+                "those that lead to the loss: " + _offered(candidates.all),
+            )
+    chosen = _matching(candidates.all, wanted) if wanted else _trained(candidates)
+    dropped = set(_matching(chosen, unwanted))
+    if len(dropped) == len(chosen):
+        raise UsageError(
+            "--wrt takes out everything that it leaves in", "without '!': " + _offered(chosen)
         )
-    return candidates.trained
+    return tuple(name for name in chosen if name not in dropped)
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))
+
+
+def _require_match(candidates: Candidates, pattern: str) -> None:
+    """Check that a pattern matches something that can be trained.
+
+    Raises:
+        ModelError, UsageError: it does not; see :func:`choose`.
+    """
+    if _matching(candidates.all, (pattern,)):
+        return
+    hint = "float inputs and initializers that do: " + _offered(candidates.all)
+    for name in _matching(candidates.statistics, (pattern,)):
+        raise UsageError(
+            f"--wrt {pattern}: '{name}' is a running statistic, which no gradient trains",
+            "memplan.gradients differentiates by any tensor; those that could be trained: "
+            + _offered(candidates.all),
+        )
+    for name in _matching(candidates.unreached, (pattern,)):
+        raise ModelError(f"--wrt {pattern}: '{name}' does not lead to the loss", hint)
+    raise UsageError(f"--wrt {pattern}: no float input or initializer of that name", hint)
+
+
+def _trained(candidates: Candidates) -> tuple[str, ...]:
+    """What looks trained.
+
+    Raises:
+        ModelError: nothing does.
+    """
+    if candidates.trained:
+        return candidates.trained
+    offer = candidates.inputs + candidates.constants
+    if not offer and candidates.unreached:
+        raise ModelError(
+            f"no gradient reaches {_offered(candidates.unreached)}",
+            "what lies between them and the loss has no derivative, or a zero one (ArgMax, "
+            "integers, comparisons); check --loss",
+        )
+    offer = offer or candidates.data
+    raise ModelError(
+        "no initializer that looks trained leads to the loss",
+        f"name what to differentiate by, for example --wrt '{offer[0]}'; what could be "
+        f"parameters: {_offered(offer)}"
+        if offer
+        else "check --loss",
+    )
 
 
 def _offered(names: Sequence[str]) -> str:

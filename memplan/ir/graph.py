@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -57,6 +57,10 @@ class Tensor:
         return self.shape if self.names_seen is None else self.names_seen
 
 
+def _present(tensors: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(t for t in tensors if t != ABSENT) if ABSENT in tensors else tensors
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operator call. ``captured`` are outer tensors that its bodies read (If, Loop, Scan)."""
@@ -71,19 +75,14 @@ class Node:
     attributes: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def reads(self) -> Iterator[int]:
+    def reads(self) -> tuple[int, ...]:
         """Tensor ids in slot order, absent ones left out, captured ones last."""
-        for tensor in self.inputs:
-            if tensor != ABSENT:
-                yield tensor
-        yield from self.captured
+        return _present(self.inputs) + self.captured
 
     @property
-    def writes(self) -> Iterator[int]:
+    def writes(self) -> tuple[int, ...]:
         """Tensor ids of the outputs that are present."""
-        for tensor in self.outputs:
-            if tensor != ABSENT:
-                yield tensor
+        return _present(self.outputs)
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import lru_cache
 
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
@@ -44,15 +45,24 @@ def _recorded(metadata: Mapping[str, str]) -> str | None:
     scopes = metadata.get("pkg.torch.onnx.name_scopes")
     if scopes is None or len(scopes) > MOST_TEXT:
         return None
+    # The last scope is the operator itself (['', 'mul_3'] names no module), and differs from node
+    # to node: what stands before it is read once for all nodes of a module.
+    outer, comma, last = scopes.rpartition(",")
+    names = _literal(f"{outer}]") if comma and last.strip() != "]" else None
+    if names is None:
+        names = (_literal(scopes) or ())[:-1]
+    inner = [name for name in names if name]
+    return inner[-1] if inner else None
+
+
+@lru_cache(maxsize=4096)
+def _literal(text: str) -> tuple[str, ...] | None:
+    """A list or tuple that stands in ``text``; None for anything else."""
     try:
-        names = ast.literal_eval(scopes)
+        names = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
-    if not isinstance(names, list | tuple):
-        return None
-    # The last scope is the operator itself; ['', 'mul_3'] names no module.
-    inner = [str(name) for name in names[:-1] if name]
-    return inner[-1] if inner else None
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
 
 def _owner(parameter: str) -> str:

@@ -257,16 +257,16 @@ class _Finder:
         """Backward nodes that are really optimizer arithmetic."""
         graph = self.graph
         found = {node for node in backward if graph.nodes[node].key in _ACCUMULATORS}
-        new_values = [
+        new_values = {
             output for output, source in self.pairs.items() if _is_new_value(graph, output, source)
-        ]
+        }
         found |= self._descendants(state) & backward
         if not new_values:
             return found
         for node in reversed(graph.nodes):
             if node.id in found or node.id not in backward or node.key not in _SCALING:
                 continue
-            if self._only_updates(node, found, set(new_values)) and _scales_one(graph, node):
+            if self._only_updates(node, found, new_values) and _scales_one(graph, node):
                 found.add(node.id)
         return found
 

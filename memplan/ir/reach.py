@@ -27,11 +27,12 @@ def trained_outputs(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:
     loss, predictions, running statistics) are left out.
     """
     pairs = pair_outputs(graph)
+    behind = _state_behind(graph, phases) if phases.state else {}
     owners: dict[int, set[int]] = {}
     for output, source in pairs.items():
         if source in phases.parameters:
             owners.setdefault(output, set()).add(source)
-            for state in _state_behind(graph, phases, output) if phases.state else ():
+            for state in behind.get(graph.tensors[output].producer, ()):
                 owners.setdefault(state, set()).add(source)
     result: dict[int, frozenset[int]] = {}
     for output in graph.outputs:
@@ -41,20 +42,23 @@ def trained_outputs(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:
     return result
 
 
-def _state_behind(graph: Graph, phases: Phases, output: int) -> set[int]:
-    """Renewed inputs that the backward and update nodes behind ``output`` read."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    waiting = [output]
-    while waiting:
-        producer = graph.tensors[waiting.pop()].producer
-        if producer in seen or producer < 0:
+def _state_behind(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:
+    """Backward or update node → renewed inputs that it and such nodes before it read.
+
+    Nodes without any are left out. The set of a node that adds nothing to that of another one is
+    the same object: a chain of nodes costs no more than one.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for node in graph.nodes:
+        if phases.of[node.id] in (Phase.FORWARD, Phase.LOSS):
             continue
-        seen.add(producer)
-        if phases.of[producer] in (Phase.FORWARD, Phase.LOSS):
-            continue
-        for tensor in graph.nodes[producer].reads:
-            if tensor in phases.state:
-                found.add(tensor)
-            waiting.append(tensor)
+        own = frozenset(t for t in node.reads if t in phases.state)
+        parts = {own} if own else set()
+        for t in node.reads:
+            if (part := found.get(graph.tensors[t].producer)) is not None:
+                parts.add(part)
+        if parts:
+            largest = max(parts, key=len)
+            whole = all(part <= largest for part in parts)
+            found[node.id] = largest if whole else frozenset().union(*parts)
     return found

@@ -19,12 +19,20 @@ FORWARD_KEY = "memplan.forward"
 CHECKPOINT_KEY = "memplan.checkpoint"
 """On a node or a value: ``true`` or ``1`` marks it as a checkpoint. The mark of a node speaks of
 all its outputs."""
+NEW_VALUES = "new_values"
+"""On a model, ``memplan.new_values``: graph output → the graph input that it is the next value of.
+It stays in files that are written from the model, those that have lost an output among them."""
 _YES = frozenset({"1", "true"})
 
 
 def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
     """Store ``values`` as JSON under ``memplan.<key>``, replacing earlier ones."""
-    kept = [item for item in model.metadata_props if not item.key.startswith(PREFIX)]
+    kept = [
+        item
+        for item in model.metadata_props
+        if not item.key.startswith(PREFIX)
+        or (item.key == PREFIX + NEW_VALUES and NEW_VALUES not in values)
+    ]
     copies = [(item.key, item.value) for item in kept]
     del model.metadata_props[:]
     for key, value in copies:

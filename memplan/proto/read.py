@@ -59,16 +59,36 @@ def parse_file(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except DecodeError:
-        raise ModelError(
-            f"{path} is not an ONNX model, or it is truncated",
-            "check the file with onnx.checker or export it again",
-        ) from None
+        raise _foreign(path, data) from None
     if not model.HasField("graph") or not model.opset_import or not model.graph.output:
         raise ModelError(
             f"{path} holds no ONNX graph (no graph, no outputs or no opset)",
             "give a .onnx file; weights-only and optimizer files are not graphs",
         )
     return model
+
+
+# How other files that people hand over begin, what they are, and what to do.
+_FOREIGN = (
+    (b"PK\x03\x04", "a PyTorch file or a zip archive", "export the model with torch.onnx.export"),
+    (b"\x80\x02", "a Python pickle (an old PyTorch file)", "export it with torch.onnx.export"),
+    (b"\xfd7zXZ\x00", "packed with xz", "unpack it: unxz"),
+    (b"\x1f\x8b", "packed with gzip", "unpack it: gunzip"),
+    (b"\x28\xb5\x2f\xfd", "packed with zstd", "unpack it: unzstd"),
+    (b"BZh", "packed with bzip2", "unpack it: bunzip2"),
+    (b"\x89HDF", "an HDF5 file (Keras)", "convert it with tf2onnx"),
+)
+
+
+def _foreign(path: Path, data: bytes) -> ModelError:
+    """The error for bytes that are not a protobuf message of ONNX."""
+    for start, what, todo in _FOREIGN:
+        if data.startswith(start):
+            return ModelError(f"{path} is not an ONNX model but {what}", todo)
+    return ModelError(
+        f"{path} is not an ONNX model, or it is truncated",
+        "check the file with onnx.checker or export it again",
+    )
 
 
 def check_structure(model: onnx.ModelProto, path: Path) -> None:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from memplan.proto.metadata import get_metadata
 from memplan.proto.read import parse_file
 from memplan.runtime.providers import PROVIDER_NAMES
 
 
-def session_options(path: Path | str | None = None) -> Any:
+def session_options(path: onnx.ModelProto | PathLike[str] | str | None = None) -> Any:
     """``onnxruntime.SessionOptions`` for a rewritten model (tuned when none is named).
 
     Raises:
         ModelError: ``path`` is not an ONNX model.
     """
-    return _options(get_metadata(parse_file(Path(path))) if path is not None else {})
+    return _options(_metadata(path) if path is not None else {})
 
 
-def load(path: Path | str, providers: Sequence[str] | None = None) -> Any:
+def load(
+    path: onnx.ModelProto | PathLike[str] | str, providers: Sequence[str] | None = None
+) -> Any:
     """An ``onnxruntime.InferenceSession`` for a rewritten model, with the options it was planned
     for.
 
     Args:
-        path: a file that ``memplan rewrite`` wrote.
+        path: a file that ``memplan rewrite`` wrote, or such a model in memory.
         providers: execution providers; by default the one that the plan was made for.
 
     Raises:
@@ -33,9 +38,15 @@ def load(path: Path | str, providers: Sequence[str] | None = None) -> Any:
     """
     import onnxruntime
 
-    metadata = get_metadata(parse_file(Path(path)))
+    metadata = _metadata(path)
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
-    return onnxruntime.InferenceSession(str(path), _options(metadata), providers=list(chosen))
+    given = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
+    return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
+
+
+def _metadata(model: onnx.ModelProto | PathLike[str] | str) -> Mapping[str, object]:
+    read = model if isinstance(model, onnx.ModelProto) else parse_file(Path(model))
+    return get_metadata(read)
 
 
 def _options(metadata: Mapping[str, object]) -> Any:

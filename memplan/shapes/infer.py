@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +159,11 @@ def _numeric_type(proto: onnx.TypeProto) -> TensorType:
     """The type in ``proto``; the shape is None unless every dimension is a number."""
     if not proto.HasField("tensor_type"):
         return TensorType(0, ())
-    found = read_type(proto)
+    return _without_names(read_type(proto))
+
+
+@lru_cache(maxsize=4096)
+def _without_names(found: TensorType) -> TensorType:
     return TensorType(found.dtype, found.sizes if found.dtype else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import onnx
 
@@ -57,9 +58,18 @@ Types = Mapping[str, TensorType]
 UNNAMED = "?"
 """How the names that memplan gives to unnamed dimensions begin; they are never written."""
 
+_REMEMBERED = 4096
+
 
 def read_type(proto: onnx.TypeProto) -> TensorType:
     """The type in ``proto``; a dimension without size or name becomes an empty name."""
+    return _read(proto.SerializeToString())
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _read(data: bytes) -> TensorType:
+    """The type in these bytes: the many tensors of a graph have few types."""
+    proto = onnx.TypeProto.FromString(data)
     if not proto.HasField("tensor_type"):
         return UNKNOWN
     tensor = proto.tensor_type

@@ -63,8 +63,13 @@ def allocate(
     return _Planner(graph, order, session, devices).run()
 
 
+_Likeness = tuple[tuple[int | str, ...], int, bool]
+"""Dims as the runtime sees them, bytes (equal dims: element size), whether it is on the host."""
+
+
 class _Planner:
-    """State of the planner: use counts per root, free list, roots per tensor."""
+    """State of the planner: use counts per root, free roots by likeness (the last freed last),
+    roots per tensor."""
 
     def __init__(
         self, graph: Graph, order: list[int], session: SessionKind, devices: Devices | None
@@ -78,7 +83,7 @@ class _Planner:
         self.root = list(range(len(graph.tensors)))
         self.uses = [self._initial_uses(tensor) for tensor in graph.tensors]
         self.members: dict[int, list[int]] = {}
-        self.free: list[int] = []
+        self.free: dict[_Likeness, list[int]] = {}
 
     @staticmethod
     def _initial_uses(tensor: Tensor) -> int:
@@ -129,29 +134,30 @@ class _Planner:
         return None
 
     def _alike(self, first: int, second: int) -> bool:
-        a, b = self.graph.tensors[first], self.graph.tensors[second]
-        if not (a.static and b.static and a.counted and b.counted):
-            return False
-        if (first in self.host_tensors) != (second in self.host_tensors):
-            return False
-        return a.seen == b.seen and a.nbytes == b.nbytes
+        likeness = self._likeness(first)
+        return likeness is not None and likeness == self._likeness(second)
+
+    def _likeness(self, tensor: int) -> _Likeness | None:
+        """What two tensors must have in common to share a buffer; None: this one never does."""
+        found = self.graph.tensors[tensor]
+        if not (found.static and found.counted):
+            return None
+        return found.seen, found.nbytes, tensor in self.host_tensors
 
     def _reusable(self, tensor: int) -> int | None:
         """Rule 4: take the most recently freed buffer of identical dims off the free list."""
         candidate = self.graph.tensors[tensor]
         if not candidate.readers or not candidate.shape:
             return None
-        for position, root in enumerate(self.free):
-            if self._alike(root, tensor):
-                del self.free[position]
-                return root
-        return None
+        likeness = self._likeness(tensor)
+        freed = self.free.get(likeness) if likeness is not None else None
+        return freed.pop() if freed else None
 
     def _release(self, tensor: int) -> None:
         root = self.root[tensor]
         self.uses[root] -= 1
-        if self.uses[root] == 0:
-            self.free.insert(0, root)
+        if self.uses[root] == 0 and self.reuse and (likeness := self._likeness(root)) is not None:
+            self.free.setdefault(likeness, []).append(root)
 
     def _finish(self, step_of: list[int]) -> Allocation:
         graph, end = self.graph, len(self.order)

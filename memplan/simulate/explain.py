@@ -64,6 +64,7 @@ class Explainer:
         self.graph: Graph = timeline.graph
         self.phases = phases
         self.modules = modules
+        self.peak_step = timeline.peak_step
 
     def class_of(self, tensor: Tensor) -> TensorClass:
         """The class of a tensor's memory."""
@@ -117,7 +118,7 @@ class Explainer:
 
     def at_peak(self) -> list[Live]:
         """Computed tensors in memory at the peak, largest first."""
-        return [self._live(buffer) for buffer in self.timeline.live_at(self.timeline.peak_step)]
+        return [self._live(buffer) for buffer in self.timeline.live_at(self.peak_step)]
 
     def _live(self, buffer: Buffer) -> Live:
         root = self.graph.tensors[buffer.root]
@@ -135,7 +136,7 @@ class Explainer:
 
     def _held_by(self, buffer: Buffer) -> str:
         """The next reader after the peak, and how many follow."""
-        step_of, peak = self.timeline.allocation.step_of, self.timeline.peak_step
+        step_of, peak = self.timeline.allocation.step_of, self.peak_step
         readers = sorted(
             {step_of[r] for t in buffer.members for r in self.graph.tensors[t].readers}
         )

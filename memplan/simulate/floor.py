@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
+from memplan.simulate.growing_sets import EMPTY, GrowingSets
 from memplan.simulate.timeline import Timeline
 from memplan.units import format_bytes
 
@@ -68,26 +69,33 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
         for t in dict.fromkeys(graph.outputs)
         if not is_resident(graph.tensors[t]) and t not in away
     ]
+    is_held = set(outputs)
     held = sum(graph.tensors[t].nbytes for t in outputs)
     plain = loaded = Pin(held, ABSENT, tuple(outputs))
-    bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
-    made = [0] * len(graph.tensors)
+    sets = GrowingSets()
+    behind = [EMPTY] * len(graph.tensors)  # graph outputs held once a tensor is made, it included
     inside = timeline.inside.nbytes
     for node in graph.nodes:
-        behind = 0
+        before = EMPTY
         for t in node.reads:
-            behind |= made[t] | bit.get(t, 0)
+            before = sets.union(before, behind[t])
         tensors = _working_set(graph, node, root, rules) - away
-        tensors.update(t for t in outputs if behind & bit[t])
-        nbytes = sum(graph.tensors[t].nbytes for t in tensors) + inside.get(node.id, 0)
-        if nbytes > plain.nbytes:
-            plain = Pin(nbytes, node.id, tuple(sorted(tensors)))
+        more = sum(
+            graph.tensors[t].nbytes
+            for t in tensors
+            if t not in is_held or not sets.contains(before, t)
+        )
+        nbytes = more + sets.weight[before] + inside.get(node.id, 0)
         step = timeline.allocation.step_of[node.id]
         with_workspace = nbytes + int(timeline.workspace[step])
-        if with_workspace > loaded.nbytes:
-            loaded = Pin(with_workspace, node.id, tuple(sorted(tensors)))
+        if nbytes > plain.nbytes or with_workspace > loaded.nbytes:
+            pinned = tuple(sorted(tensors.union(sets.elements(before))))
+            if nbytes > plain.nbytes:
+                plain = Pin(nbytes, node.id, pinned)
+            if with_workspace > loaded.nbytes:
+                loaded = Pin(with_workspace, node.id, pinned)
         for t in node.writes:
-            made[t] = behind
+            behind[t] = sets.add(before, t, graph.tensors[t].nbytes) if t in is_held else before
     return Floor(plain, loaded)
 
 

@@ -4,12 +4,19 @@ Groups are modules of parameters (``blocks.3`` of ``blocks.3.attn.qkv.weight``).
 the bytes in memory at the peak that only its gradients and updates hold, and what goes if the
 modules before it, in order of the forward part, are frozen as well. The peak falls by that at most:
 with less at this step, another one may be the highest.
+
+All groups are answered together, in time linear in nodes and readers: a node serves nothing but
+group g if g is both the first and the last group that it serves, and nothing but the groups up to
+g if the last one is at most g. So a first and a last group per node is all that is kept, and a
+buffer's answer is worked out once for each range of groups in which it is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
@@ -55,14 +62,17 @@ def narrowings(timeline: Timeline, phases: Phases) -> tuple[Narrowing, ...]:
     groups = _groups(graph, {p for parameters in owners.values() for p in parameters})
     if len(groups) < 2:
         return ()
-    holders = _Holders(timeline, phases, owners, list(groups.values()))
-    found = []
-    for index, (module, parameters) in enumerate(groups.items()):
-        alone, stashes = holders.freed(1 << index)
-        earlier, _ = holders.freed((2 << index) - 1)
-        names = tuple(graph.tensors[p].name for p in parameters)
-        found.append(Narrowing(module, names, alone, earlier, stashes))
-    return tuple(found)
+    freed = _Freed(_Served(graph, owners, list(groups.values())), timeline, phases)
+    return tuple(
+        Narrowing(
+            module,
+            tuple(graph.tensors[p].name for p in parameters),
+            freed.alone[index],
+            freed.with_earlier[index],
+            tuple(freed.stashes[index]),
+        )
+        for index, (module, parameters) in enumerate(groups.items())
+    )
 
 
 def _groups(graph: Graph, parameters: Iterable[int]) -> dict[str, list[int]]:
@@ -81,63 +91,129 @@ def _layer(parameter: str) -> str:
     return ".".join(parts[: index + 1] if index is not None else parts[:-1] or parts)
 
 
-class _Holders:
-    """Whom every node works for, as bits: one per group, and one for what is always wanted."""
+Span = tuple[int, int]
+"""The first and the last of some groups. The last is below the first where there are none."""
+
+
+class _Served:
+    """Whom every node works for: its first and last group, one behind the last for what is always
+    wanted."""
 
     def __init__(
-        self,
-        timeline: Timeline,
-        phases: Phases,
-        owners: dict[int, frozenset[int]],
-        groups: list[list[int]],
+        self, graph: Graph, owners: dict[int, frozenset[int]], groups: list[list[int]]
     ) -> None:
-        self.timeline, self.graph = timeline, timeline.graph
-        self.live = timeline.live_at(timeline.peak_step)
-        self.explainer = Explainer(timeline, phases, ("",) * len(self.graph.nodes))
-        bit = {p: 1 << index for index, group in enumerate(groups) for p in group}
-        always = 1 << len(groups)
-        self.wanted = {
-            t: sum({bit[p] for p in owners[t]}) if t in owners else always
-            for t in self.graph.outputs
-        }
-        self.serves = [0] * len(self.graph.nodes)
-        for node in reversed(self.graph.nodes):
+        self.graph = graph
+        self.count = len(groups)
+        self.nobody: Span = (self.count + 1, -1)
+        group_of = {p: index for index, group in enumerate(groups) for p in group}
+        self.wanted: dict[int, Span] = {}
+        for t in graph.outputs:
+            served = [group_of[p] for p in owners[t]] if t in owners else [self.count]
+            self.wanted[t] = (min(served), max(served))
+        self.of = [self.nobody] * len(graph.nodes)
+        for node in reversed(graph.nodes):
+            first, last = self.nobody
             for t in node.writes:
-                self.serves[node.id] |= self.wanted.get(t, 0)
-                for reader in self.graph.tensors[t].readers:
-                    self.serves[node.id] |= self.serves[reader]
+                for low, high in self._needing(t):
+                    first, last = min(first, low), max(last, high)
+            self.of[node.id] = (first, last)
 
-    def freed(self, frozen: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """Bytes of the peak that go with the groups ``frozen`` (bits), and the stashes in it."""
-        gone = [buffer for buffer in self.live if not self._stays(buffer, frozen)]
-        stashes = tuple(
-            (self.graph.tensors[buffer.root].name, buffer.nbytes)
-            for buffer in gone
-            if self.explainer.buffer_class(buffer) is TensorClass.STASH
-        )
-        return sum(buffer.nbytes for buffer in gone) + self._state(frozen), stashes
+    def _needing(self, tensor: int) -> Iterator[Span]:
+        if tensor in self.wanted:
+            yield self.wanted[tensor]
+        for reader in self.graph.tensors[tensor].readers:
+            yield self.of[reader]
 
-    def _stays(self, buffer: Buffer, frozen: int) -> bool:
+
+class _Tally:
+    """Some spans, and how many of them are left when groups are frozen."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.last, self.some = -1, 0
+        self.only: Counter[int] = Counter()
+        for first, last in spans:
+            if last >= 0:
+                self.some += 1
+                self.last = max(self.last, last)
+                if first == last:
+                    self.only[first] += 1
+
+    def without(self, group: int) -> bool:
+        """Whether any serves somebody when ``group`` is frozen."""
+        return self.some > self.only[group]
+
+    def after(self, group: int) -> bool:
+        """Whether any serves somebody when all groups up to ``group`` are frozen."""
+        return self.last > group
+
+
+class _Freed:
+    """Bytes of the peak that go with a group, and with it and all groups before it; and the stashes
+    among the former."""
+
+    def __init__(self, served: _Served, timeline: Timeline, phases: Phases) -> None:
+        self.served, self.timeline, self.graph = served, timeline, timeline.graph
+        self.explainer = Explainer(timeline, phases, ("",) * len(self.graph.nodes))
+        count = served.count
+        self.alone = [0] * count
+        self.stashes: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+        self._change = [0] * (count + 1)
+        for buffer in timeline.live_at(self.explainer.peak_step):
+            self._buffer(buffer)
+        for tensor in self.graph.tensors:
+            if tensor.kind is TensorKind.INPUT and is_resident(tensor):
+                self._state(tensor.nbytes, _Tally(served.of[r] for r in tensor.readers))
+        self.with_earlier = list(accumulate(self._change[:-1]))
+
+    def _buffer(self, buffer: Buffer) -> None:
+        """Add a buffer where it goes.
+
+        It goes if nobody is left whom its producer serves, or if no wanted output lies in it and
+        no reader that is left comes at the peak or later. One that loses all readers is held to
+        the end, unless its node need not make it.
+        """
         tensors = [self.graph.tensors[t] for t in buffer.members]
-        if not self.serves[tensors[0].producer] & ~frozen:
-            return False
-        if any(self.wanted.get(t.id, 0) & ~frozen for t in tensors):
-            return True
-        readers = [r for t in tensors for r in t.readers if self.serves[r] & ~frozen]
-        if not readers:  # held to the end, unless the node need not make it
-            node = self.graph.nodes[tensors[0].producer]
-            return node.outputs.index(buffer.root) not in OPTIONAL_OUTPUTS.get(node.key, ())
-        step_of = self.timeline.allocation.step_of
-        return any(step_of[r] >= self.timeline.peak_step for r in readers)
+        step_of, peak = self.timeline.allocation.step_of, self.explainer.peak_step
+        readers = [r for t in tensors for r in t.readers]
+        of, wanted = self.served.of, self.served.wanted
+        made = _Tally([of[tensors[0].producer]])
+        held = _Tally(wanted[t.id] for t in tensors if t.id in wanted)
+        read = _Tally(of[r] for r in readers)
+        late = _Tally(of[r] for r in readers if step_of[r] >= peak)
+        node = self.graph.nodes[tensors[0].producer]
+        optional = node.outputs.index(buffer.root) in OPTIONAL_OUTPUTS.get(node.key, ())
 
-    def _state(self, frozen: int) -> int:
-        """Bytes of graph inputs that only work for ``frozen`` reads: their optimizer state."""
-        return sum(
-            tensor.nbytes
-            for tensor in self.graph.tensors
-            if tensor.kind is TensorKind.INPUT
-            and is_resident(tensor)
-            and tensor.readers
-            and not any(self.serves[r] & ~frozen for r in tensor.readers)
-            and any(self.serves[r] for r in tensor.readers)
-        )
+        def goes(made: bool, held: bool, read: bool, late: bool) -> bool:
+            if not made:
+                return True
+            return not held and (not late if read else optional)
+
+        tallies = (made, held, read, late)
+        count = self.served.count
+        starts = {0, *(tally.last for tally in tallies if 0 <= tally.last < count)}
+        for start, end in pairwise((*sorted(starts), count)):
+            if goes(*(tally.after(start) for tally in tallies)):
+                self._change[start] += buffer.nbytes
+                self._change[end] -= buffer.nbytes
+        singles = {group for tally in tallies for group in tally.only if group < count}
+        dead = goes(*(tally.some > 0 for tally in tallies))
+        gone = [
+            group
+            for group in (range(count) if dead else singles)
+            if goes(*(tally.without(group) for tally in tallies))
+        ]
+        if not gone:
+            return
+        stash = self.explainer.buffer_class(buffer) is TensorClass.STASH
+        for group in gone:
+            self.alone[group] += buffer.nbytes
+            if stash:
+                self.stashes[group].append((self.graph.tensors[buffer.root].name, buffer.nbytes))
+
+    def _state(self, nbytes: int, read: _Tally) -> None:
+        """Add a graph input where only what is frozen reads it: optimizer state."""
+        if 0 <= read.last < self.served.count:
+            self._change[read.last] += nbytes
+            for group in read.only:
+                if not read.without(group):
+                    self.alone[group] += nbytes

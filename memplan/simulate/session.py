@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from memplan.errors import UsageError
+from memplan.runtime.providers import PROVIDERS
+from memplan.units import did_you_mean
 
 SESSIONS = ("tuned", "default")
 
@@ -31,9 +36,19 @@ class SessionKind:
 
 
 def session_kind(name: str, provider: str = "cpu") -> SessionKind:
-    """``tuned`` (tightest, Python only) or ``default`` (a plain ``InferenceSession(path)``)."""
+    """``tuned`` (tightest, Python only) or ``default`` (a plain ``InferenceSession(path)``).
+
+    Raises:
+        UsageError: there is no such kind of session, or memplan knows no such provider.
+    """
+    _require("session", name, SESSIONS)
+    _require("provider", provider, PROVIDERS)
     if name == "tuned":
         return SessionKind("tuned", provider, priority_order=True, reuse=False)
-    if name == "default":
-        return SessionKind("default", provider, priority_order=False, reuse=True)
-    raise ValueError(f"no session kind '{name}'")
+    return SessionKind("default", provider, priority_order=False, reuse=True)
+
+
+def _require(what: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise UsageError(f"there is no {what} {name!r}", f"{near}{what}s: {', '.join(known)}")

@@ -22,7 +22,8 @@ from memplan.strategies.mincut import MinCut
 from memplan.strategies.mirror import Mirror
 from memplan.strategies.registry import Offer, all_offers, only
 from memplan.strategies.segments import Segments
-from memplan.strategies.spec import Option, build, did_you_mean, options_of, split_spec
+from memplan.strategies.spec import Option, build, options_of, split_spec
+from memplan.units import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ for passes).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 from memplan.errors import UsageError
+from memplan.units import did_you_mean
 
 NAME = r"[A-Za-z0-9_-]+"
 _SPEC = re.compile(rf"(?P<name>{NAME})(\{{(?P<options>[^{{}}]*)\}})?")
@@ -91,12 +91,6 @@ def build(kind: type[Kind], spec: Spec, noun: str, where: str = "") -> Kind:
             )
         values[key] = _value(known[key], text, f"{where}{name}{{{key}={text}}}")
     return kind(**values)
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The beginning of a hint: the nearest of ``names``; empty if none is near."""
-    near = get_close_matches(name, names, 1)
-    return f"did you mean '{near[0]}'? " if near else ""
 
 
 def _value(option: Option, text: str, where: str) -> int | float | str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.summary import Rows, Summary
 from memplan.autodiff.build import Request, Seed, build_gradients, gradient_outputs
 from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
 from memplan.autodiff.forward.expand import emitter_for
@@ -15,12 +17,19 @@ from memplan.autodiff.losses import KINDS as LOSSES
 from memplan.autodiff.losses import add_loss
 from memplan.autodiff.optimizers import parse_optimizer
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
+from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.proto.checks import find_fault
 from memplan.proto.external import check_reachable, repoint_external_data
-from memplan.proto.metadata import PHASE_KEY, node_metadata, set_metadata
+from memplan.proto.metadata import (
+    NEW_VALUES,
+    PHASE_KEY,
+    get_metadata,
+    node_metadata,
+    set_metadata,
+)
 from memplan.proto.read import read_model
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import inline_functions, name_nodes
@@ -51,9 +60,12 @@ class GradOptions:
     scan_recompute: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingGraph:
-    """The answer of ``grad``; ``output`` is None if nothing was written."""
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingGraph(Summary):
+    """The answer of ``grad``; ``output`` is None if nothing was written.
+
+    ``new_values`` maps graph outputs to the graph inputs that they are the next value of.
+    """
 
     path: Path
     output: Path | None
@@ -67,6 +79,9 @@ class TrainingGraph:
     class_axis: int | None
     scans: tuple[ScanLayer, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
+    new_values: Mapping[str, str] = field(default_factory=dict)
+    statistics: Statistics = field(default_factory=Statistics)
+    notes: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -76,6 +91,27 @@ class TrainingGraph:
             told = node_metadata(node).get(PHASE_KEY)  # the author may have written anything
             counts[Phase(told) if told in counts else Phase.FORWARD] += 1
         return counts
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
+        return (
+            ("TrainingGraph", f"of {self.path}"),
+            ("loss", self.loss),
+            ("nodes", nodes),
+            (f"by {len(self.wrt)}", ", ".join(self.wrt)),
+            (f"not by {len(self.not_trained)}", ", ".join(self.not_trained)),
+            ("optimizer", self.options.optimizer),
+            ("new inputs", ", ".join(self.new_inputs)),
+            ("new outputs", ", ".join(self.new_outputs)),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+        )
+
+    @property
+    def not_trained(self) -> tuple[str, ...]:
+        """Floats that could have been differentiated by, and running statistics."""
+        known = (*self.candidates.all, *self.candidates.statistics)
+        return tuple(name for name in known if name not in set(self.wrt))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -88,7 +124,10 @@ class TrainingGraph:
             "checkpoints": self.options.checkpoints,
             "scan_recompute": self.options.scan_recompute,
             "scans": [pair.as_json(self.dims) for pair in self.scans],
-            "not_trained": [n for n in self.candidates.all if n not in self.wrt],
+            "not_trained": list(self.not_trained),
+            "running_statistics": dict(self.statistics.renewed),
+            "new_values": dict(self.new_values),
+            "notes": list(self.notes),
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
             "new_outputs": list(self.new_outputs),
@@ -139,9 +178,9 @@ def gradients(
 
 
 def grad(
-    path: Path,
-    options: GradOptions,
-    output: Path | None = None,
+    path: Model,
+    options: GradOptions | str,
+    output: Path | str | None = None,
     *,
     dims: Mapping[str, int] | None = None,
     force: bool = False,
@@ -149,8 +188,8 @@ def grad(
     """Differentiate the loss of the forward graph in ``path``.
 
     Args:
-        path: an ONNX file.
-        options: the loss, and what to differentiate by.
+        path: a forward graph: a path or a ``ModelProto``.
+        options: the loss, and what to differentiate by; or the name of the loss.
         output: where to write; None: nowhere.
         dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
         force: overwrite ``output``.
@@ -160,7 +199,14 @@ def grad(
         ModelError: the model cannot be read or differentiated; the loss is no scalar.
         UsageError: bad option or output path.
     """
+    if not isinstance(path, Path):
+        with as_file(path) as file:
+            found = grad(file, options, output, dims=dims, force=force)
+            return replace(found, path=shown_path(path))
+    if not isinstance(options, GradOptions):
+        options = GradOptions(loss=options)
     if output is not None:
+        output = Path(output)
         check_target(output, force, path)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
@@ -169,9 +215,10 @@ def grad(
     require_differentiable(model)
     flat = flat_copy(model)
     loss, class_axis = _loss(flat, options)
+    statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)
     _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
-    candidates = find_candidates(flat.graph, types, [loss])
+    candidates = find_candidates(flat.graph, types, [loss], statistics.names)
     wrt: tuple[str, ...] = ()
     if options.forward_only:
         result = flat
@@ -183,6 +230,9 @@ def grad(
     result = _finished(result)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims or {}, loss)
+    state = _new_values(result.graph, statistics)
+    if state:
+        set_metadata(result, {**get_metadata(result), NEW_VALUES: state})
     if output is not None:
         repoint_external_data(result, path, output)
         write_model(result, output, force=force)
@@ -200,7 +250,22 @@ def grad(
         class_axis=class_axis,
         scans=scan_layers(result),
         dims=dims or {},
+        new_values=state,
+        statistics=statistics,
+        notes=(*statistics.notes, *_notes_on_logits(model.graph, options)),
     )
+
+
+def _new_values(graph: onnx.GraphProto, statistics: Statistics) -> dict[str, str]:
+    """Graph output → the graph input whose value it is in the next step."""
+    inputs = {value.name for value in graph.input}
+    renewed = {new: old for old, new in statistics.renewed.items()}
+    found = {}
+    for value in graph.output:
+        old = renewed.get(value.name, value.name.removesuffix("_new"))
+        if old != value.name and old in inputs:
+            found[value.name] = old
+    return found
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:
@@ -225,6 +290,18 @@ def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]
         )
     built = add_loss(flat, options.loss, options.logits, options.class_axis)
     return built.loss, built.class_axis
+
+
+def _notes_on_logits(graph: onnx.GraphProto, options: GradOptions) -> Iterator[str]:
+    """Cross-entropy takes logits: where it is given probabilities, softmax is taken twice."""
+    if options.loss != "cross-entropy" or options.logits is None:
+        return
+    for node in graph.node:
+        if options.logits in node.output and node.op_type in ("Softmax", "Sigmoid"):
+            yield (
+                f"--logits {options.logits}: this is the output of a {node.op_type}, and "
+                f"cross-entropy takes the softmax again; its input '{node.input[0]}' may be meant"
+            )
 
 
 def _computed(graph: onnx.GraphProto, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.api.analyze import Analysis
@@ -14,7 +14,9 @@ from memplan.planning.costs import NodeCosts
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import SizeSpec
+from memplan.units import SizeSpec, parse_size
+
+_MOST_LIKELY_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,32 @@ class Goal:
     def early_costs(self) -> NodeCosts:
         """Seconds to choose by before anything is measured."""
         return self.costs or estimated_costs(self.options)
+
+
+def given_options(budget: object) -> RewriteOptions:
+    """Options from what a caller gave for a budget.
+
+    Raises:
+        UsageError: it is not a size, or a bare number that looks like a percentage.
+    """
+    if isinstance(budget, RewriteOptions):
+        return replace(budget, budget=_size(budget.budget), reserve=_size(budget.reserve))
+    return RewriteOptions(_size(budget))
+
+
+def _size(given: object) -> SizeSpec:
+    if isinstance(given, SizeSpec):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        if 0 < given <= _MOST_LIKELY_PERCENT:
+            raise UsageError(f"a budget of {given} is {given} bytes", f"did you mean '{given}%'?")
+        return parse_size(str(given))
+    if not isinstance(given, str):
+        raise UsageError(
+            f"a budget is a size, not {type(given).__name__}",
+            "write '4GB', '60%' of the peak before, or a whole number of bytes",
+        )
+    return parse_size(given)
 
 
 def estimated_costs(options: RewriteOptions) -> NodeCosts:

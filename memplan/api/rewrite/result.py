@@ -11,6 +11,7 @@ from memplan.api.analyze import Analysis
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
+from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
@@ -25,8 +26,8 @@ from memplan.units import counted
 SCHEMA = "memplan.rewrite/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+@dataclass(frozen=True, slots=True, repr=False)
+class Rewrite(Summary):
     """The answer of ``rewrite``.
 
     ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
@@ -80,6 +81,25 @@ class Rewrite:
         fused = self.optimized.timeline if self.optimize_level != "none" else None
         first, last = self.original.timeline, (self.timeline, note)
         return waterfall(first, fused, self.optimize_level, self.passes, last)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        before, after = self.original.timeline, self.timeline
+        plan = self.plan
+        return (
+            ("Rewrite", f"of {self.path}"),
+            ("budget", f"{self.budget_bytes:,} B"),
+            ("peak", f"{before.peak_bytes:,} B -> {after.peak_bytes:,} B"),
+            (
+                "with workspace",
+                f"{before.peak_with_workspace_bytes:,} B -> {after.peak_with_workspace_bytes:,} B",
+            ),
+            ("extra time", f"{100 * plan.extra_cost_fraction:.2f}% (estimated)"),
+            ("recomputed", counted(plan.clones, "node")),
+            ("session", f"{self.options.session} on {self.options.provider}"),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+            ("assumptions", f"{len(self.assumptions)}"),
+        )
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

@@ -9,17 +9,25 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
-from memplan.api.analyze import Analysis, analyze_open, analyze_session
+from memplan.api.analyze import (
+    NO_BACKWARD,
+    Analysis,
+    analyze_open,
+    analyze_session,
+    grad_command,
+    no_backward_notes,
+)
 from memplan.api.rewrite.cheapest import Planned, find_plan
-from memplan.api.rewrite.goal import Goal, RewriteOptions, Source, budget_bytes
+from memplan.api.rewrite.goal import Goal, RewriteOptions, Source, budget_bytes, given_options
 from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
+from memplan.api.source import Model, as_file, shown_path
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
@@ -40,7 +48,7 @@ from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategy import Progress
 from memplan.strategies.builtin import parse_strategy
-from memplan.units import format_bytes, parse_size
+from memplan.units import format_bytes
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
@@ -50,9 +58,9 @@ _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
 
 def rewrite(
-    path: Path,
-    budget: str | RewriteOptions,
-    output: Path | None = None,
+    path: Model,
+    budget: str | int | RewriteOptions,
+    output: Path | str | None = None,
     *,
     dims: Mapping[str, int] | None = None,
     force: bool = False,
@@ -62,9 +70,11 @@ def rewrite(
     """Rewrite the training graph in ``path`` so that its predicted peak keeps ``budget``.
 
     Args:
-        path: an ONNX training graph.
-        budget: a size such as ``4GB`` or ``60%`` (of the peak before), or full options.
-        output: where to write; default ``MODEL.memplan.onnx``.
+        path: an ONNX training graph: a path or a ``ModelProto``.
+        budget: a size such as ``4GB`` or ``60%`` (of the peak before), a number of bytes, or full
+            options.
+        output: where to write; default ``MODEL.memplan.onnx`` beside a file, and nowhere for a
+            ``ModelProto``: the answer has the new model.
         dims: values for symbolic dimensions.
         force: overwrite ``output``.
         dry_run: plan and verify, write nothing.
@@ -75,7 +85,21 @@ def rewrite(
         ModelError, UsageError: bad model, option, costs or output path.
         RuntimeUnavailableError: ``profile`` was asked for, and a run failed.
     """
-    options = RewriteOptions(parse_size(budget)) if isinstance(budget, str) else budget
+    if not isinstance(path, Path):
+        unwritten = output is None and isinstance(path, onnx.ModelProto)
+        with as_file(path) as file:
+            result = rewrite(
+                file,
+                budget,
+                output,
+                dims=dims,
+                force=force,
+                dry_run=dry_run or unwritten,
+                progress=progress,
+            )
+            return replace(result, path=shown_path(path))
+    options = given_options(budget)
+    output = Path(output) if output is not None else None
     check_cost_options(options)
     session = session_kind(options.session, options.provider)
     strategy = parse_strategy(options.strategy)
@@ -95,7 +119,10 @@ def rewrite(
             loops=loops_policy(options.scan_recompute, strategy, session),
             progress=progress,
         )
-        planned = find_plan(source, goal)
+        try:
+            planned = find_plan(source, goal)
+        except InfeasibleError as error:
+            raise _without_backward(source.model, error) from None
     applied = _apply(planned, goal)
     equivalence = _prove(planned, applied)
     loaded_notes = _confirm_loaded(applied, goal)
@@ -105,6 +132,15 @@ def rewrite(
         write_model(applied.model, target, force=force)
     return _answer(
         path, None if dry_run else target, source, goal, planned, applied, equivalence, loaded_notes
+    )
+
+
+def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
+    """The error for a graph of which nothing can be recomputed; the same for any other."""
+    if not no_backward_notes(model):
+        return error
+    return InfeasibleError(
+        f"{NO_BACKWARD}: {error.message}", f"{grad_command(model)} makes a training graph of it"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memplan.api.summary import Rows, Summary
 from memplan.api.validate.interface import some_names
 from memplan.api.validate.proof import proof_line
 from memplan.api.versions import runtime_json
@@ -94,8 +95,8 @@ class Finding:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Validation(Summary):
     """The answer of ``validate``.
 
     Of a model for tuned sessions, ``original`` had the same treatment (same fusions, tuned
@@ -204,6 +205,17 @@ class Validation:
             return ["the same peak, and no budget"] if same else ["no budget"]
         over = any("over the budget" in finding.text for finding in self.findings)
         return ["over the budget" if over else "within budget in every run"]
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        verdict = "proved" if self.proved else "not proved"
+        return (
+            ("Validation", f"on {self.provider}, {self.session} session: {verdict}"),
+            ("peak", self.summary),
+            *(("", line) for line in self.details[:4]),
+            *(("finding", str(finding)) for finding in self.findings[:3]),
+            ("notes", f"{len(self.notes)}"),
+        )
 
     @property
     def details(self) -> tuple[str, ...]:

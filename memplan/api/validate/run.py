@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from memplan.api.source import Model, as_file
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
@@ -50,8 +51,8 @@ __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
 
 
 def validate(
-    original: Path,
-    rewritten: Path,
+    original: Model,
+    rewritten: Model,
     options: ValidateOptions | None = None,
     *,
     dims: Mapping[str, int] | None = None,
@@ -60,7 +61,7 @@ def validate(
     """Compare two files as they lie there, run both, each in a process of its own, and compare.
 
     Args:
-        original: the model before ``rewrite``.
+        original: the model before ``rewrite``: a path or a ``ModelProto``.
         rewritten: the model after.
         options: provider, number of timed runs and of draws, inputs.
         dims: values for symbolic dimensions; default those recorded in ``rewritten``.
@@ -71,6 +72,9 @@ def validate(
         ModelError, UsageError: a bad model or bad inputs.
     """
     options = options or ValidateOptions()
+    if not (isinstance(original, Path) and isinstance(rewritten, Path)):
+        with as_file(original) as one, as_file(rewritten) as other:
+            return validate(one, other, options, dims=dims, progress=progress)
     first, second = read_model(original), read_model(rewritten)
     metadata = get_metadata(second)
     bound = dict(dims or _dims(metadata))
@@ -141,7 +145,7 @@ def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
 
 def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
     if options.provider != "auto":
-        return options.provider
+        return session_kind("tuned", options.provider).provider
     recorded = metadata.get("provider", "cpu")
     return recorded if isinstance(recorded, str) and recorded in PROVIDER_NAMES else "cpu"
 

@@ -17,6 +17,7 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.statistics import trains
 
 _EPSILON = 1e-5
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity"})
@@ -24,13 +25,7 @@ _CASTS = frozenset({"Cast"})
 _LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
-def _trains(node: onnx.NodeProto) -> bool:
-    """Training mode: stated since opset 14, before that by further outputs."""
-    stated = any(item.name == "training_mode" and item.i for item in node.attribute)
-    return stated or any(node.output[1:])
-
-
-@expansion("BatchNormalization", when=_trains)
+@expansion("BatchNormalization", when=trains)
 def training_mode(ctx: Context) -> Sequence[Value | None]:
     """Mean and variance of the batch, normalization by them, and the new running statistics."""
     x, scale, bias, mean_before, variance_before = ctx.tensors

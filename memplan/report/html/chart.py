@@ -79,9 +79,10 @@ def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps
     count = len(timeline.order)
     highest = max(1.0, timeline.peak_with_workspace_bytes * _HEADROOM)
     bands = _bands(analysis)
+    floor = analysis.floor_with_workspace_bytes
     below = {
         name: 100 * value / highest
-        for name, value in (("peak", timeline.peak_bytes), ("floor", analysis.floor_bytes))
+        for name, value in (("peak", timeline.peak_bytes), ("floor", floor))
     }
     ticks = [(100 * size / highest, label) for size, label in _ticks(highest)]
     grid = "".join(_rule("grid", percent, count) for percent, _ in ticks)
@@ -103,7 +104,7 @@ def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps
         f'preserveAspectRatio="none">{tints}{grid}{_areas(layers, kept, count, highest)}'
         f"{_rule('floor', below['floor'], count)}</svg>"
         f'<div class="overlay"><span class="note-floor" style="bottom:calc({below["floor"]:.2f}% '
-        f'+ 3px)">floor {format_bytes(analysis.floor_bytes)}</span>'
+        f'+ 3px)">floor {format_bytes(floor)}</span>'
         f'<div class="brush" hidden></div><div class="cursor" hidden></div></div>'
         f'<div class="peak{edge}" style="left:{side:.3f}%;bottom:{below["peak"]:.2f}%">'
         f"<span>peak {format_bytes(timeline.peak_bytes)}</span></div>"

@@ -126,7 +126,7 @@ def _figures(analysis: Analysis) -> str:
         ("resident", timeline.resident_bytes, "there before step 0"),
         ("dynamic peak", timeline.dynamic_peak_bytes, "tensors made during the step"),
         ("stash", stash, f"{len(analysis.stashes):,} tensors kept for the backward pass"),
-        ("floor", analysis.floor_bytes, "no schedule goes below this"),
+        ("floor", analysis.floor_with_workspace_bytes, "no budget below this can be met"),
     )
     return (
         '<dl class="figures">'
@@ -295,7 +295,8 @@ def _notes_section(analysis: Analysis) -> str:
         "<section><h2>At the allocator <small>ONNX Runtime's BFC arena, first run</small></h2>"
         f"{_allocator(analysis)}"
         f'<h2 class="second">What pins the floor</h2><p class="text">'
-        f"{format_bytes(analysis.floor_with_workspace_bytes)} with workspace: "
+        f"{format_bytes(analysis.floor_with_workspace_bytes)}, kernel workspace included "
+        f"({format_bytes(analysis.floor_bytes)} without): "
         f"{escape(analysis.floor_reason)}</p>"
         f'<h2 class="second">Assumptions</h2><ul class="text">{_items(notes)}</ul></section>'
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from memplan.api.analyze import NO_BACKWARD
 from memplan.report.terminal.loops import stored_tables
 from memplan.report.terminal.passes import narrowing_table
 from memplan.report.terminal.scans import scan_line, untabled_scans
@@ -57,7 +58,8 @@ def render(
         parts += section(_live_table(analysis.at_peak, top))
     if points:
         parts += section(_frontier_table(points))
-    return group([*parts, *notes(analysis.assumptions, details)])
+    told = [note for note in analysis.assumptions if not note.startswith(NO_BACKWARD)]
+    return group([*parts, *notes(told, details)])
 
 
 def _facts(analysis: Analysis, details: bool) -> list[str]:
@@ -71,13 +73,25 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
         f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
-        f"floor {format_bytes(analysis.floor_bytes)}: {analysis.floor_reason}",
+        _floor_line(analysis),
     ]
+    if analysis.is_forward_only:
+        facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
     if analysis.later is not None:
         facts.insert(-1, _later_line(analysis.later))
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
+
+
+def _floor_line(analysis: Analysis) -> str:
+    """The floor that a budget is held against, and what pins it."""
+    scratch = analysis.floor_with_workspace_bytes - analysis.floor_bytes
+    beside = f" ({format_bytes(analysis.floor_bytes)} without kernel workspace)" if scratch else ""
+    return (
+        f"floor {format_bytes(analysis.floor_with_workspace_bytes)}{beside}: "
+        f"{analysis.floor_reason}"
+    )
 
 
 def _inexact(analysis: Analysis) -> list[str]:

@@ -30,6 +30,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
         line(equivalence_line(result.equivalence)),
+        line(_bits_line(result)),
     ]
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
@@ -68,6 +69,18 @@ def _planning_line(result: Rewrite) -> str:
     return (
         f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; lower bound on the extra "
         f"time: {100 * plan.bound_fraction:.2f}% ({plan.bound_kind})"
+    )
+
+
+def _bits_line(result: Rewrite) -> str:
+    """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
+    if result.plain is not None:
+        return "its bits: those of the original in a plain session, which fuses both alike"
+    if result.optimize_level == "none":
+        return "its bits: those of the original in a tuned session, which is not fused either"
+    return (
+        f"its bits: those of the original under the same fusions ({result.optimize_level}); "
+        "--optimize none keeps those of the file itself"
     )
 
 

@@ -135,11 +135,16 @@
       if (Math.abs(step - pressed) / (to - from) > 0.01 && end - start >= 2) {
         [from, to] = [start, end];
         layout();
+        show(nearest(stepAt(event)));  // another step lies under the pointer now
       }
       pressed = null;
       brush.hidden = true;
     });
-    plot.addEventListener("dblclick", () => { [from, to] = [0, count]; layout(); });
+    plot.addEventListener("dblclick", event => {
+      [from, to] = [0, count];
+      layout();
+      show(nearest(stepAt(event)));
+    });
     chart.addEventListener("keydown", event => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (move) {

@@ -1,0 +1,138 @@
+"""How ``analyze`` grows: generated training graphs of any number of nodes.
+
+A chain of square linear layers with Tanh: forward, loss, backward, and the update of every weight
+with momentum, so that there are as many graph outputs, parameters and modules as layers. Time is
+CPU time, best of some runs; each graph is analyzed in a process of its own, as the largest one
+decides the memory of a process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+from onnx import helper
+
+_WIDTH = 64
+_PER_LAYER = 11
+_FLOAT = onnx.TensorProto.FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One graph: CPU seconds to import onnx, to parse the file and to analyze it (the JSON
+    included), and the most memory that the process had."""
+
+    nodes: int
+    import_seconds: float
+    parse_seconds: float
+    analyze_seconds: float
+    resident_set_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Analysis against what every program that reads the file must spend."""
+        return self.analyze_seconds / (self.import_seconds + self.parse_seconds)
+
+
+def chain(nodes: int) -> onnx.ModelProto:
+    """A training graph of about so many nodes."""
+    layers = max(1, (nodes - 2) // _PER_LAYER)
+    square = [_WIDTH, _WIDTH]
+    made: list[onnx.NodeProto] = []
+
+    def node(op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+        made.append(helper.make_node(op, inputs, [output], name=f"n/{output}", **attributes))
+        return output
+
+    last = "x"
+    for k in range(layers):
+        hidden = node("MatMul", [last, f"layers.{k}.weight"], f"h{k}")
+        last = node("Tanh", [hidden], f"a{k}")
+    node("ReduceMean", [last], "loss", keepdims=0)
+    gradient = node("Mul", [last, "scale"], f"d{layers - 1}")
+    for k in reversed(range(layers)):
+        source = f"a{k - 1}" if k else "x"
+        squared = node("Mul", [f"a{k}", f"a{k}"], f"s{k}")
+        slope = node("Sub", ["one", squared], f"o{k}")
+        inner = node("Mul", [gradient, slope], f"g{k}")
+        by_weight = node("Gemm", [source, inner], f"w{k}", transA=1)
+        gradient = node("Gemm", [inner, f"layers.{k}.weight"], f"d{k - 1}", transB=1)
+        kept, name = f"layers.{k}.weight.momentum", f"layers.{k}.weight"
+        scaled = node("Mul", [kept, "decay"], f"k{k}")
+        speed = node("Add", [scaled, by_weight], f"{kept}_new")
+        change = node("Mul", [speed, "lr"], f"c{k}")
+        node("Sub", [name, change], f"{name}_new")
+    weights = [f"layers.{k}.weight{part}" for k in range(layers) for part in ("", ".momentum")]
+    squares = [helper.make_tensor_value_info(name, _FLOAT, square) for name in weights]
+    results = [helper.make_tensor_value_info(f"{name}_new", _FLOAT, square) for name in weights]
+    graph = helper.make_graph(
+        made,
+        "chain",
+        [
+            helper.make_tensor_value_info("x", _FLOAT, square),
+            helper.make_tensor_value_info("lr", _FLOAT, []),
+            *squares,
+        ],
+        [helper.make_tensor_value_info("loss", _FLOAT, []), *results],
+        [helper.make_tensor(name, _FLOAT, [], [0.5]) for name in ("scale", "one", "decay")],
+    )
+    opset = [helper.make_opsetid("", 20)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)  # exporters and memplan grad state all shapes
+
+
+def measure(path: Path, runs: int) -> Cost:
+    """The cost of a file, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.analyze_scale", str(path), str(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Cost(**json.loads(done.stdout))
+
+
+def slope(found: Sequence[Cost]) -> float:
+    """By which power of the nodes the time grows: least squares through the logarithms."""
+    points = [(math.log(cost.nodes), math.log(cost.analyze_seconds)) for cost in found]
+    across = sum(x for x, _ in points) / len(points)
+    up = sum(y for _, y in points) / len(points)
+    spread = sum((x - across) ** 2 for x, _ in points)
+    return sum((x - across) * (y - up) for x, y in points) / spread
+
+
+def measure_chains(sizes: Sequence[int], runs: int = 3) -> list[Cost]:
+    """The cost of chains of these numbers of nodes."""
+    found = []
+    with TemporaryDirectory() as folder:
+        for nodes in sizes:
+            path = Path(folder) / f"chain{nodes}.onnx"
+            onnx.save(chain(nodes), path)
+            found.append(measure(path, runs))
+    return found
+
+
+def _measured(path: Path, runs: int, import_seconds: float) -> Cost:
+    from memplan.api.analyze import analyze
+
+    parsing, analyzing, count = [], [], 0
+    for _ in range(runs):
+        started = time.process_time()
+        count = len(onnx.load(path, load_external_data=False).graph.node)
+        parsed = time.process_time()
+        json.dumps(analyze(path).as_json())
+        parsing.append(parsed - started)
+        analyzing.append(time.process_time() - parsed)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return Cost(count, import_seconds, min(parsing), min(analyzing), peak)
+
+
+if __name__ == "__main__":
+    imported = time.process_time()  # of a process that has imported onnx and little else
+    print(json.dumps(asdict(_measured(Path(sys.argv[1]), int(sys.argv[2]), imported))))

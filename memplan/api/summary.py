@@ -1,0 +1,45 @@
+"""How answers show themselves in a Python prompt and in a notebook: a few lines, never all data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from html import escape
+
+from memplan.units import printable
+
+_LONGEST = 160
+Rows = tuple[tuple[str, str], ...]
+
+
+class Summary:
+    """An answer with a short ``repr``: a title, and at most nine rows of what matters."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def summary_rows(self) -> Rows:
+        """Pairs of what and how much; the first one is the title: a name and what it is of."""
+
+    def __repr__(self) -> str:
+        (kind, what), *rows = self._shown()
+        width = max((len(label) for label, _ in rows), default=0)
+        lines = [f"  {label:<{width}}  {text}" for label, text in rows]
+        return "\n".join([f"<{kind} {what}>", *lines])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, as a table."""
+        (kind, what), *rows = self._shown()
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in rows
+        )
+        return f"<table><caption>{kind} <b>{escape(what)}</b></caption>{cells}</table>"
+
+    def _shown(self) -> Rows:
+        """The rows as they may be shown: names come from files."""
+        return tuple((label, _cut(printable(text))) for label, text in self.summary_rows())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -56,9 +56,13 @@ OPTIONAL_OUTPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class MemorySemantics:
-    """The measured tables of one provider. Pairs are (output index, input index)."""
+    """The measured tables of one provider. Pairs are (output index, input index).
+
+    ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``.
+    """
 
     provider: str
+    runtime: str
     alias: Mapping[str, tuple[tuple[int, int], ...]]
     inplace: Mapping[str, tuple[tuple[int, int], ...]]
     known: frozenset[str]
@@ -83,7 +87,7 @@ def semantics(provider: str) -> MemorySemantics:
 
     alias, inplace = pairs("alias"), pairs("inplace")
     known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
-    return MemorySemantics(provider, alias, inplace, known)
+    return MemorySemantics(provider, data["runtime"], alias, inplace, known)
 
 
 def has_effects(key: str) -> bool:
@@ -93,7 +97,7 @@ def has_effects(key: str) -> bool:
 
 
 def refusal(key: str, provider: str = "cpu") -> str | None:
-    """Why an operator is never run again, or None if running it again gives the same bits."""
+    """Why an operator is never recomputed, or None if recomputing it gives the same bits."""
     if key in RANDOM_OPS:
         return "draws random numbers"
     if key in EFFECT_OPS:

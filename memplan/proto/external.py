@@ -17,6 +17,11 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from _external_of_graph(model.graph)
 
 
+def external_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of all weights outside the file."""
+    return sum(tensor_bytes(tensor.data_type, tensor.dims) for tensor in external_tensors(model))
+
+
 def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     sparse = (part for s in graph.sparse_initializer for part in (s.values, s.indices))
     for tensor in (*graph.initializer, *sparse):

@@ -32,14 +32,25 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """Archives of one draw: the ``inputs`` to run on, and where its ``outputs`` are saved."""
+
+    inputs: str
+    outputs: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """Run ``model`` on the ``inputs`` archive under the profiler, then ``runs`` times for its
-    time; the first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`."""
+    """Run ``model`` under the profiler, twice on ``inputs`` and once on every ``further`` draw;
+    then ``runs`` times on ``inputs`` for its time, and not at all without the profiler if ``runs``
+    is 0. The first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`.
+    """
 
     model: str
     request: RunRequest
     inputs: str
     outputs: str
+    further: tuple[Draw, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +80,19 @@ class OptimizeTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """Save ``model`` at ``output`` as a session holds it. The answer is :class:`Saved`."""
+    """Save ``model`` at ``output`` as a session holds it. The answer is :class:`Saved`.
+
+    ``weights``: a file name beside ``output`` for large weights; empty: they are saved in it.
+    ``portable``: without what depends on the processor (:mod:`memplan.runtime.optimize`).
+    ``indices``: the answer has ``order``.
+    """
 
     model: str
     request: RunRequest
     output: str
+    weights: str = ""
+    portable: bool = False
+    indices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +120,14 @@ class NodeRun:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRuns:
-    """Two runs under the profiler.
+    """Two runs on the same inputs under the profiler, and one for every further draw.
 
     ``dynamic_bytes`` is the peak of requested bytes in use in the first run,
-    ``second_run_dynamic_bytes`` in the second, both less what was in use before (``base_bytes``:
-    small initializers). ``arena_bytes``: what the arena held.
+    ``second_run_dynamic_bytes`` in the second, ``further_dynamic_bytes`` in the runs on further
+    draws, all less what was in use before (``base_bytes``: small initializers). ``arena_bytes``:
+    what the arena held. ``second_run_digests``: of its outputs, see
+    :func:`memplan.runtime.archive.digests`. ``failed``: why a further draw could not be run, in the
+    runtime's words; it and all after it then have no bytes.
     """
 
     output_names: tuple[str, ...]
@@ -114,6 +136,9 @@ class ProfiledRuns:
     dynamic_bytes: int
     second_run_dynamic_bytes: int
     arena_bytes: int
+    further_dynamic_bytes: tuple[int, ...] = ()
+    second_run_digests: tuple[str, ...] = ()
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +160,7 @@ class CudaMeasurement:
 class Measurement:
     """What one model did in one kind of session.
 
-    The first six are those of :class:`ProfiledRuns`. ``rss_growth_bytes``: how far the resident set
+    All that :class:`ProfiledRuns` has is as there. ``rss_growth_bytes``: how far the resident set
     of the process grew in a run without the profiler; ``seconds_median``: of the timed runs.
     """
 
@@ -148,6 +173,9 @@ class Measurement:
     rss_growth_bytes: int
     seconds_median: float | None
     cuda: CudaMeasurement | None = None
+    further_dynamic_bytes: tuple[int, ...] = ()
+    second_run_digests: tuple[str, ...] = ()
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +200,13 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The file was written by the runtime of this ``version``."""
+    """The file was written by the runtime of this ``version``.
+
+    ``order`` has the first output of every node, bodies included, by the runtime's node index.
+    """
 
     version: str
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +262,7 @@ def _many(kind: type[Any]) -> Callable[[Any], object]:
 _REQUEST: dict[str, Callable[[Any], object]] = {"request": lambda values: RunRequest(**values)}
 # The fields of a message that are not plain JSON values.
 _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
-    MeasureTask: _REQUEST,
+    MeasureTask: {**_REQUEST, "further": _many(Draw)},
     TimeTask: _REQUEST,
     OptimizeTask: _REQUEST,
     LoadTask: _REQUEST,
@@ -239,9 +271,11 @@ _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
         "output_names": tuple,
         "nodes": _many(NodeRun),
         "cuda": lambda values: values and CudaMeasurement(**values),
+        "further_dynamic_bytes": tuple,
+        "second_run_digests": tuple,
     },
     Timed: {"runs": _many(RunTimes)},
-    Saved: {},
+    Saved: {"order": tuple},
     Started: {},
     Failure: {},
 }

@@ -58,16 +58,24 @@ class Pin:
 
 
 def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
-    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies)."""
+    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies).
+
+    With devices it is a floor of what is on the device.
+    """
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
-    outputs = [t for t in dict.fromkeys(graph.outputs) if not is_resident(graph.tensors[t])]
+    away = timeline.devices.host_tensors if timeline.devices else frozenset()
+    outputs = [
+        t
+        for t in dict.fromkeys(graph.outputs)
+        if not is_resident(graph.tensors[t]) and t not in away
+    ]
     held = _Held(graph, outputs)
     plain = loaded = (held.total, ABSENT)
     inside = timeline.inside.nbytes
     for node in graph.nodes:
         here = held.before(node)
-        nbytes = held.bytes_with(_working_set(graph, node, root, rules), here)
+        nbytes = held.bytes_with(_working_set(graph, node, root, rules) - away, here)
         nbytes += inside.get(node.id, 0)
         step = timeline.allocation.step_of[node.id]
         with_workspace = nbytes + int(timeline.workspace[step])
@@ -78,7 +86,7 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
         nbytes, node = found
         if node == ABSENT:
             return Pin(nbytes, ABSENT, tuple(outputs))
-        tensors = _working_set(graph, graph.nodes[node], root, rules)
+        tensors = _working_set(graph, graph.nodes[node], root, rules) - away
         tensors.update(held.names(held.before(graph.nodes[node])))
         return Pin(nbytes, node, tuple(sorted(tensors)))
 

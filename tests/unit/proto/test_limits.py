@@ -83,7 +83,7 @@ def nested(depth: int) -> onnx.ModelProto:
 def test_bodies_nested_deeper_than_protobuf_reads_are_refused() -> None:
     with pytest.raises(ModelError, match="lacks its attribute"):
         check_structure(nested(3), PATH)
-    with pytest.raises(ModelError, match="25 bodies within bodies .* at most 24"):
+    with pytest.raises(ModelError, match=r"25 bodies within bodies .* at most 24"):
         limits.require(25, limits.MOST_NESTED, "bodies within bodies in model.onnx")
 
 
@@ -104,7 +104,7 @@ def test_too_many_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of([helper.make_node("Relu", ["x"], ["y"])])
     check_structure(model, PATH)
     model.graph.output.extend([model.graph.output[0]] * 3)
-    with pytest.raises(ModelError, match="4 graph outputs .* at most 3"):
+    with pytest.raises(ModelError, match=r"4 graph outputs .* at most 3"):
         check_structure(model, PATH)
 
 

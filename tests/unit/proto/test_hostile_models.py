@@ -158,8 +158,6 @@ def test_a_fault_that_the_input_has_is_not_ours() -> None:
     model.graph.node[0].attribute.append(helper.make_attribute("nonsense", 1))
     with pytest.raises(ModelError, match="checker refuses the model: Unrecognized attribute"):
         verify._check_valid(model, model)
-    with pytest.raises(verify.Rejected):
-        verify._check_valid(onnx.parser.parse_model(STEP), model)
 
 
 @pytest.mark.parametrize("in_body", [False, True])

@@ -40,24 +40,3 @@ def test_the_same_number_is_the_same_mutant(fuzz: Any) -> None:
     runs = [pool.Run("analyze", seeds.built_in(), seed=3, count=1) for _ in range(2)]
     assert runs[0].mutant(7) == runs[1].mutant(7)
     assert runs[0].mutant(7) != runs[0].mutant(8)
-
-
-def test_a_death_and_a_failure_are_defects_of_their_mutants(
-    fuzz: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import os
-    import signal
-
-    pool, seeds = fuzz
-
-    def broken(number: int, arguments: list[str]) -> Any:
-        if number == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if number == 2:
-            signal.pause()
-        return pool.Outcome(number, 70 if number == 3 else 0, "here", "")
-
-    monkeypatch.setattr(pool, "_outcome", broken)
-    run = pool.Run("analyze", seeds.built_in(), seed=1, count=5, seconds=1)
-    found = {outcome.number: outcome.code for outcome in pool.outcomes(run)}
-    assert found == {0: 0, 1: -signal.SIGSEGV, 2: None, 3: 70, 4: 0}

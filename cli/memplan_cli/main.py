@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -14,9 +16,10 @@ from click.core import ParameterSource
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
 from memplan_cli.failures import show_traceback, tell
 
-# What shells expect of a program that a signal ends: 128 + SIGINT, 128 + SIGPIPE.
+# What shells expect of a program that a signal ends: 128 + SIGINT, SIGPIPE, SIGTERM.
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
+EXIT_TERMINATED = 143
 
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
@@ -110,9 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
             return _told_bug(error.__cause__, arguments)
-        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
+        return _told_signal(arguments)
     except KeyboardInterrupt:
-        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
+        return _told_signal(arguments)
     except Exception as error:  # the last resort: our bug, told in two lines
         return _told_bug(error, arguments)
 
@@ -126,6 +129,13 @@ def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
 def _told_bug(error: Exception, arguments: list[str]) -> int:
     message = f"{type(error).__name__}: {error}"
     return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
+
+
+def _told_signal(arguments: list[str]) -> int:
+    word, code = (
+        ("terminated", EXIT_TERMINATED) if _terminated else ("interrupted", EXIT_INTERRUPTED)
+    )
+    return _told(word, "nothing was written", code, arguments)
 
 
 def _usage_message(error: click.UsageError) -> str:
@@ -148,6 +158,16 @@ def _usage_hint(error: click.UsageError) -> str:
     return f"see '{ctx.command_path} --help'"
 
 
+_terminated: list[int] = []
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the program as Ctrl-C does: children and temporary folders go first."""
+    _terminated.append(number)
+    raise KeyboardInterrupt
+
+
 def run() -> None:
     """The console script."""
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main())

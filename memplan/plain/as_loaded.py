@@ -6,16 +6,15 @@ and what the session holds is simulated.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import onnx
 
 from memplan.errors import MemplanError
 from memplan.ir.graph import Graph
 from memplan.ops.kernels import COPY_OPS
+from memplan.processes import scratch_folder
 from memplan.proto.external import external_tensors
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.read import read_model
@@ -62,8 +61,8 @@ def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -
     # onnxruntime is loaded in a child process only.
     from memplan.runtime.optimize import save_as_loaded
 
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        target = Path(folder) / "loaded.onnx"
+    with scratch_folder() as folder:
+        target = folder / "loaded.onnx"
         save_as_loaded(prepared.path, target, session.name, session.provider)
         saved = read_model(target)
     copies = _hide_copies(saved)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import onnx
 
@@ -16,6 +14,7 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
+from memplan.processes import scratch_folder
 from memplan.proto.metadata import get_metadata
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import SessionKind
@@ -152,8 +151,8 @@ def _finished(draft: Draft, limits: Limits) -> PlainModel:
 
 def _held(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
     """What a plain session holds of a model; None if the runtime cannot be asked."""
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        path = Path(folder) / "rewritten.onnx"
+    with scratch_folder() as folder:
+        path = folder / "rewritten.onnx"
         try:
             path.write_bytes(model.SerializeToString())
             dims = get_metadata(model).get("dims")

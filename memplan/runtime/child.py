@@ -1,6 +1,6 @@
 """Runs one task in a process of its own and reports what came of it.
 
-    python -m memplan.runtime.child TASK.json ANSWER.json
+    python -m memplan.processes FOLDERS memplan.runtime.child TASK.json ANSWER.json
 
 See :mod:`memplan.runtime.messages` for both.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -326,7 +325,3 @@ def _status(field: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -6,11 +6,9 @@ survive anything that the runtime does.
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from memplan.errors import RuntimeUnavailableError
+from memplan.processes import scratch_folder, started
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import (
     Answer,
@@ -33,6 +33,7 @@ from memplan.runtime.messages import (
 
 Array = npt.NDArray[np.generic]
 AnswerOf = TypeVar("AnswerOf", bound=Answer)
+_CHILD = "memplan.runtime.child"
 
 
 def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Measurement:
@@ -56,6 +57,7 @@ def run_child(
     answer: type[AnswerOf],
     what: str,
     environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
 ) -> AnswerOf:
     """Hand ``task`` to :mod:`memplan.runtime.child` and return its answer.
 
@@ -64,50 +66,58 @@ def run_child(
         answer: the type of its answer.
         what: what is being done, for error messages.
         environment: variables that the child gets besides those of this process.
+        seconds: the child is killed when it takes longer; None: it may take any time.
+
+    The child ends when this process does, see :mod:`memplan.processes`.
 
     Raises:
         RuntimeUnavailableError: with the runtime's own reason in one line.
     """
     provider = task.request.provider
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        task_path, answer_path = Path(folder) / "task.json", Path(folder) / "answer.json"
+    with scratch_folder() as folder:
+        task_path, answer_path = folder / "task.json", folder / "answer.json"
         task_path.write_text(encode(task))
-        process = subprocess.run(
-            [sys.executable, "-m", "memplan.runtime.child", str(task_path), str(answer_path)],
-            capture_output=True,
-            text=True,
-            env={**_child_environment(), **(environment or {})},
-        )
-        if not answer_path.exists():
-            raise explain(_death(process), what, provider)
-        result = decode_answer(answer_path.read_text())
+        # What the child leaves in its temporary folder goes with this one.
+        variables = {**(environment or {}), "TMPDIR": str(folder)}
+        try:
+            with started(_CHILD, str(task_path), str(answer_path), environment=variables) as child:
+                _, errors = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise RuntimeUnavailableError(
+                f"{what} was ended: it took longer than {seconds:g} s"
+            ) from None
+        except OSError as error:
+            raise RuntimeUnavailableError(f"{what}: no process started: {error}") from None
+        result = _answered(answer_path)
+        if result is None:
+            raise explain(_death(child.returncode, errors), what, provider)
     if isinstance(result, Failure):
         raise explain(result.error, what, provider)
     assert isinstance(result, answer)
     return result
 
 
-def _child_environment() -> dict[str, str]:
-    """This process's variables (``ORT_DISABLE_TELEMETRY`` among them, see
-    :mod:`memplan.runtime`), and no import from the current directory: ``-m`` would run a
-    ``numpy.py`` that lies beside somebody's model."""
-    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+def _answered(path: Path) -> Answer | None:
+    """The child's answer, or None if it has not written (all of) it."""
+    try:
+        return decode_answer(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
 
 
-def _death(process: subprocess.CompletedProcess[str]) -> str:
-    if process.returncode == -signal.SIGKILL:
+def _death(code: int, errors: str) -> str:
+    if code == -signal.SIGKILL:
         return "the process was killed, most likely because the machine is out of memory"
-    if process.returncode < 0:
-        return f"the process died with {signal.Signals(-process.returncode).name}"
-    lines = process.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit code {process.returncode}"
+    if code < 0:
+        return f"the process died with {signal.Signals(-code).name}"
+    lines = errors.strip().splitlines()
+    return lines[-1] if lines else f"exit code {code}"
 
 
 @contextmanager
 def saved_inputs(feeds: Mapping[str, Array]) -> Iterator[tuple[Path, Path]]:
     """A temporary folder with ``feeds`` saved in it: (folder, archive)."""
-    with tempfile.TemporaryDirectory(prefix="memplan-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         archive = folder / "inputs.npz"
         np.savez(archive, **feeds)  # type: ignore[arg-type]
         yield folder, archive

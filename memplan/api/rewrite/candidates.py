@@ -6,10 +6,8 @@ variant with one choice of what its loops store.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 
@@ -18,6 +16,7 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
+from memplan.processes import scratch_folder
 from memplan.proto.external import external_tensors
 from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
@@ -117,8 +116,8 @@ def _optimized(
     from memplan.runtime.optimize import optimize_offline
 
     prepared = source.prepared
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        target = Path(folder) / "optimized.onnx"
+    with scratch_folder() as folder:
+        target = folder / "optimized.onnx"
         optimize_offline(prepared.path, target, optimize, provider)
         saved = read_model(target)
     _check_interface(prepared.proto, saved)

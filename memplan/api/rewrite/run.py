@@ -6,7 +6,6 @@ Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.candidates`,
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from memplan.passes.manager import passes_for, recorded
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
+from memplan.processes import scratch_folder
 from memplan.proto.external import check_reachable, repoint_external_data
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset
@@ -127,8 +127,8 @@ def _read(
     notes: tuple[str, ...] = ()
     if session.name == "default" and default_opset(model.prepared.proto) < OLDEST_OPSET:
         raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memplan-"))
-        copy = Path(folder) / path.name
+        folder = stack.enter_context(scratch_folder())
+        copy = folder / path.name
         write_model(raised, copy, force=True)
         check_structure(raised, copy)
         model = opened(prepare(raised, copy, dims), options.loss)

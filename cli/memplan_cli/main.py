@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
+from memplan_cli.configuration import source_of_defaults
 from memplan_cli.failures import show_traceback, tell
 
 # What shells expect of a program that a signal ends: 128 + SIGINT, SIGPIPE, SIGTERM.
@@ -154,7 +155,7 @@ def _usage_hint(error: click.UsageError) -> str:
         return "see 'memplan --help'"
     name = parameter.name if parameter is not None else None
     if name and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return "the value is set under [tool.memplan] in pyproject.toml"
+        return f"the value is set: {source_of_defaults(ctx)}"
     return f"see '{ctx.command_path} --help'"
 
 

@@ -221,16 +221,13 @@ def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
     """Refuse to write over a file that is read, ``--force`` or not.
 
     Raises:
-        UsageError: ``output`` is one of ``inputs``.
+        UsageError: ``output`` is one of ``inputs``, or holds weights of one.
     """
     if output is None or is_stdout(output) or not os.path.exists(output):
         return
-    for path in inputs:
-        if path is not None and os.path.exists(path) and output.samefile(path):
-            raise UsageError(
-                f"{output} is an input of this command, and inputs are never overwritten",
-                "choose another output",
-            )
+    from memplan.proto.write import keep_inputs as keep
+
+    keep(output, *inputs)
 
 
 def guard_output(output: Path | None, force: bool, *inputs: Path | None) -> None:

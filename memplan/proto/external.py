@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError, UsageError
 from memplan.proto.elements import tensor_bytes
@@ -13,21 +14,52 @@ from memplan.proto.nodes import subgraphs
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model whose data lies in another file, bodies included."""
+    """Every tensor of the model whose data lies in another file: initializers and constants,
+    sparse ones included, of the graph, of every body and of every function."""
     yield from _external_of_graph(model.graph)
+    for function in model.functions:
+        yield from _external_of_nodes(function.node)
+    for training in model.training_info:
+        yield from _external_of_graph(training.initialization)
+        yield from _external_of_graph(training.algorithm)
 
 
 def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    sparse = (part for s in graph.sparse_initializer for part in (s.values, s.indices))
-    for tensor in (*graph.initializer, *sparse):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield tensor
-    for node in graph.node:
+    yield from _external((*graph.initializer, *_parts(graph.sparse_initializer)))
+    yield from _external_of_nodes(graph.node)
+
+
+def _external_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
         for attribute in node.attribute:
-            if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
-                yield attribute.t
+            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+            yield from _external((attribute.t, *attribute.tensors, *_parts(sparse)))
         for body in subgraphs(node):
             yield from _external_of_graph(body)
+
+
+def _external(tensors: Iterable[onnx.TensorProto]) -> Iterator[onnx.TensorProto]:
+    return (t for t in tensors if t.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _parts(sparse: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    return (part for tensor in sparse for part in (tensor.values, tensor.indices))
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files that the model at ``path`` keeps weights in, whether they are there or not.
+
+    Empty for what is not a model: whoever reads it will say so.
+    """
+    model = onnx.ModelProto()
+    try:
+        if not path.is_file():  # reading a pipe would wait, and take what others are to read
+            return []
+        model.ParseFromString(path.read_bytes())
+    except (OSError, DecodeError):
+        return []
+    places = {_entry(tensor, "location") or "" for tensor in external_tensors(model)}
+    return [path.parent / place for place in sorted(p for p in places if isinstance(p, str) and p)]
 
 
 def _entry(tensor: onnx.TensorProto, key: str) -> str | None:
@@ -38,6 +70,8 @@ def _location(tensor: onnx.TensorProto, path: Path) -> str:
     location = _entry(tensor, "location")
     if not location:
         raise ModelError(f"{path}: tensor '{tensor.name}' is external but names no file")
+    if not isinstance(location, str):  # protobuf hands out bytes for what is not UTF-8
+        raise ModelError(f"{path}: tensor '{tensor.name}' is in a file whose name is not UTF-8")
     absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute()
     if absolute or ".." in PurePosixPath(location.replace("\\", "/")).parts:
         raise ModelError(

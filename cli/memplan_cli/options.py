@@ -55,6 +55,28 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
     )
 
 
+def weights_option(function: Function) -> Function:
+    """``--weights``."""
+    return click.option(
+        "--weights",
+        type=click.Choice(["auto", "reference", "copy", "embed"]),
+        default="auto",
+        show_default=True,
+        help="Weights in other files: refer to them, copy them beside the output, or put them into "
+        "it; auto refers to them where ONNX allows that.",
+    )(function)
+
+
+def refuse_copy(to_stdout: bool, weights: str) -> None:
+    """There is no place beside stdout.
+
+    Raises:
+        UsageError: a copy of the weights is asked for there.
+    """
+    if to_stdout and weights == "copy":
+        raise UsageError("--weights copy: nothing lies beside stdout", "--weights embed")
+
+
 def measuring_options(runs_help: str) -> Callable[[Function], Function]:
     """``--runs``, ``--inputs``, ``--seed``, ``--threads``: how a model is run to measure it."""
 

@@ -19,8 +19,10 @@ from memplan_cli.options import (
     loss_option,
     one_on_stdout,
     provider_option,
+    refuse_copy,
     report_options,
     session_option,
+    weights_option,
 )
 from memplan_cli.progress import planning_progress
 
@@ -95,6 +97,7 @@ from memplan_cli.progress import planning_progress
     metavar="S",
     help="Seconds for planning.",
 )
+@weights_option
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
@@ -120,6 +123,7 @@ def command(
         options["reserve"] = parse_size(reserve)
     asked = RewriteOptions(budget=parse_size(budget), **options)
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
+    refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, model, asked.costs)
     with planning_progress(report) as progress:
         try:
@@ -136,6 +140,10 @@ def command(
             error.hint = _percent_hint(budget) or error.hint
             raise
     if to_stdout:
+        if options["weights"] == "embed":
+            from memplan.proto.weights import embed_weights
+
+            embed_weights(result.model, model)
         emit(result.model.SerializeToString())
     elif report.form == "json":
         report.emit_json(result.as_json())

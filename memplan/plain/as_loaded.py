@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from memplan.errors import MemplanError
 from memplan.ir.graph import Graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.processes import scratch_folder
-from memplan.proto.external import external_tensors
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.shapes.hidden import HIDDEN_KEY
@@ -53,21 +51,19 @@ def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -
 
     Raises:
         RuntimeUnavailableError: the runtime is missing or refuses the file.
-        MemplanError: the weights lie in other files, or a tensor's shape stays unknown.
+        MemplanError: a tensor's shape stays unknown.
     """
     prepared = model.prepared
-    if any(True for _ in external_tensors(prepared.proto)):
-        raise MemplanError("saving what the session holds would copy the external weights")
     # onnxruntime is loaded in a child process only.
     from memplan.runtime.optimize import save_as_loaded
 
     with scratch_folder() as folder:
         target = folder / "loaded.onnx"
-        save_as_loaded(prepared.path, target, session.name, session.provider)
-        saved = read_model(target)
+        save_as_loaded(prepared.path, target, session.name, session.provider, prepared.weights)
+        saved = read_model(target, prepared.beside)
     copies = _hide_copies(saved)
     _note_types(saved, model)
-    held = opened(prepare(saved, prepared.path, prepared.dims), loss)
+    held = opened(prepare(saved, prepared.path, prepared.dims, prepared.weights), loss)
     if session.provider == "cuda":
         shown = replace(held, graph=_show_copies(held.graph, copies))
         held = on_devices(shown, session, loss)

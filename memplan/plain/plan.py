@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import onnx
 
@@ -15,8 +16,11 @@ from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
 from memplan.processes import scratch_folder
+from memplan.proto.edit import copied
+from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata
-from memplan.simulate.opened import OpenModel, open_model
+from memplan.shapes.prepare import load
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Progress, Strategy
@@ -122,7 +126,7 @@ def _tried(model: OpenModel, draft: Draft, limits: Limits) -> tuple[PlainModel |
     over = limits.excess(draft.peaks(), draft.resident)
     if over > 0:
         return None, over
-    result = _finished(draft, limits)
+    result = _finished(draft, limits, model.prepared.beside)
     ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
     over = limits.excess(result.peaks, 0)
     return (result if over <= 0 else None), over
@@ -132,7 +136,7 @@ def _cost(plan: Plan) -> float:
     return plan.extra_cost_fraction
 
 
-def _finished(draft: Draft, limits: Limits) -> PlainModel:
+def _finished(draft: Draft, limits: Limits, weights: Path) -> PlainModel:
     """The model with the fewest fences and pins that the runtime leaves as it is.
 
     Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
@@ -141,7 +145,7 @@ def _finished(draft: Draft, limits: Limits) -> PlainModel:
     needed: frozenset[str] = frozenset()
     for _ in range(_LOADS):
         result = finish(draft, limits, SEARCH_SECONDS, needed)
-        held = _held(result.model, draft.kind)
+        held = _held(result.model, draft.kind, weights)
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
         needed |= frozenset(held.gone)
@@ -149,14 +153,20 @@ def _finished(draft: Draft, limits: Limits) -> PlainModel:
     return replace(result, notes=notes)
 
 
-def _held(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
-    """What a plain session holds of a model; None if the runtime cannot be asked."""
+def _held(model: onnx.ModelProto, session: SessionKind, weights: Path) -> Loaded | None:
+    """What a plain session holds of a model; None if the runtime cannot be asked.
+
+    Its external data lies beside the model ``weights``.
+    """
     with scratch_folder() as folder:
         path = folder / "rewritten.onnx"
         try:
+            model = copied(model)
+            weights = settle_links(model, weights)
             path.write_bytes(model.SerializeToString())
             dims = get_metadata(model).get("dims")
-            return as_loaded(open_model(path, dims if isinstance(dims, dict) else {}), session)
+            prepared = load(path, dims if isinstance(dims, dict) else {}, weights)
+            return as_loaded(opened(prepared), session)
         except (MemplanError, ValueError):
             return None
 

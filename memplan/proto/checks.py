@@ -16,6 +16,7 @@ from onnx import defs, helper
 from memplan.errors import ModelError
 from memplan.proto.edit import copied
 from memplan.proto.elements import ELEMENT_BITS
+from memplan.proto.external import external_tensors
 from memplan.proto.nodes import domain_of, is_standard
 
 _Proto = onnx.TensorProto
@@ -195,4 +196,8 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(kept) < len(model.graph.initializer):
         del copy.graph.initializer[:]
         copy.graph.initializer.extend(kept)
+    for tensor in external_tensors(copy):  # of bodies and attributes: without elements
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.dims[:] = [0]
     return copy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -58,16 +58,17 @@ def data_files(path: Path) -> list[Path]:
         model.ParseFromString(path.read_bytes())
     except (OSError, DecodeError):
         return []
-    places = {_entry(tensor, "location") or "" for tensor in external_tensors(model)}
+    places = {external_entry(tensor, "location") or "" for tensor in external_tensors(model)}
     return [path.parent / place for place in sorted(p for p in places if isinstance(p, str) and p)]
 
 
-def _entry(tensor: onnx.TensorProto, key: str) -> str | None:
+def external_entry(tensor: onnx.TensorProto, key: str) -> str | None:
+    """One of ``location``, ``offset``, ``length``, ``checksum``, as text; None if not there."""
     return next((item.value for item in tensor.external_data if item.key == key), None)
 
 
 def _location(tensor: onnx.TensorProto, path: Path) -> str:
-    location = _entry(tensor, "location")
+    location = external_entry(tensor, "location")
     if not location:
         raise ModelError(f"{path}: tensor '{tensor.name}' is external but names no file")
     if not isinstance(location, str):  # protobuf hands out bytes for what is not UTF-8
@@ -122,8 +123,8 @@ def _check_range(tensor: onnx.TensorProto, path: Path, location: str, size: int)
     what = f"{path}: external data of '{tensor.name}'"
     needed = tensor_bytes(tensor.data_type, tensor.dims)
     try:
-        offset = int(_entry(tensor, "offset") or 0)
-        length = int(_entry(tensor, "length") or needed)
+        offset = int(external_entry(tensor, "offset") or 0)
+        length = int(external_entry(tensor, "length") or needed)
     except ValueError:
         raise ModelError(f"{what} has a malformed offset or length") from None
     if offset < 0 or length != needed:
@@ -148,27 +149,50 @@ def repoint_external_data(model: onnx.ModelProto, source: Path, target: Path) ->
         UsageError: ``target`` lies where a relative path without ``..`` cannot reach the data.
     """
     for tensor in external_tensors(model):
-        location = _location_from(tensor, source, target)
-        for item in tensor.external_data:
-            if item.key == "location":
-                item.value = location
+        _set_location(tensor, _location_from(tensor, source, target))
 
 
-def check_reachable(model: onnx.ModelProto, source: Path, target: Path) -> None:
-    """Fail early where :func:`repoint_external_data` would fail; nothing is changed.
-
-    Raises:
-        UsageError: ``target`` is the data, or lies where a relative path without ``..`` cannot
-            reach it.
-    """
-    folder, place = source.parent.resolve(), target.resolve()
-    for tensor in external_tensors(model):
-        if (folder / _location(tensor, source)).resolve() == place:
-            raise UsageError(
-                f"{target} holds weights of {source}, and inputs are never overwritten",
-                "choose another output",
-            )
+def is_reachable(tensor: onnx.TensorProto, source: Path, target: Path) -> bool:
+    """Whether a model at ``target`` can refer to the data of a tensor of that at ``source``."""
+    try:
         _location_from(tensor, source, target)
+    except UsageError:
+        return False
+    return True
+
+
+def settle_links(model: onnx.ModelProto, beside: Path) -> Path:
+    """Let references of a model whose data lies beside the model ``beside`` lead to no link.
+
+    A session that is given a model's bytes and a folder accepts no link out of that folder, though
+    one that is given a link to a model does (see :func:`check_external_data`).
+
+    Returns:
+        The model beside which the data lies now: ``beside``, or what it leads to.
+    """
+    folder, real = beside.parent.resolve(), beside.resolve()
+    tensors = list(external_tensors(model))
+    files = [(folder / _location(tensor, beside)).resolve() for tensor in tensors]
+    if all(file.is_relative_to(folder) for file in files):
+        return beside
+    if all(file.is_relative_to(real.parent) for file in files):
+        for tensor, file in zip(tensors, files, strict=True):
+            _set_location(tensor, file.relative_to(real.parent).as_posix())
+        return real
+    return beside
+
+
+def _set_location(tensor: onnx.TensorProto, location: str) -> None:
+    for item in tensor.external_data:
+        if item.key == "location":
+            item.value = location
+
+
+def set_external_entries(tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
+    """Let the tensor's data lie there: ``location``, ``offset``, ``length``."""
+    del tensor.external_data[:]
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
 
 
 def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
@@ -179,6 +203,7 @@ def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
     if not data.is_relative_to(there):
         raise UsageError(
             f"{target}: the weights in {data} cannot be referenced from there",
-            f"write the output into {data.parent} (ONNX allows external data only below the model)",
+            f"--weights copy or embed takes them along; or write the output into {data.parent} "
+            "(ONNX allows external data only below the model)",
         )
     return location if here == there else data.relative_to(there).as_posix()

@@ -119,11 +119,7 @@ def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        # mkstemp makes private files; an output has the permissions that any new file gets.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        _put(temporary, path, force)
+        put(temporary, path, force)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     finally:
@@ -131,8 +127,17 @@ def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
             os.unlink(temporary)
 
 
-def _put(temporary: str, path: Path, force: bool) -> None:
-    """Move ``temporary`` to ``path``; without ``force`` only if nobody made a file there since."""
+def put(temporary: str, path: Path, force: bool) -> None:
+    """Move ``temporary`` to ``path``; without ``force`` only if nobody made a file there since.
+
+    Raises:
+        OSError: the file system refuses.
+        UsageError: somebody made a file there.
+    """
+    # mkstemp makes private files; an output has the permissions that any new file gets.
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(temporary, 0o666 & ~umask)
     if not force:
         try:
             os.link(temporary, path)

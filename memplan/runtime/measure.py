@@ -36,7 +36,9 @@ AnswerOf = TypeVar("AnswerOf", bound=Answer)
 _CHILD = "memplan.runtime.child"
 
 
-def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Measurement:
+def measure(
+    model: Path, request: RunRequest, inputs: Path, outputs: Path, weights: Path | None = None
+) -> Measurement:
     """Run ``model`` in a child process on the ``inputs`` archive; outputs go to ``outputs``.
 
     Args:
@@ -44,11 +46,13 @@ def measure(model: Path, request: RunRequest, inputs: Path, outputs: Path) -> Me
         request: session kind, provider, dims, number of timed runs.
         inputs: an ``.npz`` archive with one array per graph input.
         outputs: where an ``.npz`` archive with the arrays ``o0``, ``o1``, ... is written.
+        weights: the model beside which external data lies, if not ``model``.
 
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
     """
-    task = MeasureTask(str(model), request, str(inputs), str(outputs))
+    place = None if weights is None else str(weights.parent.resolve())
+    task = MeasureTask(str(model), request, str(inputs), str(outputs), place)
     return run_child(task, Measurement, f"running {model.name}")
 
 

@@ -34,26 +34,31 @@ class RunRequest:
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
     """Run ``model`` on the ``inputs`` archive under the profiler, then ``runs`` times for its
-    time; the first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`."""
+    time; the first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`.
+
+    In this and other tasks ``weights`` is the folder that external data is relative to; None: that
+    of the model.
+    """
 
     model: str
     request: RunRequest
     inputs: str
     outputs: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TimeTask:
     """Run ``model`` under the profiler, ``warm_up`` runs that do not count first.
 
-    ``weights`` is the folder that external data is relative to. The answer is :class:`Timed`.
+    The answer is :class:`Timed`.
     """
 
     model: str
     request: RunRequest
     inputs: str
-    weights: str
     warm_up: int
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class OptimizeTask:
     request: RunRequest
     output: str
     level: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class LoadTask:
     model: str
     request: RunRequest
     output: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

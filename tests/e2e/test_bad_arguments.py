@@ -162,8 +162,9 @@ def test_a_folder_from_which_the_weights_cannot_be_reached(
 ) -> None:
     odd.external(tmp_path / "model", MODEL)
     (tmp_path / "out").mkdir()
-    command = ("rewrite", f"model/{MODEL}", "--budget", "100%", "-o")
-    refused(EXIT_USAGE, ("cannot be referenced", "model"), *command, "out/model.onnx")
+    command = ("rewrite", f"model/{MODEL}", "--budget", "100%", "--weights", "reference", "-o")
+    words = ("cannot be referenced", "model", "--weights copy or embed")
+    refused(EXIT_USAGE, words, *command, "out/model.onnx")
 
 
 @pytest.mark.parametrize("optimize", ["none", "extended"])

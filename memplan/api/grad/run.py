@@ -19,10 +19,10 @@ from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.proto.checks import find_fault
-from memplan.proto.external import check_reachable, repoint_external_data
 from memplan.proto.metadata import PHASE_KEY, node_metadata, set_metadata
 from memplan.proto.read import read_model
-from memplan.proto.write import check_target, write_model
+from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
+from memplan.proto.write import check_target
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
@@ -38,7 +38,8 @@ class GradOptions:
     along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
     ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
     ``checkpoints``: see :func:`memplan.api.grad.checkpoints.with_checkpoints`. ``scan_recompute``:
-    see :class:`memplan.loops.cell.ScanRecompute`.
+    see :class:`memplan.loops.cell.ScanRecompute`. ``weights``: see
+    :class:`memplan.proto.weights.Weights`.
     """
 
     loss: str
@@ -49,6 +50,7 @@ class GradOptions:
     checkpoints: str = "none"
     forward_only: bool = False
     scan_recompute: str = "none"
+    weights: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class TrainingGraph:
     class_axis: int | None
     scans: tuple[ScanLayer, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
+    placement: Placement = NO_WEIGHTS
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -91,6 +94,7 @@ class TrainingGraph:
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
             "new_outputs": list(self.new_outputs),
+            "weights": self.placement.how,
             "output": str(self.output) if self.output is not None else None,
         }
 
@@ -162,8 +166,9 @@ def grad(
         check_target(output, force, path)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
+    placement = NO_WEIGHTS
     if output is not None:
-        check_reachable(model, path, output)
+        placement = plan_weights(model, path, output, options.weights, force)
     flat = flat_copy(model)
     loss, class_axis = _loss(flat, options)
     types = dict(emitter_for(flat, ()).types)
@@ -181,8 +186,7 @@ def grad(
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims or {}, loss)
     if output is not None:
-        repoint_external_data(result, path, output)
-        write_model(result, output, force=force)
+        write_with_weights(result, path, output, placement, force=force)
     given = {value.name for value in (*model.graph.input, *model.graph.output)}
     return TrainingGraph(
         path=path,
@@ -197,6 +201,7 @@ def grad(
         class_axis=class_axis,
         scans=scan_layers(result),
         dims=dims or {},
+        placement=placement,
     )
 
 

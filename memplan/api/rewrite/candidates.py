@@ -17,7 +17,6 @@ from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.processes import scratch_folder
-from memplan.proto.external import external_tensors
 from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
@@ -69,9 +68,6 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
     level = goal.options.optimize
     if level == "none":
         return (Variant("none", source),)
-    if any(True for _ in external_tensors(source.prepared.proto)):
-        note = "not optimized offline: that would load and inline the external weights"
-        return (Variant("none", source, (note,)),)
     try:
         model, lost = _optimized(source, level, goal.options.provider, goal.options.loss)
     except ProviderMissingError as error:
@@ -118,12 +114,12 @@ def _optimized(
     prepared = source.prepared
     with scratch_folder() as folder:
         target = folder / "optimized.onnx"
-        optimize_offline(prepared.path, target, optimize, provider)
-        saved = read_model(target)
+        optimize_offline(prepared.path, target, optimize, provider, prepared.weights)
+        saved = read_model(target, prepared.beside)
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)
     lost = carry_marks(prepared.proto.graph, ordered.graph)
-    model = prepare_model(ordered, prepared.path, prepared.dims)
+    model = prepare_model(ordered, prepared.path, prepared.dims, prepared.weights)
     return opened(model, loss), lost
 
 

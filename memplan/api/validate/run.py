@@ -13,6 +13,7 @@ from memplan.api.validate.interface import removed_names, removed_notes, without
 from memplan.api.validate.result import Run, Validation
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded
+from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
@@ -84,7 +85,7 @@ class _Bench:
         outputs = self.folder / f"{label.replace(' ', '_')}.npz"
         inputs = self.fewer_inputs.get(path, self.inputs)
         request = replace(self.request, session=session)
-        return _Ran(measure(path, request, inputs, outputs), outputs)
+        return _Ran(measure(path, request, inputs, outputs, model.prepared.weights), outputs)
 
 
 def validate(
@@ -225,10 +226,12 @@ def _treat(before: OpenModel, level: str, bench: _Bench) -> OpenModel:
     from memplan.runtime.optimize import optimize_offline
 
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
-    optimize_offline(before.prepared.path, saved, level, bench.request.provider)
-    sorted_model = restore_order(read_model(saved), before.prepared.proto)
+    prepared, provider = before.prepared, bench.request.provider
+    optimize_offline(prepared.path, saved, level, provider, prepared.weights)
+    sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
+    weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)
-    return opened(prepare(sorted_model, target, before.prepared.dims))
+    return opened(prepare(sorted_model, target, prepared.dims, weights))
 
 
 def _run(

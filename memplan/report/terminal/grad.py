@@ -34,6 +34,8 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
     if result.new_outputs:
         lines.append(f"new outputs: {listed(result.new_outputs, details)}")
     lines += [scan_line(pair, result.dims, details) for pair in result.scans]
+    if result.placement.note:
+        lines.append(result.placement.note)
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     headline = line(f"{result.path}: loss '{result.loss}', {what}", "bold")

@@ -31,14 +31,26 @@ def cache_folder() -> Path | None:
         return own
     try:
         if sys.platform == "win32":
-            base = _absolute("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+            base = _absolute("LOCALAPPDATA") or _home() / "AppData" / "Local"
         elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Caches"
+            base = _home() / "Library" / "Caches"
         else:
-            base = _absolute("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # neither HOME nor a user of this number
+            base = _absolute("XDG_CACHE_HOME") or _home() / ".cache"
+    except RuntimeError:
         return None
-    return base / "memplan" if base.is_absolute() else None
+    return base / "memplan"
+
+
+def _home() -> Path:
+    """The user's home.
+
+    Raises:
+        RuntimeError: there is none, or nobody knows where.
+    """
+    home = _absolute("HOME") if "HOME" in os.environ else Path.home()
+    if home is None or not home.is_dir():
+        raise RuntimeError("no home")
+    return home
 
 
 def _absolute(variable: str) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from difflib import get_close_matches
@@ -13,9 +12,17 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
+from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
 from memplan_cli.configuration import source_of_defaults
-from memplan_cli.failures import show_traceback, tell
+from memplan_cli.failures import (
+    STDOUT,
+    is_interrupt,
+    refused_by_system,
+    reserve_standard_files,
+    show_traceback,
+    silence,
+    tell,
+)
 
 # What shells expect of a program that a signal ends: 128 + SIGINT, SIGPIPE, SIGTERM.
 EXIT_INTERRUPTED = 130
@@ -108,8 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _told(error.format_message(), "", error.exit_code, arguments)
     except ReaderGone:
-        # What is still buffered must not fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(STDOUT)
         return EXIT_PIPE
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
@@ -117,14 +123,25 @@ def main(arguments: list[str] | None = None) -> int:
         return _told_signal(arguments)
     except KeyboardInterrupt:
         return _told_signal(arguments)
-    except Exception as error:  # the last resort: our bug, told in two lines
-        return _told_bug(error, arguments)
+    except Exception as error:
+        return _told_other(error, arguments)
 
 
 def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
     tell(message, hint)
     show_traceback(arguments)
     return code
+
+
+def _told_other(error: Exception, arguments: list[str]) -> int:
+    """The last resort: what the system refused, an interrupt in disguise, or our bug."""
+    refused = refused_by_system(error)
+    if refused is not None:
+        silence(STDOUT)
+        return _told(*refused, EXIT_ENVIRONMENT, arguments)
+    if isinstance(error, SystemError) and is_interrupt(error):
+        return _told_signal(arguments)
+    return _told_bug(error, arguments)
 
 
 def _told_bug(error: Exception, arguments: list[str]) -> int:
@@ -170,5 +187,6 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def run() -> None:
     """The console script."""
+    reserve_standard_files()
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main())

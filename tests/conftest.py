@@ -46,6 +46,26 @@ def cpu_clock() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_plan_is_rejected(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The net that plans again what the check rejects must not hide that anything was rejected."""
+    from memplan.planning.verify import Rejected
+
+    reasons: list[str] = []
+    original = Rejected.__init__
+
+    def noted(self: Rejected, reason: str, peak_bytes: int | None = None) -> None:
+        reasons.append(reason)
+        original(self, reason, peak_bytes)
+
+    monkeypatch.setattr(Rejected, "__init__", noted)
+    yield
+    if request.node.get_closest_marker("rejects") is None:
+        assert not reasons, "a plan of memplan's own was rejected by its check"
+
+
 @pytest.fixture
 def memplan(program: Memplan) -> Memplan:
     """The installed program; modules replace it by :func:`helpers.running.runner` to save time."""

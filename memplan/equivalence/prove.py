@@ -26,6 +26,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 
 _LOOPS = ("Scan", "Loop")
+_SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,9 @@ class Equivalence:
 
     ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
     which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
-    reference that are not there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further
-    time, ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
+    reference that are not there. ``redrawn``: operators without a seed draw other random numbers
+    than they would there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further time,
+    ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
 
     reason: str | None
@@ -309,8 +311,16 @@ def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
             raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")
 
 
-def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[str]:
-    """Nodes that take from the shared stream of random numbers, in order; of ``among`` alone."""
+def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[object]:
+    """Nodes that draw random numbers without a seed of their own, in order; of ``among`` alone.
+
+    All Dropouts share one stream. The others (``RandomNormal``, ...) start from their place in the
+    file, which therefore counts.
+    """
     kept = {n.applied for n in among}
-    found = [n for n in nodes if n.draws and (not kept or n.applied in kept)]
-    return [n.applied.occurrence for n in found]
+    found: list[object] = []
+    for place, numbered in enumerate(nodes):
+        if numbered.draws and (not kept or numbered.applied in kept):
+            shared = numbered.applied.op in _SHARED_STREAM
+            found.append((numbered.applied.occurrence, None if shared else place))
+    return found

@@ -94,7 +94,7 @@ def decide(cell: Cell, policy: ScanRecompute) -> CellPlan:
     What depends on nothing within the loop is always recomputed.
 
     Raises:
-        UsageError: an operator could not run again because only some of its outputs are named, or
+        UsageError: an operator cannot be recomputed because only some of its outputs are named, or
             because it draws random numbers.
     """
     constant = constant_tensors(cell)

@@ -93,7 +93,7 @@ def has_effects(key: str) -> bool:
 
 
 def refusal(key: str, provider: str = "cpu") -> str | None:
-    """Why an operator is never run again, or None if running it again gives the same bits."""
+    """Why an operator is never recomputed, or None if recomputing it gives the same bits."""
     if key in RANDOM_OPS:
         return "draws random numbers"
     if key in EFFECT_OPS:

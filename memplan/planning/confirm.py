@@ -6,6 +6,7 @@ differ, that is a bug of ours; but the user asked for a plan, and mostly another
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import onnx
@@ -20,6 +21,7 @@ from memplan.simulate.timeline import Timeline
 from memplan.solver.strategy import Progress, Strategy
 from memplan.units import format_bytes
 
+_LOG = logging.getLogger(__name__)
 _ATTEMPTS = 3
 # The first margin where the check names no figure, as a share of the budget; it doubles.
 _MARGIN = 0.01
@@ -79,6 +81,7 @@ def confirmed_plan(
             timeline = ensure(prepared.proto, model, plan, prepared.types, request.session)
         except Rejected as rejected:
             rejections.append(rejected)
+            _LOG.info("a plan was rejected, planning again: %s", rejected.reason)
             over = (rejected.peak_bytes or 0) - budget
             target -= over if over > 0 else margin
             margin *= 2

@@ -10,7 +10,14 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.cost import is_contraction
-from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, refusal, semantics
+from memplan.ops.memory import (
+    OPTIONAL_OUTPUTS,
+    RANDOM_OPS,
+    MemorySemantics,
+    has_effects,
+    refusal,
+    semantics,
+)
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
@@ -108,10 +115,13 @@ def encode(
         inside[node] = nbytes
     order = late_views(live, list(timeline.order), rules)
     arrays = graph_arrays(graph, rules, costs, workspace, inside)
+    kept_order = [index for index in order if _keeps_its_turn(live, live.nodes[index])]
+    arrays = in_turn(arrays, kept_order)
     maker = [
         t.producer if t.producer != ABSENT and t.producer not in refusals else NONE
         for t in graph.tensors
     ]
+    maker += [NONE] * (len(arrays.nbytes) - len(maker))
     for tensor, node in extended.makers.items():
         maker[tensor] = node
     for tensor in keep:
@@ -119,10 +129,50 @@ def encode(
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
     known = None if forward is None else flags(len(graph.nodes), forward)
-    way = differentiated if differentiated is not None else forward
-    labels = None if way is None else labels_of(graph, way, keep)
+    path = differentiated if differentiated is not None else forward
+    labels = None if path is None else labels_of(graph, path, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
     return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels)
+
+
+def _keeps_its_turn(graph: Graph, node: Node) -> bool:
+    """Whether what a node does depends on which nodes of its kind ran before it.
+
+    It takes from the stream of random numbers that all nodes without a seed share, or has effects
+    beyond its outputs; or something in its bodies does.
+    """
+    drawn = node.key in RANDOM_OPS and "seed" not in node.attributes
+    inner = [body.graph for body in graph.bodies.get(node.id, ()) if body.graph is not None]
+    nested = any(_keeps_its_turn(body, each) for body in inner for each in body.nodes)
+    return drawn or has_effects(node.key) or nested
+
+
+def in_turn(arrays: Arrays, nodes: Sequence[int]) -> Arrays:
+    """The arrays with an order among some nodes: each hands a tensor without bytes to the next."""
+    found = arrays
+    for first, second in pairwise(nodes):
+        tensor = len(found.nbytes)
+        write, read = found.write_start[first + 1], found.read_start[second + 1]
+        found = found._replace(
+            writes=np.insert(found.writes, write, tensor),
+            write_start=_one_more(found.write_start, first),
+            alias_of=np.insert(found.alias_of, write, NONE),
+            inplace_start=np.insert(found.inplace_start, write, found.inplace_start[write]),
+            droppable=np.insert(found.droppable, write, False),
+            fleeting=np.insert(found.fleeting, write, False),
+            reads=np.insert(found.reads, read, tensor),
+            read_start=_one_more(found.read_start, second),
+            nbytes=np.append(found.nbytes, 0),
+            alike=np.append(found.alike, found.alike.max() + 1),
+            resident=np.append(found.resident, False),
+            pinned=np.append(found.pinned, False),
+        )
+    return found
+
+
+def _one_more(starts: Ints, node: int) -> Ints:
+    """Starts of runs after the run of ``node`` grew by one entry."""
+    return starts + (np.arange(len(starts)) > node)
 
 
 def without_outputs(encoded: Encoded) -> tuple[Encoded, int]:

@@ -87,7 +87,8 @@ def plan_request(
 class Prepared:
     """A request, encoded: reused for several budgets.
 
-    ``reserved_bytes`` are held throughout besides the resident ones; the problem leaves them out.
+    ``peak_bytes``: of the graph as it is, workspace included. ``reserved_bytes`` are held
+    throughout besides the resident ones; the problem leaves them out.
     """
 
     request: PlanRequest
@@ -95,12 +96,14 @@ class Prepared:
     encoded: Encoded
     floor: Floor
     resident_bytes: int
+    peak_bytes: int
     reserved_bytes: int = 0
 
 
-def prepare(request: PlanRequest) -> Prepared:
-    """Encode a request and find its floor."""
-    extended = extend(request.graph, request.values, request.session.provider)
+def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
+    """Encode a request and find its floor; ``rebuild``: with rules for random operators."""
+    values = request.values if rebuild else {}
+    extended = extend(request.graph, values, request.session.provider)
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
@@ -117,6 +120,7 @@ def prepare(request: PlanRequest) -> Prepared:
         encoded,
         structural_floor(request.graph, timeline),
         resident_bytes(extended.graph),
+        timeline.peak_with_workspace_bytes,
         reserved,
     )
 
@@ -140,7 +144,13 @@ def make_plan(
     # numba is slow to import: only when there is something to plan.
     from memplan.solver.search.warm_up import warm_up
 
-    request, resident = prepared.request, prepared.resident_bytes
+    request = prepared.request
+    if prepared.peak_bytes <= request.budget_bytes and not (
+        request.force or strategy.ignores_budget
+    ):
+        # The constants of rules that nothing needs must not break a budget that holds.
+        prepared = prepare(request, rebuild=False)
+    resident = prepared.resident_bytes
     room = request.budget_bytes - resident
     if room < prepared.floor.with_workspace:
         raise _below_floor(prepared)

@@ -77,15 +77,19 @@ def run_order(session: Session, pinned: Flags, stack: Ints, seen: Flags, order: 
 
 @leaf
 def file_order(session: Session, pinned: Flags, order: Ints) -> int:
-    """The same in a priority-based session: as in the file, pins as soon as they can run."""
-    nodes = len(session.leaf)
-    length = 0 * nodes
-    for node in range(nodes):
-        order[length] = node
-        length += 1
-        if pinned[node]:
-            order[length] = nodes + node
-            length += 1
+    """The same in a priority-based session: as in the file, pins behind the ``Shape`` and ``Size``
+    of the file, which are as eager; that of the later node first."""
+    nodes, last = len(session.leaf), len(order) - 1
+    length, held = 0 * nodes, 0  # pins that wait stand at the end of ``order``
+    for node in range(nodes + 1):
+        if node == nodes or not session.arrays.eager[node]:
+            for k in range(held):
+                order[length + k] = order[last - held + 1 + k]
+            length, held = length + held, 0
+        if node < nodes:
+            order[length] = node
+            order[last - held] = nodes + node
+            length, held = length + 1, held + pinned[node]
     return length
 
 

@@ -1,4 +1,4 @@
-"""Pairs of loops in a plan: what their steps make again, and the graph around as before.
+"""Pairs of loops in a plan: what their steps recompute, and the graph around as before.
 
 The problem of one step is solved for every price of a byte (:mod:`memplan.loops.choose`), which
 leaves a handful of graphs, from the one that is there to the one that stores the least. They are
@@ -38,8 +38,8 @@ _TRIALS = 24
 @dataclass(frozen=True, slots=True)
 class PairChange:
     """What the backward loop of a pair reads of what the forward one stacks, in bytes per step
-    before and after, and what runs again in a step: the first outputs of the nodes, and the seconds
-    of all steps together."""
+    before and after, and what is recomputed in a step: the first outputs of the nodes, and the
+    seconds of all steps together."""
 
     forward: str
     backward: str
@@ -72,7 +72,7 @@ class LoopStep(PassStep):
 
     @property
     def seconds(self) -> float:
-        """Estimated seconds of all that runs again in the loops."""
+        """Estimated seconds of all that is recomputed in the loops."""
         return sum(pair.seconds for pair in self.pairs)
 
 
@@ -84,7 +84,7 @@ def loop_steps(
     budget: int,
     loss: str | None = None,
 ) -> tuple[LoopStep, ...]:
-    """The ways to store less in the pairs of a model, by rising cost.
+    """The choices of what to store less in the pairs of a model, by rising cost.
 
     Args:
         model: the model.
@@ -113,17 +113,17 @@ def loop_steps(
     for choice in front(steps) if steps else ():
         if not choice.seconds:
             continue
-        way = maker.made(choice)
-        if fits(way, budget):
-            last = maker.spared(choice, way, budget)
+        changed = maker.made(choice)
+        if fits(changed, budget):
+            last = maker.trimmed(choice, changed, budget)
             return (*(each for each in found if each.seconds < last.seconds), last)
-        found.append(way)
+        found.append(changed)
     return tuple(found)
 
 
-def fits(way: LoopStep, budget: int) -> bool:
+def fits(changed: LoopStep, budget: int) -> bool:
     """Whether a change of the loops keeps the budget by itself."""
-    return way.timeline.peak_with_workspace_bytes <= budget
+    return changed.timeline.peak_with_workspace_bytes <= budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class _Maker:
         timeline = simulate(after.graph, self.session)
         return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
 
-    def spared(self, choice: Choice, way: LoopStep, budget: int) -> LoopStep:
-        """The same with nodes left out, the dearest first, without which the budget holds too:
+    def trimmed(self, choice: Choice, changed: LoopStep, budget: int) -> LoopStep:
+        """The same with as many recomputations left out as the budget allows, the costliest first:
         corners of the hull are few, and what lies between them may do."""
         trials = _TRIALS
         improved = True
@@ -163,12 +163,12 @@ class _Maker:
                 trials -= 1
                 lower = self.made(each)
                 if fits(lower, budget):
-                    choice, way, improved = each, lower, True
+                    choice, changed, improved = each, lower, True
                     break
-        return way
+        return changed
 
     def _less(self, choice: Choice) -> Iterator[Choice]:
-        """Choices in which one node of one pair runs again no more, nor what only it needed."""
+        """Choices in which one node fewer of one pair is recomputed, and what only it needed."""
         for place, (step, kept) in enumerate(zip(self.steps, choice.kept, strict=True)):
             again = {name for node in kept.recomputed for name in node.output if name}
             for node in kept.recomputed:
@@ -211,7 +211,7 @@ def loops_policy(asked: str, strategy: Strategy, session: SessionKind) -> str:
 
 
 def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: Graph) -> Plan:
-    """A plan whose extra cost counts what runs again in loops, too.
+    """A plan whose extra cost counts what is recomputed in loops, too.
 
     What would be cheaper with other changes of the loops is not known: the bound is 0.
     """
@@ -220,7 +220,9 @@ def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: G
         return plan
     whole = step_seconds(costs, graph)
     given = costs.source not in ("estimate", "profile")
-    known = {name for name in costs.seconds if given}  # measured before anything ran again there
+    known = {
+        name for name in costs.seconds if given
+    }  # measured before anything was recomputed there
     inside = sum(p.seconds for step in loops for p in step.pairs if p.backward not in known)
     again = plan.extra_cost_fraction * whole + added
     return replace(

@@ -43,6 +43,7 @@ from memplan.units import parse_size
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
+_REDRAWN = "random operators without a seed draw other numbers than in the original"
 # The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
 
@@ -214,12 +215,9 @@ def _answer(
 ) -> Rewrite:
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
     placed = (source.placement.note,) if source.placement.note else ()
-    notes = (
-        *placed,
-        *variant.notes,
-        *(planned.plain.notes if planned.plain else ()),
-        *source.notes,
-    )
+    plain = planned.plain.notes if planned.plain else ()
+    redrawn = (_REDRAWN,) if equivalence.redrawn else ()
+    notes = (*placed, *variant.notes, *plain, *source.notes, *redrawn)
     return Rewrite(
         path=path,
         output=output,

@@ -14,6 +14,7 @@ from memplan.units import counted, echo_size, format_bytes, format_delta
 
 if TYPE_CHECKING:
     from memplan.api.rewrite.run import Rewrite
+    from memplan.equivalence.prove import Equivalence
     from memplan.plain.finish import PlainModel
 
 _OPERATORS_SHOWN = 12
@@ -28,6 +29,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *section(_recomputed_table(result) if result.plan.clones else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
+        line(equivalence_line(result.equivalence)),
     ]
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
@@ -67,6 +69,22 @@ def _planning_line(result: Rewrite) -> str:
         f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; lower bound on the extra "
         f"time: {100 * plan.bound_fraction:.2f}% ({plan.bound_kind})"
     )
+
+
+def equivalence_line(found: Equivalence) -> str:
+    """What is proved of the new graph: that it computes what the graph before any plan did."""
+    counts = [f"{counted(found.kept, 'node')} as before"]
+    counts += [f"{found.recomputed} recomputed"] if found.recomputed else []
+    counts += [f"{found.explained} explained by a rule"] if found.explained else []
+    counts += [counted(found.pins, "pin")] if found.pins else []
+    if found.assumed:
+        loops = counted(len(found.assumed), "loop")
+        return (
+            f"equivalent by construction ({', '.join(counts)}) apart from {loops} whose body "
+            f"changed ({found.assumed[0]}{', ...' if len(found.assumed) > 1 else ''}): validate "
+            "compares what they give"
+        )
+    return f"equivalent by construction: {', '.join(counts)}"
 
 
 def _steps_table(result: Rewrite) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import pytest
 
 from helpers.graphs import parse
 from helpers.models import load_benchmark
@@ -13,7 +14,7 @@ FORWARD = """g (float[8,16] batch_0, float[16,16] w) => (float loss)
     { a = MatMul(batch_0, w) b = Sigmoid(a) c = Sigmoid(b) loss = ReduceSum<keepdims = 0>(c) }"""
 
 
-def test_figures_and_table(tmp_path: Path) -> None:
+def test_figures_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, tables = load_benchmark("lean_gradients"), load_benchmark("table_rows")
     forward = parse(FORWARD)
     forward.metadata_props.add(key="parameters", value="w")
@@ -35,7 +36,7 @@ def test_figures_and_table(tmp_path: Path) -> None:
         str(record),
     ]
     assert bench.main(arguments) == 0
-    tables.RESULTS = tmp_path
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     lines = tables.lean(tables.load("lean"))
     assert len(lines) == 3
     assert f"{ours.nodes:,} (4)" in lines[2]

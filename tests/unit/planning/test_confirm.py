@@ -20,6 +20,8 @@ from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import decide
 from memplan.strategies.builtin import parse_strategy
 
+pytestmark = pytest.mark.rejects
+
 CHAIN = """
 g (float[256] x) => (float y)
 {

@@ -10,7 +10,7 @@ import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.graphs import graph_of, open_text
+from helpers.graphs import graph_of, open_text, parse
 from helpers.random_graphs import models as random_models
 from memplan.ir.graph import Graph
 from memplan.plain.encode import plain_session, seen_as
@@ -69,6 +69,27 @@ def test_peaks_equal_the_simulators(model: onnx.ModelProto, seed: int) -> None:
     pinned_model = with_pins(opened.prepared.proto, pin_names(opened.graph, session, pinned))
     assert plain_peaks(session, pinned, False) == expected(pinned_model, False)
     if execution_order(opened.graph, BY_FILE) == list(range(len(opened.graph.nodes))):
+        assert plain_peaks(session, pinned, True) == expected(pinned_model, True)
+
+
+def test_a_pin_waits_for_the_sizes_of_the_file() -> None:
+    """In a priority-based session both are eager, and the file's stands first."""
+    model = parse(
+        """g (float[4,2,6] x) => (float[4,2,12] y) {
+          [a] a = Concat <axis: int = -1> (x, x)
+          [b] b = Concat <axis: int = -1> (x, x)
+          [size] n = Size (b)
+          [cast] f = Cast <to: int = 1> (n)
+          [mul] c = Mul (b, f)
+          [again] d = Concat <axis: int = -1> (x, x)
+          [y] y = Add (c, d)
+        }"""
+    )
+    opened = open_text(model)
+    session = plain_session(opened.graph, DEFAULT)
+    for bits in range(1 << len(session.pin_of)):
+        pinned = np.array([t >= 0 and bool(bits >> i & 1) for i, t in enumerate(session.pin_of)])
+        pinned_model = with_pins(opened.prepared.proto, pin_names(opened.graph, session, pinned))
         assert plain_peaks(session, pinned, True) == expected(pinned_model, True)
 
 

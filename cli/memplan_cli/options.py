@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -53,6 +54,17 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
         show_default=True,
         help=help,
     )
+
+
+def finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    """The callback of an option whose number has an end.
+
+    Raises:
+        click.BadParameter: it is infinite, or not a number.
+    """
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.", ctx, parameter)
+    return value
 
 
 def weights_option(function: Function) -> Function:

@@ -15,6 +15,7 @@ from memplan_cli.options import (
     bound,
     dim_option,
     emit,
+    finite,
     keep_inputs,
     loss_option,
     one_on_stdout,
@@ -92,6 +93,7 @@ from memplan_cli.progress import planning_progress
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
+    callback=finite,
     default=10.0,
     show_default=True,
     metavar="S",

@@ -53,6 +53,8 @@ BAD_ARGUMENTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((*ANALYZE, "--top", "-1"), ("--top",)),
     ((*ANALYZE, "--top", "many"), ("many",)),
     ((*ANALYZE, "--loss", "nonsense"), ("--loss nonsense", "outputs: loss")),
+    ((*FULL, "--time-limit", "inf"), ("--time-limit", "not a finite number")),
+    ((*FULL, "--time-limit", "nan"), ("--time-limit",)),
     ((*ANALYZE, "--dim", "N"), ("--dim N", "NAME=SIZE")),
     ((*ANALYZE, "--dim", "N="), ("NAME=SIZE",)),
     ((*ANALYZE, "--dim", "=3"), ("NAME=SIZE",)),

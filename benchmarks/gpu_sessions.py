@@ -43,7 +43,7 @@ def figures(
 
     ``path`` is what memplan made of the graph: there the runtime finds nothing left to fuse.
     """
-    from memplan.api.analyze import analyze_as_loaded, analyze_open
+    from memplan.api.analyze import analyze_open, analyze_session
     from memplan.errors import MemplanError
     from memplan.simulate.opened import on_devices, open_model
     from memplan.simulate.session import session_kind
@@ -52,7 +52,7 @@ def figures(
     model = open_model(path or graph.path, graph.dims(batch))
     try:
         if session == "default" and path is None:
-            found = analyze_as_loaded(model, kind)
+            found = analyze_session(model, kind)
         else:
             found = analyze_open(on_devices(model, kind), kind)
     except MemplanError as error:

@@ -83,7 +83,7 @@ def main() -> int:
 
 def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     """Rewrite one model for one budget and measure both files."""
-    from memplan.api.analyze import analyze_as_loaded
+    from memplan.api.analyze import analyze_session
     from memplan.api.rewrite.run import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
     from memplan.runtime.inputs import synthesize
@@ -94,7 +94,7 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     from memplan.units import parse_size
 
     model = open_model(path, dims)
-    found = analyze_as_loaded(model, session_kind("default"))
+    found = analyze_session(model, session_kind("default"))
     floor, peak = found.floor_with_workspace_bytes, found.timeline.peak_with_workspace_bytes
     budget = floor + int(float(share.rstrip("%")) / 100 * (peak - floor))
     request = RunRequest("default", "cpu", dims, runs=9)

@@ -68,7 +68,7 @@ def command(
 ) -> int:
     """Say what every byte of MODEL's peak is, and why it is alive.
 
-    Nothing is run, and no weights are read.
+    Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
     from memplan.api.analyze import PLACEMENT_SECONDS, analyze, with_placement
     from memplan.simulate.opened import open_model

@@ -11,12 +11,13 @@ from memplan_cli.options import Report, provider_option, report_options
 @report_options(output=None)
 def command(provider: str, report: Report) -> int:
     """Say what the runtime, the GPU and the machine are, and which providers really start."""
+    from memplan.api.versions import measured_runtime
     from memplan.runtime.device import describe_device, require
 
     require(provider)
     device = describe_device()
     if report.form == "json":
-        report.emit_json(device.as_json())
+        report.emit_json({**device.as_json(), "measured_on": measured_runtime()})
     elif not report.quiet:
         from memplan.report.terminal.device import render
 

@@ -7,30 +7,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
-from memplan.plain.as_loaded import as_loaded
+from memplan.plain.as_loaded import as_loaded, changes_at_load, narrow_types
+from memplan.runtime.installed import NAME
 from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel, on_devices, open_model
+from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline, removable_casts, simulate
 
 if TYPE_CHECKING:
     from memplan.solver.placement.place import Placement
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 4
+ACCOUNTING_VERSION = 5
 PLACEMENT_SECONDS = 5.0
 """When the search for a placement gives up."""
 _LOOPS_AS_THEY_ARE = (
     "the floor is that of the loops as they are; with less stored by their steps "
     "(rewrite --scan-recompute) it may be lower"
+)
+_PATTERNS_INSIDE = (
+    "memory patterns inside the bodies of control-flow nodes are not simulated: runs may take more "
+    "than predicted, those after the first most of all"
 )
 
 
@@ -41,6 +48,11 @@ class Analysis:
     ``floor_bytes`` is the certified structural floor, resident bytes included. ``placement`` is
     there where it was asked for; its buffers are those of ``timeline.allocation``. ``recurrent``
     are forward loops with the backward loops that read what they stacked.
+
+    ``as_loaded``: the nodes are those that a session of this kind holds once it has loaded the
+    file; else the file's own, which the session may change. ``inexact`` are the assumptions for
+    which a run may take more or less. ``asked`` is the runtime that was asked, empty where the
+    file's own nodes are what a session runs.
     """
 
     path: Path
@@ -60,6 +72,14 @@ class Analysis:
     placement: Placement | None = None
     scans: tuple[ScanLayer, ...] = ()
     recurrent: tuple[RecurrentPair, ...] = ()
+    as_loaded: bool = True
+    inexact: tuple[str, ...] = ()
+    asked: str = ""
+
+    @property
+    def later(self) -> LaterRuns | None:
+        """What every run after the first takes in a session with a memory pattern; else None."""
+        return later_runs(self.timeline) if self.session.name == "default" else None
 
     @property
     def graph(self) -> Graph:
@@ -116,7 +136,16 @@ class Analysis:
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
             "assumptions": list(self.assumptions),
+            "as_loaded": self.as_loaded,
+            "exact": not self.inexact,
+            "runtime": runtime_json(self.session.provider),
         }
+        later = self.later
+        if later is not None:
+            result["later_runs"] = {
+                "peak_bytes": later.peak_bytes,
+                "peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+            }
         devices = timeline.devices
         if devices is not None:
             result["cpu_nodes"] = fallbacks_json(devices)
@@ -168,13 +197,15 @@ def analyze(
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: an unknown dimension or loss output was named.
     """
-    kind = session_kind(session, provider)
-    analysis = analyze_open(on_devices(open_model(path, dims, loss), kind, loss), kind)
+    analysis = analyze_session(open_model(path, dims, loss), session_kind(session, provider), loss)
     return with_placement(analysis) if placement else analysis
 
 
-def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
-    """The same for a model that is already open."""
+def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) -> Analysis:
+    """The same for a model that is already open, with its own nodes.
+
+    ``held``: they are what a session holds once it has loaded the file.
+    """
     from memplan.simulate.floor import structural_floor
 
     timeline = simulate(model.graph, session, model.devices)
@@ -182,6 +213,9 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
     floor = structural_floor(model.graph, timeline)
     prepared = model.prepared
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
+    changes = () if held else _change_notes(model, session)
+    patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
+    provider = (*_provider_notes(session), *version_notes(session.provider))
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -197,14 +231,54 @@ def analyze_open(model: OpenModel, session: SessionKind) -> Analysis:
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
         assumptions=(
-            *model.prepared.assumptions,
+            *prepared.assumptions,
             *fallback_notes(model.devices),
             *timeline.assumptions,
-            *_caveats(session),
+            *changes,
+            *patterns,
+            *provider,
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
         scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
+        as_loaded=not changes,
+        inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider),
+    )
+
+
+def analyze_session(
+    model: OpenModel, session: SessionKind, loss: str | None = None, *, portable: bool = False
+) -> Analysis:
+    """Analyze what a session of the kind holds of a model once it has loaded it.
+
+    Where that may differ from the file, the runtime is asked: it loads the file and runs nothing.
+    Where it cannot be asked, the file's own nodes are analyzed, and the assumptions say so.
+
+    Args:
+        model: a file that was opened.
+        session: its kind.
+        loss: name of the loss output, where the search would pick another.
+        portable: without layouts that depend on the processor: the same figures on any machine
+            with this version of the runtime.
+    """
+    own = on_devices(model, session, loss)
+    if not changes_at_load(model.graph, session):
+        return analyze_open(own, session)
+    try:
+        held = as_loaded(model, session, loss, portable=portable)
+    except (RuntimeUnavailableError, MemplanError) as error:
+        analysis = analyze_open(own, session)
+        note = f"the runtime could not be asked how it loads the file: {error.message}"
+        return replace(
+            analysis,
+            assumptions=(*analysis.assumptions, note),
+            inexact=(*analysis.inexact, note),
+        )
+    return replace(
+        analyze_open(held.model, held.kind, held=True),
+        session=session,
+        fingerprint=model.prepared.fingerprint,
+        asked=f"{NAME} {held.runtime}",
     )
 
 
@@ -227,41 +301,35 @@ def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> An
     return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
 
 
-def _caveats(session: SessionKind) -> tuple[str, ...]:
-    """What a session kind adds that a file alone cannot tell."""
-    notes = []
+def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
+    """Where a session may hold other nodes than those that are analyzed."""
+    if not changes_at_load(model.graph, session):
+        return ()
     if session.name == "default":
-        notes.append(
-            "default session: order and buffer reuse of a first run are simulated; fusions at load "
-            "and the memory pattern of later runs are not (validate and rewrite --session default "
-            "ask the runtime)"
+        return (
+            "default session: order and buffer reuse of the file's own nodes are simulated; what "
+            "ONNX Runtime fuses when it loads the file is not in the figures",
         )
-    if session.provider == "cuda":
+    pairs = removable_casts(model.graph)
+    notes = []
+    if pairs:
         notes.append(
-            "cuda: cuDNN and cuBLAS workspaces are not known in advance and count as 0; the "
-            "tables were measured without a GPU"
+            f"{len(pairs)} pairs of Casts may be removed when ONNX Runtime loads the model "
+            f"({pairs[0]}); counted as if they stayed"
+        )
+    if narrow_types(model.graph, session):
+        notes.append(
+            "float16 and bfloat16: ONNX Runtime puts Casts around nodes that have no such kernel "
+            "on the CPU; they are not in the figures"
         )
     return tuple(notes)
 
 
-def analyze_as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Analysis:
-    """Like :func:`analyze_open` for a plain session, with the runtime's fusions.
-
-    Where the runtime cannot be asked, the file's own nodes are analyzed, and the assumptions say
-    so.
-    """
-    try:
-        held = as_loaded(model, session, loss)
-    except (RuntimeUnavailableError, MemplanError) as error:
-        analysis = analyze_open(model, session)
-        note = f"the runtime could not be asked how it loads the file: {error.message}"
-        return replace(analysis, assumptions=(*analysis.assumptions, note))
-    found = analyze_open(held.model, held.kind)
-    return replace(
-        found,
-        session=session,
-        fingerprint=model.prepared.fingerprint,
-        assumptions=tuple(
-            note for note in found.assumptions if not note.startswith("default session")
-        ),
+def _provider_notes(session: SessionKind) -> tuple[str, ...]:
+    """What a file alone cannot tell of a provider."""
+    if session.provider != "cuda":
+        return ()
+    return (
+        "cuda: cuDNN and cuBLAS workspaces are not known in advance and count as 0; the "
+        "tables were measured without a GPU",
     )

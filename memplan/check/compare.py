@@ -112,10 +112,11 @@ class CheckEntry:
 
     @property
     def accounting_changed(self) -> bool:
-        """The lock was made with another memory model, so that its peak cannot be compared."""
+        """The lock was made with another memory model, or with another runtime where figures rest
+        on that, so that its peak cannot be compared."""
         if self.locked is None or self.now is None:
             return False
-        return self.locked.accounting != self.now.entry.accounting
+        return _accounting_changed(self.locked, self.now.entry)
 
     @property
     def over_max_peak(self) -> bool:
@@ -147,11 +148,24 @@ def compare(
 def _status(locked: LockEntry, now: LockEntry, max_peak_bytes: int | None) -> Status:
     if max_peak_bytes is not None and now.peak_bytes > max_peak_bytes:
         return Status.REGRESSED
-    if locked.accounting != now.accounting:
+    if _accounting_changed(locked, now):
         return Status.ACCOUNTING
     if now.peak_bytes > locked.limit_bytes:
         return Status.REGRESSED
     return Status.IMPROVED if now.peak_bytes < locked.peak_bytes else Status.OK
+
+
+def _accounting_changed(locked: LockEntry, now: LockEntry) -> bool:
+    if locked.accounting != now.accounting:
+        return True
+    # Equal peaks need no explanation, whatever they rest on.
+    return locked.rests_on != now.rests_on and locked.peak_bytes != now.peak_bytes
+
+
+def _runtimes(locked: LockEntry, now: LockEntry) -> tuple[str | None, str | None]:
+    """Both runtimes; the same twice where one of them is not known."""
+    known = locked.runtime is not None and now.runtime is not None
+    return (locked.runtime, now.runtime) if known else (None, None)
 
 
 def diff(locked: LockEntry, now: Current) -> LockDiff:
@@ -172,6 +186,8 @@ def diff(locked: LockEntry, now: Current) -> LockDiff:
         ("peak_node", locked.peak_node, new.peak_node),
         ("classes", locked.classes, new.classes),
         ("top", locked.top, new.top),
+        ("runtime", *_runtimes(locked, new)),
+        ("as_loaded", locked.as_loaded, new.as_loaded),
     )
     names = dict.fromkeys((*new.classes, *locked.classes))
     return LockDiff(

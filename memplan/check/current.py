@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.api.analyze import ACCOUNTING_VERSION, Analysis, analyze_open
+from memplan.api.analyze import ACCOUNTING_VERSION, Analysis, analyze_session
 from memplan.check.lock import Binding, LockEntry, TopTensors
 from memplan.errors import ModelError
 from memplan.proto.read import read_model
+from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import on_devices, opened
+from memplan.simulate.opened import opened
 from memplan.simulate.session import session_kind
 from memplan.units import printable
 
@@ -83,8 +84,8 @@ def measure(
         raise UnboundDimsError(file, unbound, symbolic)
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
-    found = on_devices(opened(prepare(model, file, dims)), kind)
-    analysis = analyze_open(found, kind)
+    # A lock holds on any machine, so nothing in it may depend on the processor.
+    analysis = analyze_session(opened(prepare(model, file, dims)), kind, portable=True)
     return current(analysis, path, tolerance), symbolic
 
 
@@ -105,6 +106,8 @@ def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -
         classes={str(name): nbytes for name, nbytes in analysis.by_class.items()},
         top=tuple(family.tensors for family in found[:TOP_FAMILIES]),
         tolerance=tolerance,
+        runtime=installed_runtime() or None,
+        as_loaded=analysis.as_loaded if analysis.asked or not analysis.as_loaded else None,
     )
     order = timeline.order
     return Current(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from memplan.api.analyze import ACCOUNTING_VERSION
+from memplan.api.versions import runtime_json
 from memplan.check.compare import CheckEntry, diff
 from memplan.check.lock import LockEntry
 from memplan.check.run import CheckResult, Unreadable, UpdateResult
@@ -31,6 +32,7 @@ def _dump(
     whole = {
         "schema": SCHEMA,
         "accounting_version": ACCOUNTING_VERSION,
+        "runtime": runtime_json(),
         "entries": entries,
         "errors": errors,
         **more,
@@ -64,6 +66,8 @@ def _place(now: LockEntry) -> dict[str, object]:
         "dims": dict(now.dims),
         "peak_with_workspace_bytes": now.peak_with_workspace_bytes,
         "peak_node": now.peak_node,
+        "runtime": now.runtime,
+        "as_loaded": now.as_loaded,
         "by_class": dict(now.classes),
     }
 
@@ -74,6 +78,7 @@ def _difference(entry: CheckEntry) -> dict[str, object]:
     changes = diff(entry.locked, entry.now)
     return {
         "locked_peak_node": entry.locked.peak_node,
+        "locked_runtime": entry.locked.runtime,
         "changed_fields": list(changes.fields),
         "by_class_delta": {c.name: c.delta_bytes for c in changes.classes},
         "new_at_peak": [

@@ -62,7 +62,10 @@ class LockEntry:
 
     ``path`` is relative to the lock's folder. ``accounting`` is the version of memplan's memory
     model. ``top`` are the largest tensors at the peak, largest total first. ``tolerance`` is what
-    a person wrote (a size, a percentage of the locked peak, or bytes); None is 0.
+    a person wrote (a size, a percentage of the locked peak, or bytes); None is 0. ``runtime`` is
+    the version of ONNX Runtime that was installed (None: none was, or an older memplan wrote the
+    entry). ``as_loaded`` is there where figures rest on what that runtime makes of the file when it
+    loads it; False: it could not be asked.
     """
 
     path: str
@@ -77,6 +80,13 @@ class LockEntry:
     classes: Mapping[str, int]
     top: tuple[TopTensors, ...]
     tolerance: str | int | None = None
+    runtime: str | None = None
+    as_loaded: bool | None = None
+
+    @property
+    def rests_on(self) -> tuple[bool | None, str | None]:
+        """What of the runtime the figures rest on; entries in which that differs do not compare."""
+        return self.as_loaded, self.runtime if self.as_loaded else None
 
     @property
     def binding(self) -> Binding:
@@ -247,6 +257,12 @@ def _text(value: object) -> str:
     return value
 
 
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong("is not true or false")
+    return value
+
+
 def _choice(choices: tuple[str, ...], value: object) -> str:
     if _text(value) not in choices:
         raise _Wrong(f"is '{printable(_text(value))}', not one of {', '.join(choices)}")
@@ -318,5 +334,7 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "classes": partial(_wholes, 0),
     "top": _top,
     "tolerance": _tolerance,
+    "runtime": _text,
+    "as_loaded": _flag,
 }
-_OPTIONAL = ("peak_with_workspace_bytes", "tolerance")
+_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "as_loaded")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memplan.api.analyze import ACCOUNTING_VERSION
+from memplan.api.versions import version_notes
 from memplan.check.compare import (
     CheckEntry,
     ClassDelta,
@@ -33,8 +34,24 @@ def check_lines(result: CheckResult, *, brief: bool = False, details: bool = Fal
         if entry.failed or not brief:
             lines += _entry_lines(entry, result.lock, details)
     if result.failed or not brief:
+        lines += [f"note: {note}" for note in _runtime_notes(result.entries)]
         lines.append(_summary(result))
     return lines
+
+
+def _runtime_notes(entries: Iterable[CheckEntry]) -> list[str]:
+    """Another runtime than the rules were measured on, and figures that a runtime may change."""
+    now = [entry.now.entry for entry in entries if entry.now is not None]
+    providers = dict.fromkeys(entry.provider for entry in now)
+    notes = [note for provider in providers for note in version_notes(provider)]
+    unasked = [entry.path for entry in now if entry.as_loaded is False]
+    if unasked:
+        notes.append(
+            f"ONNX Runtime could not be asked what it makes of {printable(unasked[0])}"
+            + (f" and {len(unasked) - 1} more" if len(unasked) > 1 else "")
+            + ": fusions at load are not in the figures"
+        )
+    return list(dict.fromkeys(notes))
 
 
 def update_lines(result: UpdateResult, *, brief: bool = False) -> list[str]:
@@ -95,6 +112,12 @@ def _entry_lines(entry: CheckEntry, lock: Path, details: bool) -> list[str]:
 def _passed_line(entry: CheckEntry, locked: LockEntry, now: Current, lock: Path) -> str:
     before, after = locked.peak_bytes, now.entry.peak_bytes
     head = f"{entry.status}  {printable(entry.path)}  "
+    if entry.status is Status.ACCOUNTING and locked.accounting == now.entry.accounting:
+        return (
+            f"{head}{_basis(locked)} -> {_basis(now.entry)}: the locked {format_bytes(before)} and "
+            f"today's {format_bytes(after)} cannot be compared; "
+            f"record it:  {accept_command(lock, entry.file)}"
+        )
     if entry.status is Status.ACCOUNTING:
         newer = (
             " (the lock is from a newer memplan)" if locked.accounting > ACCOUNTING_VERSION else ""
@@ -110,6 +133,12 @@ def _passed_line(entry: CheckEntry, locked: LockEntry, now: Current, lock: Path)
     if entry.status is Status.IMPROVED:
         return f"{line}   keep it:  {accept_command(lock, entry.file)}"
     return f"{line}   within the tolerance of {printable(str(locked.tolerance))}"
+
+
+def _basis(entry: LockEntry) -> str:
+    """What the figures of an entry rest on."""
+    loaded = "as loaded by" if entry.as_loaded else "not as loaded by"
+    return f"{loaded} {printable(entry.runtime or 'ONNX Runtime')}"
 
 
 def _notes(entry: CheckEntry, now: Current) -> list[str]:
@@ -139,7 +168,9 @@ def _regressed_lines(
     else:
         lines.append(f"{head}   {_above_cap(entry, now)}")
     if entry.accounting_changed:
-        lines.append(f"{_INDENT}the lock was made with another memory model: not compared")
+        lines.append(
+            f"{_INDENT}the lock was made with another memory model or runtime: not compared"
+        )
     lines.append(_place(now, locked))
     lines += _class_table(changes.classes, every=not grew)
     if grew:

@@ -112,6 +112,8 @@ def _inline(pairs: Mapping[str, int | str]) -> str:
 
 
 def _value(value: int | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return str(value) if isinstance(value, int) else toml_string(value)
 
 
@@ -121,6 +123,8 @@ def _block(entry: LockEntry) -> str:
         ("accounting", entry.accounting),
         ("session", entry.session),
         ("provider", entry.provider),
+        ("runtime", entry.runtime),
+        ("as_loaded", entry.as_loaded),
     ]
     peaks: list[tuple[str, int | str | None]] = [
         ("peak_bytes", entry.peak_bytes),

@@ -134,6 +134,7 @@ class _Builder:
                     readers=tuple(self.readers[index]),
                     counted=dtype in ELEMENT_BITS,
                     static=info is None or info.static,
+                    names_seen=None if info is None else info.seen,
                 )
             )
         return tuple(result)

@@ -35,6 +35,7 @@ class Tensor:
     stands there twice), in file order. ``counted`` is False for strings, sequences and optionals,
     whose memory is not planned (``nbytes`` is 0). ``static``: the runtime knows the shape before
     it runs (False inside Loop bodies), without which it never works in place.
+    ``names_seen`` are its dimensions as it knows them, where it has names of symbols for sizes.
     """
 
     id: int
@@ -48,6 +49,12 @@ class Tensor:
     readers: tuple[int, ...]
     counted: bool = True
     static: bool = True
+    names_seen: tuple[int | str, ...] | None = None
+
+    @property
+    def seen(self) -> tuple[int | str, ...]:
+        """Dimensions as the runtime knows them before it runs, which it compares buffers by."""
+        return self.shape if self.names_seen is None else self.names_seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,13 @@ OPTIONAL_OUTPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class MemorySemantics:
-    """The measured tables of one provider. Pairs are (output index, input index)."""
+    """The measured tables of one provider. Pairs are (output index, input index).
+
+    ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``.
+    """
 
     provider: str
+    runtime: str
     alias: Mapping[str, tuple[tuple[int, int], ...]]
     inplace: Mapping[str, tuple[tuple[int, int], ...]]
     known: frozenset[str]
@@ -83,7 +87,7 @@ def semantics(provider: str) -> MemorySemantics:
 
     alias, inplace = pairs("alias"), pairs("inplace")
     known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
-    return MemorySemantics(provider, alias, inplace, known)
+    return MemorySemantics(provider, data["runtime"], alias, inplace, known)
 
 
 def has_effects(key: str) -> bool:

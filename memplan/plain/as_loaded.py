@@ -1,39 +1,58 @@
-"""A model as ONNX Runtime holds it once a plain session has loaded it.
+"""A model as ONNX Runtime holds it once a session has loaded it.
 
-Only the runtime knows what its optimizer will do, so it is asked: the model is loaded, not run,
-and what the session holds is simulated.
+Only the runtime knows what it makes of a file: a plain session fuses nodes and changes layouts, and
+any session puts Casts around nodes in float16 that have no kernel, or removes pairs of Casts. So it
+is asked: the model is loaded, not run, and what the session holds is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx
 
+from memplan.errors import MemplanError
 from memplan.ir.graph import Graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.processes import scratch_folder
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.external import external_bytes, settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.nodes import is_standard, reads_of, subgraphs
 from memplan.proto.read import read_model
 from memplan.shapes.hidden import HIDDEN_KEY
-from memplan.shapes.prepare import prepare
+from memplan.shapes.nchwc import in_blocks, state_block
+from memplan.shapes.prepare import load, prepare
 from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import removable_casts
+from memplan.units import format_bytes
+
+MOST_WEIGHTS = 4 * 10**9
+"""Bytes of external weights up to which a file is loaded for a tuned session: the order of its
+nodes is only told by a format that holds all weights."""
+
+# Types around which the CPU puts Casts where a kernel is missing (insert_cast_transformer.cc).
+_NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``model`` as a plain session holds it, nodes in the order in which they run.
+    """``model`` as a session holds it, nodes in the order in which they run.
 
     ``gone`` and ``new``: names of nodes that only the file or only the session has. If there are
-    none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in.
+    none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in. ``runtime``: the
+    version that was asked.
     """
 
     model: OpenModel
     kind: SessionKind
     gone: tuple[str, ...]
     new: tuple[str, ...]
+    runtime: str
 
     @property
     def unchanged(self) -> bool:
@@ -41,28 +60,70 @@ class Loaded:
         return not self.gone and not self.new
 
 
-def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -> Loaded:
-    """Load the model's file in a plain session and look at what that holds.
+def changes_at_load(graph: Graph, session: SessionKind) -> bool:
+    """Whether a session of the kind may hold other nodes than the file.
+
+    A plain one fuses. A tuned one, which optimizes nothing, still removes pairs of Casts and, on
+    the CPU, puts some around nodes in float16 and bfloat16.
+    """
+    if session.name == "default":
+        return True
+    return narrow_types(graph, session) or bool(removable_casts(graph))
+
+
+def narrow_types(graph: Graph, session: SessionKind) -> bool:
+    """Whether nodes may work on types that kernels of the CPU lack."""
+    if session.provider != "cpu":
+        return False
+    inner = [body.graph for bodies in graph.bodies.values() for body in bodies if body.graph]
+    return any(tensor.dtype in _NARROW for tensor in graph.tensors) or any(
+        narrow_types(body, session) for body in inner
+    )
+
+
+def as_loaded(
+    model: OpenModel, session: SessionKind, loss: str | None = None, *, portable: bool = False
+) -> Loaded:
+    """Load the model's file in a session and look at what that holds.
 
     Args:
         model: a file that was opened.
-        session: a default session; its provider loads the file.
+        session: its kind; its provider loads the file.
         loss: name of the loss output, where the search would pick another.
+        portable: without layouts that depend on the processor.
 
     Raises:
         RuntimeUnavailableError: the runtime is missing or refuses the file.
-        MemplanError: a tensor's shape stays unknown.
+        MemplanError: the weights are too large, or a tensor's shape stays unknown.
     """
     prepared = model.prepared
+    weights = external_bytes(prepared.proto)
+    if session.name == "tuned" and weights > MOST_WEIGHTS:
+        raise MemplanError(
+            f"it would be saved with its {format_bytes(weights)} of external weights"
+        )
     # onnxruntime is loaded in a child process only.
-    from memplan.runtime.optimize import save_as_loaded
+    from memplan.runtime.optimize import channels_per_block, save_as_loaded
 
     with scratch_folder() as folder:
         target = folder / "loaded.onnx"
-        save_as_loaded(prepared.path, target, session.name, session.provider, prepared.weights)
+        answer = save_as_loaded(
+            prepared.path,
+            target,
+            session.name,
+            session.provider,
+            weights=prepared.weights,
+            portable=portable,
+        )
         saved = read_model(target, prepared.beside)
+        if in_blocks(saved.graph):
+            state_block(saved.graph, channels_per_block(folder))
     copies = _hide_copies(saved)
-    _note_types(saved, model)
+    if session.name == "default":
+        _note_types(saved, model)
+    else:
+        _state_types(saved, model)
+        _sort(saved.graph, {name: place for place, name in enumerate(answer.order)})
     held = opened(prepare(saved, prepared.path, prepared.dims, prepared.weights), loss)
     if session.provider == "cuda":
         shown = replace(held, graph=_show_copies(held.graph, copies))
@@ -71,21 +132,105 @@ def as_loaded(model: OpenModel, session: SessionKind, loss: str | None = None) -
     after = {node.name for node in held.graph.nodes}
     if before == after:
         own = on_devices(model, session, loss) if session.provider == "cuda" else model
-        return Loaded(own, session, (), ())
-    # Nodes are listed where they run; the indices of those that the runtime made are not known.
-    kind = replace(session, priority_order=True)
-    return Loaded(held, kind, tuple(sorted(before - after)), tuple(sorted(after - before)))
+        return Loaded(own, session, (), (), answer.version)
+    # Nodes are listed where they run: the indices of those that a plain session makes are not
+    # known.
+    kind = replace(session, as_listed=True)
+    gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
+    return Loaded(held, kind, gone, new, answer.version)
+
+
+def written_as_loaded(model: onnx.ModelProto, session: SessionKind, weights: Path) -> Loaded | None:
+    """The same for a rewritten model that is not a file yet; None if the runtime cannot be asked.
+
+    It records what its symbolic dimensions are bound to. Its external data lies beside the model
+    ``weights``.
+    """
+    dims = get_metadata(model).get("dims")
+    with scratch_folder() as folder:
+        path = folder / "rewritten.onnx"
+        try:
+            model = copied(model)
+            weights = settle_links(model, weights)
+            path.write_bytes(model.SerializeToString())
+            prepared = load(path, dims if isinstance(dims, dict) else {}, weights)
+            return as_loaded(opened(prepared), session)
+        except (MemplanError, ValueError):
+            return None
+
+
+def _known_types(
+    saved: onnx.ModelProto, model: OpenModel
+) -> Iterable[tuple[str, int, tuple[int, ...]]]:
+    """Name, element type and dimensions that memplan found in the file, for computed tensors that
+    the session kept."""
+    made = {name for node in saved.graph.node for name in node.output}
+    for name, value in model.prepared.types.items():
+        if name in made and value.dtype and value.sizes is not None:
+            yield name, value.dtype, value.sizes
 
 
 def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:
-    """Types that memplan found in the file, for tensors that the session kept."""
-    made = {name for node in saved.graph.node for name in node.output}
-    known = {
-        name: [value.dtype, list(value.shape)]
-        for name, value in model.prepared.types.items()
-        if name in made and value.dtype and value.shape is not None
-    }
+    """Put the types where a plain session does not see them."""
+    known = {name: [dtype, list(sizes)] for name, dtype, sizes in _known_types(saved, model)}
     set_metadata(saved, {**get_metadata(saved), HIDDEN_KEY: known, "session": "default"})
+
+
+def _state_types(saved: onnx.ModelProto, model: OpenModel) -> None:
+    """State the types; interface and weights are those of the file, which may be written again."""
+    original = model.prepared.proto
+    set_metadata(saved, get_metadata(original))
+    for field in ("input", "output"):
+        del getattr(saved.graph, field)[:]
+        getattr(saved.graph, field).extend(getattr(original.graph, field))
+    own = {tensor.name: tensor for tensor in original.graph.initializer}
+    for tensor in saved.graph.initializer:
+        if tensor.name in own:
+            tensor.CopyFrom(own[tensor.name])
+    if model.prepared.dims:
+        return  # the file's own statements name the symbols
+    stated = {value.name for value in (*saved.graph.value_info, *saved.graph.output)}
+    for name, dtype, sizes in _known_types(saved, model):
+        if name not in stated:
+            saved.graph.value_info.append(
+                onnx.helper.make_tensor_value_info(name, dtype, list(sizes))
+            )
+
+
+def _sort(graph: onnx.GraphProto, place: Mapping[str, int]) -> None:
+    """Put nodes where a session in priority order runs them, in bodies too.
+
+    ``place``: the runtime's index of a node, by its first output. A Cast that the runtime inserted
+    has a higher one than what reads it.
+    """
+    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    waiting: list[int] = []
+    readers: list[list[int]] = [[] for _ in graph.node]
+    for index, node in enumerate(graph.node):
+        for body in subgraphs(node):
+            _sort(body, place)
+        before = {maker[name] for name in reads_of(node) if name in maker}
+        waiting.append(len(before))
+        for producer in before:
+            readers[producer].append(index)
+
+    def key(index: int) -> tuple[int, int, int]:
+        node = graph.node[index]
+        first = next((name for name in node.output if name), "")
+        late = not (node.op_type in ("Shape", "Size") and is_standard(node.domain))
+        return late, place.get(first, len(place)), index
+
+    queue = [key(index) for index, count in enumerate(waiting) if not count]
+    heapq.heapify(queue)
+    order = []
+    while queue:
+        index = heapq.heappop(queue)[-1]
+        order.append(graph.node[index])
+        for reader in readers[index]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(queue, key(reader))
+    replace_nodes(graph, order)
 
 
 def _hide_copies(model: onnx.ModelProto) -> dict[str, str]:

@@ -60,9 +60,9 @@ def _pin_of(graph: Graph, node: Node) -> int:
 
 def seen_as(session: Session, graph: Graph, visible: frozenset[str]) -> Session:
     """The session if the runtime knows the dimensions of the tensors ``visible`` alone."""
-    numbers: dict[tuple[tuple[int, ...], int], int] = {}
+    numbers: dict[tuple[tuple[int | str, ...], int], int] = {}
     alike = [
-        numbers.setdefault((t.shape, t.nbytes), len(numbers))
+        numbers.setdefault((t.seen, t.nbytes), len(numbers))
         if t.name in visible
         else len(graph.tensors) + t.id
         for t in graph.tensors

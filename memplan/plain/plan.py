@@ -7,20 +7,15 @@ from pathlib import Path
 
 import onnx
 
-from memplan.errors import InfeasibleError, MemplanError
+from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
-from memplan.plain.as_loaded import Loaded, as_loaded
+from memplan.plain.as_loaded import Loaded, written_as_loaded
 from memplan.plain.finish import Draft, Limits, PlainModel, finish
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
-from memplan.processes import scratch_folder
-from memplan.proto.edit import copied
-from memplan.proto.external import settle_links
-from memplan.proto.metadata import get_metadata
-from memplan.shapes.prepare import load
-from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Progress, Strategy
@@ -145,30 +140,19 @@ def _finished(draft: Draft, limits: Limits, weights: Path) -> PlainModel:
     needed: frozenset[str] = frozenset()
     for _ in range(_LOADS):
         result = finish(draft, limits, SEARCH_SECONDS, needed)
-        held = _held(result.model, draft.kind, weights)
+        held = written_as_loaded(result.model, draft.kind, weights)
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
         needed |= frozenset(held.gone)
+    if held is not None and not held.unchanged:
+        peak = simulate(held.model.graph, held.kind).peak_with_workspace_bytes
+        if peak > limits.first:
+            raise Rejected(
+                f"ONNX Runtime changes the planned nodes when it loads them ({len(held.gone)} "
+                f"removed, {len(held.new)} new) and then needs {peak:,} B"
+            )
     notes = (*_later_notes(result, limits.first), *_load_notes(held, limits.first))
     return replace(result, notes=notes)
-
-
-def _held(model: onnx.ModelProto, session: SessionKind, weights: Path) -> Loaded | None:
-    """What a plain session holds of a model; None if the runtime cannot be asked.
-
-    Its external data lies beside the model ``weights``.
-    """
-    with scratch_folder() as folder:
-        path = folder / "rewritten.onnx"
-        try:
-            model = copied(model)
-            weights = settle_links(model, weights)
-            path.write_bytes(model.SerializeToString())
-            dims = get_metadata(model).get("dims")
-            prepared = load(path, dims if isinstance(dims, dict) else {}, weights)
-            return as_loaded(opened(prepared), session)
-        except (MemplanError, ValueError):
-            return None
 
 
 def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:

@@ -256,9 +256,9 @@ def graph_arrays(
             inplace_start.append(len(inplace_of))
             droppable.append(slot in OPTIONAL_OUTPUTS.get(node.key, ()))
         write_start.append(len(writes))
-    classes: dict[tuple[tuple[int, ...], int], int] = {}
+    classes: dict[tuple[tuple[int | str, ...], int], int] = {}
     alike = [
-        classes.setdefault((t.shape, t.nbytes), len(classes))
+        classes.setdefault((t.seen, t.nbytes), len(classes))
         if t.static
         else len(graph.tensors) + t.id
         for t in graph.tensors

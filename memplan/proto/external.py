@@ -24,6 +24,11 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         yield from _external_of_graph(training.algorithm)
 
 
+def external_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of all weights outside the file."""
+    return sum(tensor_bytes(tensor.data_type, tensor.dims) for tensor in external_tensors(model))
+
+
 def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from _external((*graph.initializer, *_parts(graph.sparse_initializer)))
     yield from _external_of_nodes(graph.node)

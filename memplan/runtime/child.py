@@ -118,12 +118,30 @@ def _optimize(task: OptimizeTask) -> Saved:
     return Saved(ort.__version__)
 
 
+# Layouts that the processor decides on; without them a saved graph is the same on any machine.
+_BY_PROCESSOR = ["NchwcTransformer", "NhwcTransformer"]
+
+
 def _load(task: LoadTask) -> Saved:
     """Load the model as a user would and save what the runtime made of it."""
-    options = session_options(task.request.session, task.request.dims)
-    _save_to(task.output, options)
-    _session(_model(task, options), task.request, options)
-    return Saved(ort.__version__)
+
+    def load(target: str, settings: Mapping[str, str]) -> None:
+        options = session_options(task.request.session, task.request.dims)
+        _save_to(target, options)
+        for key, value in settings.items():
+            options.add_session_config_entry(key, value)
+        disabled = _BY_PROCESSOR if task.portable else None
+        _session(_model(task, options), task.request, options, disabled)
+
+    load(task.output, {})
+    if not task.indices:
+        return Saved(ort.__version__)
+    from memplan.runtime.node_indices import outputs_by_index
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "loaded.ort"
+        load(str(target), {"session.save_model_format": "ORT"})
+        return Saved(ort.__version__, outputs_by_index(target))
 
 
 def _save_to(output: str, options: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from importlib import metadata
 
 from memplan.errors import ProviderMissingError, RuntimeUnavailableError
 from memplan.runtime.failures import INSTALL_CUDA
 from memplan.runtime.gpu import Gpu, find_gpu
+from memplan.runtime.installed import installed_package
 from memplan.runtime.measure import run_child
 from memplan.runtime.messages import RunRequest, Started, StartTask
 from memplan.runtime.providers import PROVIDER_NAMES, PROVIDERS
@@ -96,7 +96,7 @@ def describe_device() -> Machine:
     memory = _memory()
     return Machine(
         runtime=version,
-        package=_package(),
+        package=installed_package(),
         starts=tuple(starts),
         gpu=find_gpu(),
         cpu=device_name("cpu"),
@@ -130,16 +130,6 @@ def require(provider: str) -> None:
     if isinstance(gpu, str):
         raise ProviderMissingError(f"CUDA was asked for, but there is {gpu}", INSTALL_CUDA)
     start(provider)
-
-
-def _package() -> str:
-    """The installed distribution of ONNX Runtime."""
-    for name in ("onnxruntime-gpu", "onnxruntime"):
-        try:
-            return f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def _memory() -> dict[str, int]:

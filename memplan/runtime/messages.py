@@ -75,12 +75,18 @@ class OptimizeTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """Save ``model`` at ``output`` as a session holds it. The answer is :class:`Saved`."""
+    """Save ``model`` at ``output`` as a session holds it. The answer is :class:`Saved`.
+
+    ``portable``: without what depends on the processor (:mod:`memplan.runtime.optimize`).
+    ``indices``: the answer has ``order``.
+    """
 
     model: str
     request: RunRequest
     output: str
     weights: str | None = None
+    portable: bool = False
+    indices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +185,13 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The file was written by the runtime of this ``version``."""
+    """The file was written by the runtime of this ``version``.
+
+    ``order`` has the first output of every node, bodies included, by the runtime's node index.
+    """
 
     version: str
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +258,7 @@ _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
         "cuda": lambda values: values and CudaMeasurement(**values),
     },
     Timed: {"runs": _many(RunTimes)},
-    Saved: {},
+    Saved: {"order": tuple},
     Started: {},
     Failure: {},
 }

@@ -13,6 +13,7 @@ from memplan.shapes.bodies import output_types
 from memplan.shapes.checks import check_stated
 from memplan.shapes.fold import types_by_folding
 from memplan.shapes.infer import ROUNDS, infer, is_complete, stated_types
+from memplan.shapes.nchwc import fill_nchwc_types
 from memplan.shapes.tensor_type import TensorType, Types, known_shapes
 from memplan.shapes.training_ops import fill_training_types
 
@@ -34,6 +35,7 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str
     result = stated_types(infer(bound).graph)
     _merge(result, stated)
     bounded = fill_training_types(bound.graph, result)
+    fill_nchwc_types(bound.graph, result)
     if is_complete(bound.graph, result):
         return result, bounded
     working = copied(bound)
@@ -45,6 +47,7 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str
         _state(working.graph, result)
         _merge(result, stated_types(infer(working).graph))
         bounded += fill_training_types(bound.graph, result)
+        fill_nchwc_types(bound.graph, result)
         if known_shapes(result) == known:
             break
     return result, bounded

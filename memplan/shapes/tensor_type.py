@@ -23,12 +23,14 @@ class TensorType:
 
     ``dtype`` is a ``onnx.TensorProto`` element type (0: not a dense tensor); ``shape`` is None if
     not even the rank is known. ``static``: whether the runtime knows the shape too, before it runs;
-    inside a Loop it does not, and then it never works in place.
+    inside a Loop it does not, and then it never works in place. ``seen`` is the shape as it knows
+    it where that has names in it that memplan knows the sizes of; else None.
     """
 
     dtype: int
     shape: Shape | None
     static: bool = True
+    seen: Shape | None = None
 
     @property
     def is_float(self) -> bool:

@@ -40,7 +40,7 @@ _ATTRIBUTES = {
 
 
 def with_visibility(model: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
-    """``types``, with ``static`` false where the runtime does not know the dimensions.
+    """``types`` as the runtime sees them: dimensions unknown, by number, or by symbol.
 
     Args:
         model: with the ``value_info`` that the file has; dimensions that are not bound stay
@@ -49,15 +49,27 @@ def with_visibility(model: onnx.ModelProto, types: Types) -> dict[str, TensorTyp
     """
     if is_complete(model.graph, stated_types(model.graph)):
         return dict(types)
-    visible = visible_names(model, types)
-    return {
-        name: value if name in visible or not value.dtype else replace(value, static=False)
-        for name, value in types.items()
-    }
+    visible = visible_shapes(model, types)
+    return {name: _as_seen(value, visible.get(name)) for name, value in types.items()}
+
+
+def _as_seen(value: TensorType, shape: Shape | None) -> TensorType:
+    """A type, if the runtime knows ``shape`` (None: no shape) of it."""
+    if not value.dtype:
+        return value
+    if shape is None:
+        return replace(value, static=False)
+    named = any(isinstance(dim, str) for dim in shape)
+    return replace(value, seen=shape) if named else value
 
 
 def visible_names(model: onnx.ModelProto, types: Types) -> frozenset[str]:
-    """Names of the tensors whose dimensions the runtime knows when it loads ``model``.
+    """Names of the tensors of :func:`visible_shapes`."""
+    return frozenset(visible_shapes(model, types))
+
+
+def visible_shapes(model: onnx.ModelProto, types: Types) -> Mapping[str, Shape]:
+    """Dimensions of the tensors whose dimensions the runtime knows when it loads ``model``.
 
     Operators that neither ONNX nor this module knows are taken to show the shapes of their outputs
     as soon as the shapes of all their inputs are visible.
@@ -83,7 +95,7 @@ def visible_names(model: onnx.ModelProto, types: Types) -> frozenset[str]:
                 found = TensorType(types[value.name].dtype, foreign[value.name])
                 value.type.CopyFrom(write_type(found))
         replace_by_constants(working.graph, values)
-    return frozenset(known)
+    return known
 
 
 def _symbols(graph: onnx.GraphProto) -> set[str]:

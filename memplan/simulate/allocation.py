@@ -134,7 +134,7 @@ class _Planner:
             return False
         if (first in self.host_tensors) != (second in self.host_tensors):
             return False
-        return a.shape == b.shape and a.nbytes == b.nbytes
+        return a.seen == b.seen and a.nbytes == b.nbytes
 
     def _reusable(self, tensor: int) -> int | None:
         """Rule 4: take the most recently freed buffer of identical dims off the free list."""

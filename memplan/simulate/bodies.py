@@ -30,12 +30,14 @@ class Inside:
     """Extra bytes while a control-flow node runs, by node id, beyond its own outputs.
 
     ``nbytes`` are tensors inside the body (what the profiler sees); ``closing`` is what is held
-    twice for a moment when the node ends, counted as workspace.
+    twice for a moment when the node ends, counted as workspace. ``bounds`` are the ``assumptions``
+    for which the figures may be too high or too low.
     """
 
     nbytes: Mapping[int, int]
     closing: Mapping[int, int]
     assumptions: tuple[str, ...]
+    bounds: tuple[str, ...] = ()
 
 
 _LOOP_COUNTERS = 8 + 1
@@ -65,6 +67,7 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
     nbytes: dict[int, int] = {}
     closing: dict[int, int] = {}
     notes: list[str] = []
+    bounds: list[str] = []
     for index, bodies in graph.bodies.items():
         node = graph.nodes[index]
         needs = [_need(graph, node, body, session, peak) for body in bodies]
@@ -72,7 +75,16 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
         above = max((max(need.with_workspace, need.closing) for need in needs), default=0)
         closing[index] = max(0, above - nbytes[index])
         notes.extend(_note(node, body) for body in bodies)
-    return Inside(nbytes, closing, tuple(notes))
+        alike = len(set(needs)) < 2
+        bounds.extend(_note(node, body) for body in bodies if not (alike and _is_exact(node, body)))
+    return Inside(nbytes, closing, tuple(notes), tuple(bounds))
+
+
+def _is_exact(node: Node, body: Body) -> bool:
+    """Whether a body is counted as the runtime does: bodies in a body are bounds."""
+    if body.graph is None or body.graph.bodies:
+        return False
+    return node.op == "If" or (body.trips is not None and node.op in ("Loop", "Scan"))
 
 
 def _need(graph: Graph, node: Node, body: Body, session: SessionKind, peak: Peak) -> _Need:

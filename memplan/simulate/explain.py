@@ -93,10 +93,15 @@ class Explainer:
         return TensorClass.STASH if TensorClass.STASH in classes else classes[0]
 
     def by_class(self, step: int) -> dict[TensorClass, int]:
-        """Bytes per class in memory at ``step``; resident ones included, empty ones left out."""
+        """Bytes per class in memory at ``step``; resident ones included, empty ones left out.
+
+        With devices those on the device, as everywhere in a timeline.
+        """
         found: Counter[TensorClass] = Counter()
+        devices = self.timeline.devices
+        away = devices.host_tensors if devices else frozenset()
         for tensor in self.graph.tensors:
-            if is_resident(tensor):
+            if is_resident(tensor) and tensor.id not in away:
                 found[self.class_of(tensor)] += tensor.nbytes
         for buffer in self.timeline.live_at(step):
             found[self.buffer_class(buffer)] += buffer.nbytes

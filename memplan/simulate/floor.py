@@ -56,10 +56,18 @@ class Pin:
 
 
 def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
-    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies)."""
+    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies).
+
+    With devices it is a floor of what is on the device.
+    """
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
-    outputs = [t for t in dict.fromkeys(graph.outputs) if not is_resident(graph.tensors[t])]
+    away = timeline.devices.host_tensors if timeline.devices else frozenset()
+    outputs = [
+        t
+        for t in dict.fromkeys(graph.outputs)
+        if not is_resident(graph.tensors[t]) and t not in away
+    ]
     held = sum(graph.tensors[t].nbytes for t in outputs)
     plain = loaded = Pin(held, ABSENT, tuple(outputs))
     bit = {tensor: 1 << k for k, tensor in enumerate(outputs)}
@@ -69,7 +77,7 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
         behind = 0
         for t in node.reads:
             behind |= made[t] | bit.get(t, 0)
-        tensors = _working_set(graph, node, root, rules)
+        tensors = _working_set(graph, node, root, rules) - away
         tensors.update(t for t in outputs if behind & bit[t])
         nbytes = sum(graph.tensors[t].nbytes for t in tensors) + inside.get(node.id, 0)
         if nbytes > plain.nbytes:

@@ -21,6 +21,8 @@ _SHAPE_OPS = (":Shape", ":Size")
 
 def execution_order(graph: Graph, session: SessionKind) -> list[int]:
     """Node ids in the order in which the runtime runs them."""
+    if session.as_listed:
+        return list(range(len(graph.nodes)))
     incoming, outgoing = edges(graph)
     if session.priority_order:
         return _priority_order(graph, incoming, outgoing)

@@ -18,7 +18,8 @@ class SessionKind:
     ``priority_order``: ``ExecutionOrder.PRIORITY_BASED`` (the file's order); else ONNX Runtime's
     default order. ``reuse``: ``enable_mem_reuse``, on by default, which hands a dead buffer to a
     later tensor of the same dimensions and so keeps it alive in between. ``threads``: intra-op
-    threads that kernel workspace is counted for.
+    threads that kernel workspace is counted for. ``as_listed``: the nodes stand in the order in
+    which they run, whatever that rests on.
     """
 
     name: str
@@ -26,6 +27,7 @@ class SessionKind:
     priority_order: bool
     reuse: bool
     threads: int = WORKSPACE_THREADS
+    as_listed: bool = False
 
 
 def session_kind(name: str, provider: str = "cpu") -> SessionKind:

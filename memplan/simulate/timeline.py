@@ -29,7 +29,8 @@ class Timeline:
     there before the run. ``workspace`` is scratch that the kernel takes and gives back within the
     step. ``inside`` are the bytes of both that lie in bodies of control-flow nodes.
     ``resident_bytes`` are initializers and graph inputs. With ``devices``, all of these are bytes
-    on the device, and ``host`` are the dynamic bytes that lie on the host.
+    on the device, and ``host`` are the dynamic bytes that lie on the host. ``assumptions`` say how
+    it was counted; ``bounds`` are those for which figures may be too high or too low.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class Timeline:
     workspace: Bytes
     inside: Inside
     assumptions: tuple[str, ...]
+    bounds: tuple[str, ...] = ()
     devices: Devices | None = None
     host: Bytes | None = None
 
@@ -107,7 +109,8 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
         dynamic=dynamic,
         workspace=workspace[steps] if len(steps) else workspace,
         inside=inside,
-        assumptions=(*assumptions, *inside.assumptions, *_cast_notes(graph)),
+        assumptions=(*assumptions, *inside.assumptions),
+        bounds=(*assumptions, *inside.bounds),
         devices=devices,
         host=live_bytes(allocation) - live_bytes(allocation, away) if away else None,
     )
@@ -135,7 +138,7 @@ def resident_bytes(graph: Graph, away: frozenset[int] = frozenset()) -> int:
     )
 
 
-def _cast_notes(graph: Graph) -> list[str]:
+def removable_casts(graph: Graph) -> tuple[str, ...]:
     """Casts back from a wider type: the runtime removes such pairs whenever it loads a model."""
     pairs = []
     for node in graph.nodes:
@@ -145,12 +148,7 @@ def _cast_notes(graph: Graph) -> list[str]:
         first = graph.nodes[source.producer]
         if first.key == ":Cast" and graph.tensors[first.inputs[0]].nbytes <= source.nbytes:
             pairs.append(node.name)
-    if not pairs:
-        return []
-    return [
-        f"{len(pairs)} pairs of Casts may be removed when ONNX Runtime loads the model "
-        f"({pairs[0]}); counted as if they stayed"
-    ]
+    return tuple(pairs)
 
 
 def live_bytes(allocation: Allocation, away: frozenset[int] = frozenset()) -> Bytes:

@@ -18,7 +18,7 @@ from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import original
 from helpers.random_graphs import models
 from helpers.training_steps import STEPS, saved_step
-from memplan.api.analyze import analyze_as_loaded
+from memplan.api.analyze import analyze_session
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.plain.fences import fence_clones, fence_maker, marked
 from memplan.plain.finish import Draft
@@ -196,7 +196,7 @@ MODELS = [path for path in runnable_models() if path.stem not in ("jax_rnn_loops
 
 def budget_for(model: OpenModel, share: float) -> int:
     """A budget between the floor and what a plain session needs in any run."""
-    found = analyze_as_loaded(model, DEFAULT)
+    found = analyze_session(model, DEFAULT)
     peak = later_runs(found.timeline).peak_with_workspace_bytes
     floor = found.floor_with_workspace_bytes
     return int(floor + share * (peak - floor))

@@ -7,7 +7,7 @@ variant with one choice of what its loops store.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -16,6 +16,7 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
+from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.processes import scratch_folder
 from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
@@ -25,14 +26,23 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline
 from memplan.strategies.checkpoints import Collection
 
+HELD_NOTE = (
+    "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
+    "Casts that it puts around nodes without a float16 kernel: plan anew for other providers"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The model at one ``level`` of the runtime's optimization; ``notes``: what to know of it."""
+    """The model at one ``level`` of the runtime's optimization; ``notes``: what to know of it.
+
+    ``held``: the runtime saved it, so the nodes are what a tuned session will hold.
+    """
 
     level: str
     model: OpenModel
     notes: tuple[str, ...] = ()
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +76,49 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
         ProviderMissingError: the provider that it is to be optimized for does not start.
     """
     level = goal.options.optimize
+    own = _as_held(source, goal)
     if level == "none":
-        return (Variant("none", source),)
+        return (own,)
     try:
         model, lost = _optimized(source, level, goal.options.provider, goal.options.loss)
     except ProviderMissingError as error:
         hint = f"{error.hint}; --optimize none plans without it"
         raise ProviderMissingError(error.message, hint) from None
     except (RuntimeUnavailableError, MemplanError) as error:
-        note = f"not optimized offline: {error.message}"
-        return (Variant("none", source, (note,)),)
+        return (_noted(own, f"not optimized offline: {error.message}"),)
     if lost and isinstance(goal.strategy, Collection):
         # The author's marks decide, so no fusion may take away a marked tensor.
         note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
-        return (Variant("none", source, (note,)),)
-    note = "planned without fusions: with them no plan was found"
-    return Variant(level, model), Variant("none", source, (note,))
+        return (_noted(own, note),)
+    tuned = goal.session.name == "tuned"
+    return Variant(level, model, held=tuned), _noted(
+        own, "planned without fusions: with them no plan was found"
+    )
+
+
+def _noted(variant: Variant, note: str) -> Variant:
+    return replace(variant, notes=(*variant.notes, note))
+
+
+def _as_held(source: OpenModel, goal: Goal) -> Variant:
+    """The model with its own nodes; on the CPU also with the Casts that any session inserts.
+
+    A plan for the file's nodes alone would not be the plan of what runs.
+    """
+    session = goal.session
+    if (session.name, session.provider) != ("tuned", "cpu") or not changes_at_load(
+        source.graph, session
+    ):
+        return Variant("none", source)
+    try:
+        held = as_loaded(source, session, goal.options.loss)
+    except MemplanError as error:
+        return Variant("none", source, (f"not planned as it is loaded: {error.message}",))
+    if held.unchanged:
+        return Variant("none", source)
+    model = replace(held.model, prepared=replace(held.model.prepared, path=source.prepared.path))
+    carry_marks(source.prepared.proto.graph, model.prepared.proto.graph)
+    return Variant("none", model, (HELD_NOTE,), held=True)
 
 
 def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candidate]:
@@ -92,7 +129,7 @@ def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candida
     """
     model = variant.model
     alike = model is source.model and goal.session.name == "tuned"
-    analysis = source.original if alike else analyze_open(model, goal.session)
+    analysis = source.original if alike else analyze_open(model, goal.session, held=variant.held)
     costs = goal.early_costs
     changes = loop_steps(
         model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss

@@ -11,6 +11,7 @@ from memplan.api.analyze import Analysis
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
+from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
 from memplan.loops.layers import ScanLayer, scan_layers
@@ -122,6 +123,7 @@ class Rewrite:
             "weights": self.weights,
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
+            "runtime": runtime_json(self.options.provider),
         }
 
 

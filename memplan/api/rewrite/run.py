@@ -13,16 +13,18 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.analyze import Analysis, analyze_as_loaded, analyze_open
+from memplan.api.analyze import Analysis, analyze_open, analyze_session
 from memplan.api.rewrite.cheapest import Planned, find_plan
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source, budget_bytes
 from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
+from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
-from memplan.errors import MemplanError
+from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
 from memplan.passes.manager import passes_for, recorded
+from memplan.plain.as_loaded import changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
@@ -36,10 +38,10 @@ from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline
+from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategy import Progress
 from memplan.strategies.builtin import parse_strategy
-from memplan.units import parse_size
+from memplan.units import format_bytes, parse_size
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
@@ -103,11 +105,14 @@ def rewrite(
         planned = find_plan(source, goal)
     applied = _apply(planned, goal)
     equivalence = _prove(planned, applied)
+    loaded_notes = _confirm_loaded(applied, planned, goal)
     _record(applied, planned, goal)
     if not dry_run:
         beside = source.model.prepared.beside
         write_with_weights(applied.model, beside, target, source.placement, force=force)
-    return _answer(path, None if dry_run else target, source, goal, planned, applied, equivalence)
+    return _answer(
+        path, None if dry_run else target, source, goal, planned, applied, equivalence, loaded_notes
+    )
 
 
 def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
@@ -129,6 +134,12 @@ def _read(
     folder, which ``stack`` removes: the runtime reads it from there.
     """
     model = opened(prepare(proto, path, dims), options.loss)
+    if session.name == "default" and narrow_types(model.graph, session):
+        raise UsageError(
+            "plans for plain sessions are not made in float16 or bfloat16 on the CPU: ONNX Runtime "
+            "puts Casts around nodes that undo them",
+            "use --session tuned and load the result with memplan.load(path)",
+        )
     notes: tuple[str, ...] = ()
     if session.name == "default" and default_opset(model.prepared.proto) < OLDEST_OPSET:
         raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
@@ -144,8 +155,8 @@ def _read(
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
     """What the model needs in a session of the kind that is planned for."""
-    if session.name == "default":
-        return analyze_as_loaded(model, session, loss)
+    if changes_at_load(model.graph, session):
+        return analyze_session(model, session, loss)
     return analyze_open(model, session)
 
 
@@ -187,6 +198,35 @@ def _prove(planned: Planned, applied: _Applied) -> Equivalence:
     return found
 
 
+def _confirm_loaded(applied: _Applied, planned: Planned, goal: Goal) -> tuple[str, ...]:
+    """Ask the runtime whether a tuned session leaves the planned nodes as they are.
+
+    It removes pairs of Casts and inserts others in any session. What to know where it was not asked
+    or does.
+
+    Raises:
+        InfeasibleError: the budget does not hold then.
+    """
+    session = goal.session
+    if session.name != "tuned" or not changes_at_load(applied.timeline.graph, session):
+        return ()
+    held = written_as_loaded(applied.model, session, planned.model.prepared.beside)
+    if held is None:
+        return ("not checked against what ONNX Runtime makes of the file when it loads it",)
+    if held.unchanged:
+        return ()
+    peak = simulate(held.model.graph, held.kind).peak_with_workspace_bytes
+    changed = (
+        f"ONNX Runtime changes the planned nodes when it loads them ({len(held.gone)} removed, "
+        f"{len(held.new)} new) and then needs {format_bytes(peak)}"
+    )
+    if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
+        raise InfeasibleError(
+            f"{changed}, over the budget", "try another budget or --optimize none"
+        )
+    return (changed,)
+
+
 def _record(applied: _Applied, planned: Planned, goal: Goal) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
     values = get_metadata(applied.model)
@@ -196,6 +236,7 @@ def _record(applied: _Applied, planned: Planned, goal: Goal) -> None:
             "provider": goal.options.provider,
             "session": goal.options.session,
             "budget_bytes": goal.budget_bytes,
+            "runtime": runtime_json(goal.options.provider),
             "predicted_peak_bytes": applied.timeline.peak_bytes,
             "predicted_peak_with_workspace_bytes": applied.timeline.peak_with_workspace_bytes,
             **recorded(planned.steps),
@@ -212,12 +253,13 @@ def _answer(
     planned: Planned,
     applied: _Applied,
     equivalence: Equivalence,
+    loaded_notes: tuple[str, ...],
 ) -> Rewrite:
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
     placed = (source.placement.note,) if source.placement.note else ()
     plain = planned.plain.notes if planned.plain else ()
     redrawn = (_REDRAWN,) if equivalence.redrawn else ()
-    notes = (*placed, *variant.notes, *plain, *source.notes, *redrawn)
+    notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn)
     return Rewrite(
         path=path,
         output=output,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memplan.api.versions import runtime_json
 from memplan.runtime.compare import Comparison
 
 SCHEMA = "memplan.validation/1"
@@ -157,4 +158,5 @@ class Validation:
             "order_kept": self.order_kept,
             "findings": list(self.findings),
             "notes": list(self.notes),
+            "runtime": runtime_json(self.provider),
         }

@@ -11,8 +11,9 @@ from memplan.api.validate.clones import clone_findings, clone_names, order_kept,
 from memplan.api.validate.cuda import measured_notes, misplaced
 from memplan.api.validate.interface import removed_names, removed_notes, without_inputs
 from memplan.api.validate.result import Run, Validation
+from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.errors import MemplanError, UsageError
-from memplan.plain.as_loaded import as_loaded
+from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata
 from memplan.proto.read import read_model
@@ -196,6 +197,8 @@ def _validate(
             *pattern_notes(second.measured, timeline, kind.name),
             *fallback_notes(after.devices),
             *measured_notes(second.measured, timeline.resident_bytes),
+            *version_notes(kind.provider),
+            *recorded_version_notes(metadata),
         ),
         equality="bitwise" if comparison.bitwise else "different",
     )
@@ -268,7 +271,7 @@ def _run(
 
 def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline | None:
     """What the model should need; in a plain session as the runtime's optimizer leaves it."""
-    if kind.name == "tuned":
+    if not changes_at_load(model.graph, kind):
         held = on_devices(model, kind)
         return simulate(held.graph, kind, held.devices)
     try:

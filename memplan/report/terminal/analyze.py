@@ -17,6 +17,7 @@ from memplan.units import counted, format_bytes
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
     from memplan.api.frontier import FrontierPoint
+    from memplan.simulate.pattern import LaterRuns
     from memplan.solver.placement.place import Placement
 
 _MODULES_SHOWN = 8
@@ -64,6 +65,7 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
     facts = [
+        *_inexact(analysis),
         f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
         f"{analysis.session.name} session on {analysis.session.provider}{bound}",
         f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
@@ -71,9 +73,27 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
         f"floor {format_bytes(analysis.floor_bytes)}: {analysis.floor_reason}",
     ]
+    if analysis.later is not None:
+        facts.insert(-1, _later_line(analysis.later))
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
+
+
+def _inexact(analysis: Analysis) -> list[str]:
+    """Why a run may take more or less than the headline says."""
+    if not analysis.inexact:
+        return []
+    first, *more = dict.fromkeys(analysis.inexact)
+    rest = f" (and {counted(len(more), 'more reason')}: see Assumptions)" if more else ""
+    return [f"NOT EXACT: {first}{rest}"]
+
+
+def _later_line(later: LaterRuns) -> str:
+    return (
+        f"every run after the first: {format_bytes(later.peak_bytes)}, as the memory pattern holds "
+        f"a block of {format_bytes(later.block_bytes)} throughout"
+    )
 
 
 def _placement_line(analysis: Analysis, placement: Placement) -> str:

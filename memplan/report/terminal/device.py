@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Group
 
+from memplan.api.versions import measured_runtime
 from memplan.report.terminal.tables import group, line
 from memplan.runtime.device import Machine, Start
 from memplan.runtime.gpu import Gpu
@@ -12,7 +13,10 @@ from memplan.units import counted, format_bytes
 
 def render(device: Machine) -> Group:
     """One fact per line; what was not measured is not there."""
-    lines = [f"ONNX Runtime {device.runtime} ({device.package})"]
+    lines = [
+        f"ONNX Runtime {device.runtime} ({device.package}); "
+        f"memplan's rules were measured on {measured_runtime()}"
+    ]
     lines += [_start(start) for start in device.starts]
     lines += _gpu(device.gpu)
     reserve = device.reserve_bytes

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan import processes
+from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan.runtime import measure
 from memplan.runtime.failures import INSTALL_CUDA, explain
 from memplan.runtime.gpu import find_gpu

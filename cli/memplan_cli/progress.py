@@ -34,6 +34,12 @@ class _StatusLine:
         self._started = time.monotonic()
         self._shown: float | None = None
 
+    def begin(self, text: str) -> None:
+        """Write ``text`` at once: what takes long has just begun."""
+        self._shown = time.monotonic()
+        sys.stderr.write(f"{_CLEAR}{text}, after {self._shown - self._started:.0f} s")
+        sys.stderr.flush()
+
     def show(self, text: str) -> None:
         """Write ``text`` and the seconds so far, unless it is too early for it."""
         now = time.monotonic()
@@ -127,4 +133,15 @@ def models_progress(report: Report) -> Iterator[Callable[[int, int, str], None] 
             None
             if line is None
             else lambda index, total, path: line.show(f"analyzing {index + 1}/{total}: {path}")
+        )
+
+
+@contextmanager
+def steps_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Yields a callback for a step's place, the number of steps and what it does, or None."""
+    with _status_line(report) as line:
+        yield (
+            None
+            if line is None
+            else lambda place, total, what: line.begin(f"{what} ({place} of {total})")
         )

@@ -18,18 +18,42 @@ from memplan_cli.options import (
     provider_option,
     report_options,
 )
+from memplan_cli.progress import steps_progress
+from memplan_cli.signals import ended_by_signals
 
 
 @memplan_command(
     "validate",
     "memplan validate step.onnx step.memplan.onnx",
     "memplan validate step.onnx step.memplan.onnx --provider cuda --runs 20",
+    "memplan validate step.onnx head.onnx --wrt 'head*' --inputs trained.npz",
 )
 @click.argument("original", type=PATH)
 @click.argument("rewritten", type=PATH)
 @dim_option("Give a symbolic dimension its size.  [default: as recorded in REWRITTEN]")
 @provider_option("Where to run; auto: as recorded in REWRITTEN.", auto=True)
 @measuring_options("Timed runs of each model.")
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Different sets of inputs; --inputs is one of them.",
+)
+@click.option(
+    "--wrt",
+    metavar="GLOB",
+    multiple=True,
+    help="As given to rewrite: the outputs that it removed are to be missing. Repeatable.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for all runs of one model in one process.",
+)
 @click.option(
     "--plain/--no-plain",
     default=True,
@@ -40,19 +64,23 @@ from memplan_cli.options import (
 def command(
     original: Path, rewritten: Path, dims: tuple[str, ...], report: Report, **options: Any
 ) -> int:
-    """Run ORIGINAL and REWRITTEN, each in a process of its own, and compare them.
+    """Prove that REWRITTEN computes what ORIGINAL does, run both and compare them.
 
-    The exit code is 1 if the outputs differ, if the measured peak breaks the recorded budget, or
-    if recomputed nodes did not run as planned.
+    The exit code is 1 if the files are not equivalent by construction, if outputs differ in any
+    draw, if a run breaks the recorded budget or takes other than predicted, if outputs are missing,
+    or if recomputed nodes did not run as planned.
     """
     from memplan.api.validate.run import ValidateOptions, validate
 
     report.guard(original, rewritten, options["inputs"])
-    result = validate(original, rewritten, ValidateOptions(**options), dims=bound(dims))
+    with ended_by_signals(), steps_progress(report) as progress:
+        result = validate(
+            original, rewritten, ValidateOptions(**options), dims=bound(dims), progress=progress
+        )
     if report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:
-        report.emit(result.summary + "\n")
+        report.emit(f"{result.verdict}: {result.summary}\n")
     else:
         from memplan.report.terminal.validate import render
 

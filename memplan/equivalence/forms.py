@@ -145,10 +145,13 @@ class There:
 class Core:
     """What makes a Scan: steps (None: unknown), initial states and how a step changes them.
 
-    ``marked``: what in its body is no function; ``occurrence`` then tells it apart.
+    ``sequences``: what it reads, with an axis each, where the number of steps is not known: their
+    length decides it. ``marked``: what in its body is no function; ``occurrence`` then tells it
+    apart.
     """
 
     steps: int | None
+    sequences: tuple[tuple[int, int], ...]
     depth: int
     initial: tuple[int, ...]
     updates: tuple[int, ...]

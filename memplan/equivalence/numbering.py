@@ -40,7 +40,7 @@ from memplan.ops.memory import (
     RANDOM_OPS,
     has_effects,
 )
-from memplan.proto.nodes import domain_of, is_constant, operator_key
+from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
 
 _SEED = "seed"
 
@@ -59,14 +59,13 @@ class Numbered:
 
     @property
     def effects(self) -> bool:
-        """Whether it does more than make its outputs, as far as anybody knows."""
-        return bool(self.applied.occurrence) and has_effects(operator_key(self.node))
+        """Whether it or a body does more than make its outputs, as far as anybody knows."""
+        return any(has_effects(operator_key(node)) for node in with_inner(self.node))
 
     @property
     def draws(self) -> bool:
         """Whether it takes numbers from the stream of random numbers that all nodes share."""
-        own = any(attribute.name == _SEED for attribute in self.node.attribute)
-        return operator_key(self.node) in RANDOM_OPS and bool(self.applied.occurrence) and not own
+        return any(True for _ in unseeded(self.node, 0))
 
 
 @dataclass(slots=True)
@@ -78,7 +77,8 @@ class Numbering:
         facts: what is known of the graph's tensors; none for a graph that is not believed.
         folder: where external data lies.
         opset: of the standard operators.
-        functions: digests of model-local functions by ``domain:name``.
+        functions: digests of model-local functions, with all that they may call, by
+            ``domain:name``.
     """
 
     terms: Terms
@@ -166,9 +166,12 @@ class Numbering:
         names.update(zip((value.name for value in body.input), symbols, strict=True))
         results, marked = self._inside(body, names, inside)
         updates = results[: len(call.states)]
-        free = self._free((*call.states, *results), inside)
+        lengths = (
+            () if call.steps is not None else tuple((t, axis) for t, axis, _ in call.sequences)
+        )
+        free = self._free((*call.states, *results, *(t for t, _ in lengths)), inside)
         occurrence = occurrence_of(node) if marked else ""
-        form = Core(call.steps, inside, call.states, updates, marked, occurrence)
+        form = Core(call.steps, lengths, inside, call.states, updates, marked, occurrence)
         core = self.terms.of(form, UNKNOWN, free)
         found = {
             place: self.terms.of(Final(core, place), UNKNOWN, free)
@@ -204,7 +207,7 @@ class Numbering:
             for name, body in sorted(_bodies(node), key=lambda named: named[0])
         )
         own = any(marked for *_, marked in bodies)
-        function = self.functions.get(key, "")
+        function = f"{self.functions.get(key, '')} {node.overload}"
         return Applied(
             domain_of(node),
             node.op_type,
@@ -253,6 +256,25 @@ def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield attribute.name, attribute.g
         for index, body in enumerate(attribute.graphs):
             yield f"{attribute.name} {index}", body
+
+
+def with_inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """A node and all nodes in its bodies."""
+    yield node
+    for body in subgraphs(node):
+        for inner in body.node:
+            yield from with_inner(inner)
+
+
+def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
+    """Operators without a seed of their own that draw random numbers, in a node and its bodies,
+    each with its place among the nodes of its graph (``place``: that of the node)."""
+    own = any(attribute.name == _SEED for attribute in node.attribute)
+    if operator_key(node) in RANDOM_OPS and not own:
+        yield node.op_type, place
+    for body in subgraphs(node):
+        for index, inner in enumerate(body.node):
+            yield from unseeded(inner, index)
 
 
 def _is_function(key: str) -> bool:

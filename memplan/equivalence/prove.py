@@ -18,7 +18,13 @@ from pathlib import Path
 import onnx
 
 from memplan.equivalence.forms import Applied, Constant
-from memplan.equivalence.numbering import Numbered, Numbering, occurrence_of
+from memplan.equivalence.numbering import (
+    Numbered,
+    Numbering,
+    occurrence_of,
+    unseeded,
+    with_inner,
+)
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
@@ -236,6 +242,8 @@ class _Proof:
                     f"the graph output '{name}' is {self._named(self.new.names[name])}, not what "
                     "the original computes under that name"
                 )
+        if list(now) != [name for name in was if name in now]:
+            raise _Refuted("the graph outputs are in another order")
         return tuple(name for name in was if name not in now)
 
     def _named(self, term: int) -> str:
@@ -245,7 +253,7 @@ class _Proof:
 
     def _occurrences(self) -> None:
         """What has effects must run as often, and in the order, as it did."""
-        was, now = ([n.applied for n in side.nodes if n.effects] for side in (self.old, self.new))
+        was, now = ([_run(n) for n in side.nodes if n.effects] for side in (self.old, self.new))
         if was != now:
             raise _Refuted("nodes with effects beyond their outputs are gone or in another order")
 
@@ -294,10 +302,10 @@ def reference_side(prepared: PreparedModel) -> Side:
 def _numbering(side: Side, terms: Terms, facts: Mapping[str, Fact]) -> Numbering:
     model = side.model
     opset = next((o.version for o in model.opset_import if is_standard(o.domain)), 0)
-    functions = {
-        f"{f.domain}:{f.name}": hashlib.sha256(f.SerializeToString(deterministic=True)).hexdigest()
-        for f in model.functions
-    }
+    # Functions call each other, so one that is changed may change them all.
+    contents = sorted(f.SerializeToString(deterministic=True) for f in model.functions)
+    digest = hashlib.sha256(repr(contents).encode()).hexdigest()
+    functions = {f"{f.domain}:{f.name}": digest for f in model.functions}
     return Numbering(terms, facts, side.folder, opset, functions)
 
 
@@ -306,7 +314,8 @@ def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
         {"" if is_standard(o.domain) else o.domain: o.version for o in model.opset_import}
         for model in (first, second)
     ]
-    for domain in {domain_of(node) for node in second.graph.node}:
+    inner = (part for node in second.graph.node for part in with_inner(node))
+    for domain in {domain_of(node) for node in inner}:
         if versions[0].get(domain) != versions[1].get(domain):
             raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")
 
@@ -315,12 +324,19 @@ def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[ob
     """Nodes that draw random numbers without a seed of their own, in order; of ``among`` alone.
 
     All Dropouts share one stream. The others (``RandomNormal``, ...) start from their place in the
-    file, which therefore counts.
+    file or body, which therefore counts.
     """
-    kept = {n.applied for n in among}
+    kept = {n.applied.occurrence for n in among}
     found: list[object] = []
     for place, numbered in enumerate(nodes):
-        if numbered.draws and (not kept or numbered.applied in kept):
-            shared = numbered.applied.op in _SHARED_STREAM
-            found.append((numbered.applied.occurrence, None if shared else place))
+        if numbered.draws and (not kept or numbered.applied.occurrence in kept):
+            drawn = unseeded(numbered.node, place)
+            places = tuple(None if op in _SHARED_STREAM else where for op, where in drawn)
+            found.append((numbered.applied.occurrence, places))
     return found
+
+
+def _run(numbered: Numbered) -> object:
+    """What tells a node with effects; a Scan may hand out less, and its terms tell it."""
+    applied = numbered.applied
+    return applied.occurrence if applied.op == "Scan" else applied

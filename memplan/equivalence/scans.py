@@ -108,14 +108,14 @@ class Steps:
         """A term of a step of the Scan ``core``, in the symbols of this one's step."""
         depth = self._core(core).depth
 
-        def symbol(form: Form) -> int | None:
+        def symbol(form: Form, free: int) -> int | None:
             if isinstance(form, State) and form.depth == depth:
                 return self._state_at(core, form.place, mirrored)
             if isinstance(form, Element) and form.depth == depth:
                 return self.element(form.sequence, form.axis, form.mirrored != mirrored)
             if isinstance(form, StateAt | There) and form.depth == depth:
                 seen = replace(form, mirrored=form.mirrored != mirrored, depth=self.depth)
-                return self.terms.of(seen, UNKNOWN, self.terms.free[form.core] | 1 << self.depth)
+                return self.terms.of(seen, UNKNOWN, free & ~(1 << depth) | 1 << self.depth)
             return None
 
         hidden = There(inner, core, mirrored, self.depth)
@@ -162,7 +162,7 @@ class Steps:
         made = terms.made_by(term, 0)
         return (
             made is not None
-            and made.op == "Unsqueeze"
+            and (made.domain, made.op) == ("", "Unsqueeze")
             and made.reads[0] == start
             and (len(made.reads) == 2 and _ints(terms, made.reads[1]) == [axis])
         )
@@ -226,7 +226,7 @@ class _Substitution:
     terms: Terms
     opset: int
     depth: int
-    symbol: Callable[[Form], int | None]
+    symbol: Callable[[Form, int], int | None]
     hidden: There
 
     def of(self, term: int) -> int:
@@ -234,7 +234,7 @@ class _Substitution:
         if term == ABSENT or not self.terms.free[term] >> self.depth & 1:
             return term
         terms, form = self.terms, self.terms.forms[term]
-        found = self.symbol(form)
+        found = self.symbol(form, self.terms.free[term])
         if found is not None:
             return found
         if isinstance(form, View):
@@ -248,7 +248,8 @@ class _Substitution:
                 free |= terms.free[read] if read != ABSENT else 0
             return terms.output(replace(form.applied, reads=reads, free=free), form.slot)
         # A draw of random numbers, an inner loop: the value that it had there, nothing more.
-        free = terms.free[self.hidden.core] | 1 << self.hidden.depth
+        free = terms.free[term] & ~(1 << self.depth)
+        free |= terms.free[self.hidden.core] | 1 << self.hidden.depth
         return terms.of(replace(self.hidden, inner=term), UNKNOWN, free)
 
     def _again(self, form: Converted | Transposed) -> int:

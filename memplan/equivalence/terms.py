@@ -119,7 +119,7 @@ class Terms:
             fact = Fact(tensor.data_type, shape)
             return self.of(Constant(tensor.data_type, shape, digest), fact)
         if tensor.data_type == onnx.TensorProto.STRING:
-            content = b"\0".join(bytes(text) for text in tensor.string_data)
+            content = repr([bytes(text) for text in tensor.string_data]).encode()
             return self._constant(tensor.data_type, shape, content, None)
         if tensor.HasField("raw_data"):
             content = tensor.raw_data

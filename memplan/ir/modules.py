@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
+from memplan.proto.limits import MOST_TEXT
 
 NO_MODULE = "(no module)"
 _DEPTH_AFTER_INDEX = 1
@@ -41,11 +42,11 @@ def _recorded(metadata: Mapping[str, str]) -> str | None:
     if "memplan.module" in metadata:
         return metadata["memplan.module"]
     scopes = metadata.get("pkg.torch.onnx.name_scopes")
-    if scopes is None:
+    if scopes is None or len(scopes) > MOST_TEXT:
         return None
     try:
         names = ast.literal_eval(scopes)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
     if not isinstance(names, list | tuple):
         return None

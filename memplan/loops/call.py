@@ -16,6 +16,7 @@ import onnx
 
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopNode, Slices, read_loop
 from memplan.proto.nodes import operator_key
+from memplan.shapes.fold import small_constants
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
 
 Values = Mapping[str, npt.NDArray[np.generic]]
@@ -214,7 +215,7 @@ class _Gathers:
 
     def _mirrored(self) -> set[str]:
         """Names of the iteration number counted from the end: T - 1 less that from the start."""
-        known = {t.name: onnx.numpy_helper.to_array(t) for t in self.body.initializer}
+        known = small_constants(self.body)
         numbers = {**self.values, **known}
         return {
             node.output[0]

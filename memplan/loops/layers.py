@@ -134,7 +134,7 @@ def _backward_by_note(graph: onnx.GraphProto) -> Callable[[LoopCall], bool] | No
 def _layer(pair: LoopPair, read: set[str], makers: Makers, types: Types) -> ScanLayer:
     """``read``: what the backward part reads."""
     loop = read_loop(pair.forward.node)
-    origins = {origin for name in read for origin in _origins(name, makers)}
+    origins = _origins(read, makers)
 
     def tensors(rows: Iterable[tuple[Slices, str]], names: set[str]) -> tuple[StoredTensor, ...]:
         return tuple(
@@ -152,17 +152,23 @@ def _layer(pair: LoopPair, read: set[str], makers: Makers, types: Types) -> Scan
     )
 
 
-def _origins(name: str, makers: Makers) -> Iterator[str]:
-    """``name`` and what it is a shifted or reshaped copy of."""
-    yield name
-    node = makers.get(name)
-    if node is not None and node.op_type in _BETWEEN:
-        for source in node.input:
-            yield from _origins(source, makers)
+def _origins(names: Iterable[str], makers: Makers) -> set[str]:
+    """The tensors ``names``, and what they are shifted or reshaped copies of."""
+    found: set[str] = set()
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        if name in found:
+            continue
+        found.add(name)
+        node = makers.get(name)
+        if node is not None and node.op_type in _BETWEEN:
+            stack.extend(node.input)
+    return found
 
 
 def _slice_type(found: TensorType, axis: int) -> TensorType:
     """The type of one step's slice."""
     shape = list(found.shape or ("",))
-    del shape[axis]
+    del shape[axis : axis + 1 or None]  # an axis beyond the rank leaves all
     return TensorType(found.dtype, tuple(shape))

@@ -17,6 +17,7 @@ from memplan.loops.cell import CellPlan
 from memplan.loops.edit import LoopEditor, LoopNames, sweep, sweep_body
 from memplan.loops.sequences import Shift, shifted_state
 from memplan.loops.step import PairStep
+from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices, body_of
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
@@ -56,7 +57,7 @@ def _state_types(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Write down types of new tensors, as far as ONNX infers them."""
     if not names:
         return
-    found = onnx.shape_inference.infer_shapes(model)
+    found = native.infer_shapes(model)
     for value in found.graph.value_info:
         if value.name in names:
             for dim in value.type.tensor_type.shape.dim:

@@ -54,17 +54,17 @@ class Shift:
 
 def sources(found: Slices, steps: Dim, makers: Makers, values: Values) -> Iterator[Slices]:
     """``found`` itself and what it is a copy or a reversal of, nearest first."""
-    yield found
-    maker = makers.get(found.name)
-    if maker is None:
-        return
-    if maker.op_type == "Identity":
-        before = Slices(maker.input[0], found.axis, found.reversed_)
-    elif _reverses(maker, found.axis, steps, values):
-        before = found.backwards(maker.input[0])
-    else:
-        return
-    yield from sources(before, steps, makers, values)
+    while True:
+        yield found
+        maker = makers.get(found.name)
+        if maker is None:
+            return
+        if maker.op_type == "Identity":
+            found = Slices(maker.input[0], found.axis, found.reversed_)
+        elif _reverses(maker, found.axis, steps, values):
+            found = found.backwards(maker.input[0])
+        else:
+            return
 
 
 def _reverses(node: onnx.NodeProto, axis: int, steps: Dim, values: Values) -> bool:

@@ -17,7 +17,7 @@ from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.plan import Plan
-from memplan.proto.checks import find_fault
+from memplan.proto.checks import find_fault, require_valid
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
@@ -101,7 +101,7 @@ def ensure_sound(original: onnx.ModelProto, rewritten: onnx.ModelProto, graph: G
         Rejected: a condition does not hold. That is our bug, and nothing is written.
     """
     _check_interface(original, rewritten)
-    _check_valid(rewritten)
+    _check_valid(original, rewritten)
     _check_clones_read(graph)
 
 
@@ -113,9 +113,10 @@ def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> N
             raise Rejected(f"the graph {field}s changed")
 
 
-def _check_valid(rewritten: onnx.ModelProto) -> None:
+def _check_valid(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:
     fault = find_fault(rewritten)
     if fault is not None:
+        require_valid(original)  # what was wrong before is not ours
         raise Rejected(f"the ONNX checker refuses the model: {fault}")
 
 

@@ -14,10 +14,12 @@ import onnx
 from onnx import defs, helper
 
 from memplan.errors import ModelError
+from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
-from memplan.proto.nodes import domain_of, is_standard
+from memplan.proto.nodes import domain_of, is_standard, subgraphs
+from memplan.proto.opset import default_opset
 
 _Proto = onnx.TensorProto
 _DAMAGED = "export the model again; the file is damaged or was edited"
@@ -96,24 +98,92 @@ def check_operator(
     Raises:
         ModelError: with what is missing or too much.
     """
-    if not is_standard(node.domain) or (node.domain, node.op_type) in functions:
+    if (node.domain, node.op_type) in functions:
+        return
+    if any(item.ref_attr_name for item in node.attribute):
+        raise ModelError(f"{where} refers to an attribute of a function, and is in none", _DAMAGED)
+    if not is_standard(node.domain):
+        _check_counts(node, *_CONTRIB.get((node.domain, node.op_type), _ANY), where)
         return
     schema = _schema(node.op_type, version)
     if schema is None:
+        # ONNX Runtime has some operators in this domain that are newer, or that ONNX has not.
+        newer = _schema(node.op_type, defs.onnx_opset_version())
+        least = (newer.min_input, newer.min_output) if newer is not None else (0, 0)
+        least = _ORT_DEFAULT_DOMAIN.get(node.op_type, least)
+        _check_counts(node, (least[0], _MANY), (least[1], _MANY), where)
         return
-    for what, names, low, high in (
-        ("inputs", node.input, schema.min_input, schema.max_input),
-        ("outputs", node.output, schema.min_output, schema.max_output),
+    inputs, outputs = (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
+    _check_counts(node, inputs, outputs, where)
+    for formal, name in zip(schema.inputs, node.input, strict=False):
+        if not name and formal.option == defs.OpSchema.FormalParameterOption.Single:
+            raise ModelError(f"{where} lacks its input '{formal.name}'", _DAMAGED)
+    _check_attributes(node, schema, where)
+
+
+# Operators of ONNX Runtime's in ONNX's domain that no opset of ONNX defines: least inputs, outputs
+# (onnxruntime core/graph/contrib_ops/contrib_defs.cc).
+_ORT_DEFAULT_DOMAIN = {"SimplifiedLayerNormalization": (2, 1)}
+_EARLY = frozenset({"LayerNormalization"})
+"""Operators that ONNX Runtime has in ONNX's domain from opset 1 on, and ONNX later."""
+_MANY = 1 << 31
+_ANY = ((0, _MANY), (0, _MANY))
+# Operators of ONNX Runtime's whose inputs and outputs memplan reads by slot: least and most of
+# each (the same file, and orttraining/core/graph/training_op_defs.cc).
+_MS = "com.microsoft"
+_CONTRIB = {
+    (_MS, "FusedMatMul"): ((2, 2), (1, 1)),
+    (_MS, "FusedConv"): ((2, 4), (1, 1)),
+    (_MS, "FusedGemm"): ((2, 3), (1, 1)),
+    (_MS, "BiasGelu"): ((2, 2), (1, 1)),
+    (_MS, "BiasAdd"): ((3, 3), (1, 1)),
+    (_MS, "Gelu"): ((1, 1), (1, 1)),
+    (_MS, "FastGelu"): ((1, 2), (1, 1)),
+    (_MS, "QuickGelu"): ((1, 1), (1, 1)),
+    (_MS, "SkipLayerNormalization"): ((3, 5), (1, 4)),
+    (_MS, "ReduceSumTraining"): ((2, 2), (1, 1)),
+    (_MS, "ConcatTraining"): ((1, _MANY), (1, 2)),
+}
+
+
+def _check_counts(
+    node: onnx.NodeProto, inputs: tuple[int, int], outputs: tuple[int, int], where: str
+) -> None:
+    """Check how many inputs and outputs a node has, against the least and most of each."""
+    for what, names, (low, high) in (
+        ("inputs", node.input, inputs),
+        ("outputs", node.output, outputs),
     ):
         if not low <= len(names) <= high:
             wanted = str(low) if low == high else f"{low} to {high}" if high < 1000 else f"{low}+"
             raise ModelError(
                 f"{where} has {len(names)} {what}; {node.op_type} takes {wanted}", _DAMAGED
             )
-    for formal, name in zip(schema.inputs, node.input, strict=False):
-        if not name and formal.option == defs.OpSchema.FormalParameterOption.Single:
-            raise ModelError(f"{where} lacks its input '{formal.name}'", _DAMAGED)
-    _check_attributes(node, schema, where)
+
+
+def check_body(node: onnx.NodeProto, where: str) -> None:
+    """Check that the bodies of an If, Loop or Scan have as many inputs and outputs as it calls
+    them with.
+
+    Raises:
+        ModelError: see above.
+    """
+    if not is_standard(node.domain) or node.op_type not in ("If", "Loop", "Scan"):
+        return
+    if node.op_type == "Scan":
+        sequences = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
+        if not 0 < sequences <= len(node.input):
+            raise ModelError(f"{where} has {sequences:,} num_scan_inputs", _DAMAGED)
+    inputs = 0 if node.op_type == "If" else len(node.input)
+    before = 1 if node.op_type == "Loop" else 0  # the condition
+    for body in subgraphs(node):
+        stated = (len(body.input), len(body.output))
+        if stated[0] != inputs or stated[1] < len(node.output) + before:
+            raise ModelError(
+                f"{where}: its body has {stated[0]} inputs and {stated[1]} outputs, and is called "
+                f"with {inputs} and {len(node.output) + before}",
+                _DAMAGED,
+            )
 
 
 def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -> None:
@@ -124,13 +194,31 @@ def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -
                 raise ModelError(f"{where} lacks its attribute '{name}'", _DAMAGED)
         elif given[name].type != int(formal.type):  # type: ignore[call-overload]
             raise ModelError(f"{where}: attribute '{name}' has the wrong type", _DAMAGED)
+        elif name in _FLAGS and given[name].i not in (0, 1):
+            raise ModelError(f"{where}: attribute '{name}' is neither 0 nor 1", _DAMAGED)
+        elif given[name].type == onnx.AttributeProto.STRING and node.op_type != "Constant":
+            _check_text(given[name], where)
+    if len(given) < len(node.attribute):
+        raise ModelError(f"{where} has an attribute twice", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
 
 
+_FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
+"""Attributes that are 0 or 1; runtimes do not agree on what other numbers mean."""
+
+
+def _check_text(attribute: onnx.AttributeProto, where: str) -> None:
+    try:
+        attribute.s.decode()
+    except UnicodeDecodeError:
+        raise ModelError(
+            f"{where}: attribute '{attribute.name}' is not valid UTF-8", _DAMAGED
+        ) from None
+
+
 # What ONNX's shape inference leaves unchecked and every kernel demands: the ranks of inputs by
 # slot, as (lowest, highest).
-_MANY = 1 << 10
 _RANKS: dict[tuple[str, str], dict[int, tuple[int, int]]] = {
     **{
         (domain, op): {0: (3, _MANY), 1: (3, _MANY)}
@@ -138,6 +226,11 @@ _RANKS: dict[tuple[str, str], dict[int, tuple[int, int]]] = {
     },
     **{("", op): {0: (3, 3), 1: (3, 3), 2: (3, 3)} for op in ("RNN", "GRU", "LSTM")},
     ("", "LRN"): {0: (2, _MANY)},
+    ("", "Pad"): {1: (1, 1), 2: (0, 1), 3: (1, 1)},
+    **{
+        ("", op): {0: (2, _MANY), 2: (1, 1)}
+        for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+    },
     ("", "Attention"): {0: (3, 4), 1: (3, 4), 2: (3, 4), 4: (4, 4), 5: (4, 4)},
     ("com.microsoft", "Attention"): {0: (3, 3), 1: (2, 2), 2: (1, 1)},
 }
@@ -165,10 +258,21 @@ def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
             raise ModelError(f"{where}: attribute 'group' is below 1", _DAMAGED)
 
 
+def require_valid(model: onnx.ModelProto) -> None:
+    """Check what the ONNX checker says of a model that a user gave.
+
+    Raises:
+        ModelError: it finds a fault.
+    """
+    fault = find_fault(model)
+    if fault is not None:
+        raise ModelError(f"the ONNX checker refuses the model: {fault}", _DAMAGED)
+
+
 def find_fault(model: onnx.ModelProto) -> str | None:
     """What the ONNX checker says of the structure alone, or None: weights are not read."""
     try:
-        onnx.checker.check_model(_without_weights(model))
+        native.check_model(_without_weights(model))
     except onnx.checker.ValidationError as error:
         return str(error).splitlines()[0]
     return None
@@ -181,6 +285,7 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     one here.
     """
     copy = copied(model)
+    _set_apart(copy)
     for value in copy.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
@@ -196,8 +301,22 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(kept) < len(model.graph.initializer):
         del copy.graph.initializer[:]
         copy.graph.initializer.extend(kept)
-    for tensor in external_tensors(copy):  # of bodies and attributes: without elements
-        tensor.ClearField("external_data")
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        tensor.dims[:] = [0]
+    for tensor in external_tensors(copy):  # those in attributes and bodies: stand for nothing
+        tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
     return copy
+
+
+def _set_apart(model: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime has in ONNX's domain, and this opset of ONNX has not, to a
+    domain that the checker does not judge."""
+    version = min(default_opset(model), defs.onnx_opset_version())
+    found = False
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            known = node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
+            if known and is_standard(node.domain) and _schema(node.op_type, version) is None:
+                node.domain, found = _MS, True
+            graphs.extend(subgraphs(node))
+    if found and all(item.domain != _MS for item in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(_MS, 1))

@@ -40,7 +40,7 @@ def get_metadata(model: onnx.ModelProto) -> dict[str, object]:
         if item.key.startswith(PREFIX):
             try:
                 found[item.key.removeprefix(PREFIX)] = json.loads(item.value)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):  # also numbers of thousands of digits
                 continue
     return found
 

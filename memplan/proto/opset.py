@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from memplan.errors import UsageError
+from memplan.proto import native
 from memplan.proto.nodes import is_standard
 
 
@@ -26,11 +27,8 @@ def raise_opset(model: onnx.ModelProto, version: int, purpose: str) -> onnx.Mode
     """
     if default_opset(model) >= version:
         return model
-    # Slow to import, and rarely needed.
-    import onnx.version_converter
-
     try:
-        return onnx.version_converter.convert_version(model, version)
+        return native.convert_version(model, version)
     except Exception as error:  # the binding raises bare C++ exceptions of several types
         raise UsageError(
             f"{purpose} need opset {version}, the file has {default_opset(model)} and cannot be "

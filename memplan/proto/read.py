@@ -12,11 +12,14 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError
-from memplan.proto.checks import check_operator, check_sparse, check_tensor
+from memplan.proto.checks import check_body, check_operator, check_sparse, check_tensor
 from memplan.proto.external import check_external_data
+from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
 from memplan.proto.nodes import describe_node, is_standard, subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - 1
+_LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
+_NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, not called
 MINIMUM_OPSET = 9
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
@@ -84,6 +87,15 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
                 f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
                 "convert it with onnx.version_converter",
             )
+        if opset.version > _LARGEST_VERSION:
+            raise ModelError(
+                f"{path} says that it uses opset {opset.version:,}, which cannot be",
+                "export the model again; the file is damaged or was edited",
+            )
+    for function in model.functions:
+        if is_standard(function.domain) and function.name in _NOT_REPLACED:
+            raise ModelError(f"{path}: a function of the model replaces ONNX's {function.name}")
+    require(len(model.graph.output), MOST_OUTPUTS, f"graph outputs in {path}")
     _Checker(model, path).graph(model.graph, outer=set())
 
 
@@ -96,8 +108,12 @@ class _Checker:
         self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
         self.functions = {(f.domain, f.name) for f in model.functions}
 
-    def graph(self, graph: onnx.GraphProto, outer: set[str]) -> None:
-        """Check one graph, in which the names ``outer`` of the graphs around are visible."""
+    def graph(self, graph: onnx.GraphProto, outer: set[str], depth: int = 0) -> None:
+        """Check one graph, in which the names ``outer`` of the graphs around are visible.
+
+        ``depth``: how many graphs are around it.
+        """
+        require(depth, MOST_NESTED, f"bodies within bodies in {self.path}")
         path, available = self.path, set(outer)
         _check_text(graph, path)
         _define(available, (value.name for value in graph.input), "graph input", path)
@@ -116,7 +132,7 @@ class _Checker:
                     _explain_missing(graph, index, name, path)
             self.operator(node, index)
             for body in subgraphs(node):
-                self.graph(body, available)
+                self.graph(body, available, depth + 1)
             where = f"node {describe_node(node, index)}"
             _define(available, (name for name in node.output if name), where, path)
         for value in graph.output:
@@ -135,6 +151,7 @@ class _Checker:
                 check_tensor(attribute.t, where)
             elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
                 check_sparse(attribute.sparse_tensor, where)
+        check_body(node, where)
 
 
 def _check_text(graph: onnx.GraphProto, path: Path) -> None:
@@ -144,12 +161,15 @@ def _check_text(graph: onnx.GraphProto, path: Path) -> None:
         texts += [attribute.name for attribute in node.attribute]
         texts += [text for item in node.metadata_props for text in (item.key, item.value)]
         _require_text(texts, path)
+        _require_short((node.name, *node.output), path)
     for value in (*graph.input, *graph.output, *graph.value_info):
         dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
         _require_text([value.name, *dims], path)
+        _require_short([value.name, *dims], path)
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
         entries = [text for item in tensor.external_data for text in (item.key, item.value)]
         _require_text([tensor.name, *entries], path)
+        _require_short([tensor.name], path)
     _require_text([graph.name], path)
 
 
@@ -160,6 +180,12 @@ def _require_text(texts: Iterable[object], path: Path) -> None:
                 f"{path}: a name in the graph is not valid UTF-8: {text!r}",
                 "the file is damaged, or its exporter wrote names in another encoding",
             )
+
+
+def _require_short(names: Iterable[str], path: Path) -> None:
+    for name in names:
+        if len(name) > MOST_NAME // 4:  # a character takes up to four bytes
+            require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
 
 
 def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:

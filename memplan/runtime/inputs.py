@@ -1,9 +1,17 @@
-"""Inputs that a real training graph survives: legal indices, small floats, positive variances."""
+"""Inputs that a real training graph survives: legal indices, small floats, positive variances.
+
+What one draw cannot tell apart, another can: a learning rate that is ignored shows unless it is 1,
+a Clip unless all values are small, a branch only where it is taken. So draws differ in kind, not
+only in their random numbers (:func:`synthesize`).
+"""
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +20,7 @@ import onnx
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Tensor, TensorKind
+from memplan.runtime.archive import BFLOAT16, bfloat16_bits
 
 Array = npt.NDArray[np.generic]
 
@@ -26,58 +35,101 @@ _POSITIVE_THROUGH = frozenset(
 )
 _NEEDS_POSITIVE = frozenset({"Sqrt", "Log", "Reciprocal"})
 _NO_LIMIT = 2
+_SCALAR = 0.37
+_RARE, _FAR = 16, np.float32(8)
+_SHOWN = 5
 
 
-def synthesize(graph: Graph, seed: int = 0) -> dict[str, Array]:
-    """Values for every graph input, the same for the same seed.
+def synthesize(graph: Graph, seed: int = 0, draw: int = 0) -> dict[str, Array]:
+    """Values for every graph input without a default, the same for the same seed and draw.
 
     Integer inputs that index something (traced to Gather*, Scatter*, OneHot) are drawn below the
-    size of what they index; other integers are 0 or 1; floats are small, and positive where they
-    reach a square root or a logarithm.
+    size of what they index; other integers are 0 or 1.
+
+    - Draw 0: floats are small, and positive where they reach a square root or a logarithm; scalars
+      are 1.
+    - Further draws: float scalars are 0.37 / draw, integer ones 2 draw + 1, boolean ones the
+      opposite of the draw before. Floats are of scale 1, one in 16 of them 8 times that, so that
+      what saturates does; but matrices and filters that something is multiplied by are of scale
+      1 / sqrt(fan-in), with which layers neither vanish nor explode (He et al., "Delving deep into
+      rectifiers", 2015, section 2.2, without its factor for rectifiers).
 
     Raises:
         UsageError: an input's type has no numpy equivalent (give ``--inputs``).
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed if not draw else [seed, draw])
     feeds: dict[str, Array] = {}
-    for index in graph.inputs:
-        tensor = graph.tensors[index]
-        if tensor.kind is TensorKind.INPUT:
-            feeds[tensor.name] = _value(graph, tensor, generator)
-    return feeds
-
-
-def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
-    """Inputs from an ``.npz`` file with one array per graph input.
-
-    Raises:
-        UsageError: unreadable file, or an input is missing or has another shape or type.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            given = dict(archive.items())
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as .npz: {error}") from None
-    feeds = {}
     for index in graph.inputs:
         tensor = graph.tensors[index]
         if tensor.kind is not TensorKind.INPUT:
             continue
-        if tensor.name not in given:
-            raise UsageError(f"{path} has no array '{tensor.name}'", "one array per graph input")
-        value = given[tensor.name]
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-        if value.shape != tensor.shape or value.dtype != wanted:
-            raise UsageError(
-                f"{path}: '{tensor.name}' is {value.dtype}{list(value.shape)}, "
-                f"the model wants {wanted}{list(tensor.shape)}"
-            )
-        feeds[tensor.name] = value
+        if tensor.dtype == onnx.TensorProto.BOOL and not tensor.shape:
+            flipped = bool(zlib.crc32(f"{seed} {tensor.name}".encode()) & 1) ^ bool(draw % 2)
+            feeds[tensor.name] = np.asarray(flipped)
+        else:
+            feeds[tensor.name] = _value(graph, tensor, generator, draw)
     return feeds
 
 
-def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator) -> Array:
-    if not tensor.counted or tensor.dtype == onnx.TensorProto.BFLOAT16:
+def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
+    """Inputs from an ``.npz`` file: one array per graph input, those with a default if wanted.
+
+    Raises:
+        UsageError: unreadable file, an array that is not a graph input, or an input is missing or
+            has another shape or type.
+    """
+    given = _archive(path)
+    inputs = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
+    feeds = {}
+    for name, tensor in inputs.items():
+        if name in given:
+            feeds[name] = _fitting(given[name], tensor, path)
+        elif tensor.kind is TensorKind.INPUT:
+            raise UsageError(f"{path} has no array '{name}'", "one array per graph input")
+    unknown = sorted(given.keys() - inputs.keys())
+    if unknown:
+        near = get_close_matches(unknown[0], inputs, 3)
+        raise UsageError(
+            f"{path} has an array '{unknown[0]}', which is not a graph input"
+            + (f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""),
+            f"near matches: {', '.join(near)}" if near else f"inputs: {_some(inputs)}",
+        )
+    return feeds
+
+
+def _archive(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive.items())
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read as .npz: {error}") from None
+
+
+def _fitting(value: Array, tensor: Tensor, path: Path) -> Array:
+    """A given array, if it fits. numpy writes bfloat16 as two bytes without a name."""
+    bfloat16 = tensor.dtype == onnx.TensorProto.BFLOAT16
+    if bfloat16 and value.dtype in (np.dtype("V2"), BFLOAT16):
+        value = value.view(BFLOAT16)
+    wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
+    if value.shape != tensor.shape or value.dtype != wanted:
+        kind = "bfloat16" if bfloat16 else wanted
+        raise UsageError(
+            f"{path}: '{tensor.name}' is {value.dtype}{list(value.shape)}, "
+            f"the model wants {kind}{list(tensor.shape)}"
+        )
+    return value
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")
+
+
+def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator, draw: int) -> Array:
+    if tensor.dtype == onnx.TensorProto.BFLOAT16:
+        value = _float(graph, tensor, generator, draw)
+        return bfloat16_bits(np.ascontiguousarray(value, np.float32)).reshape(tensor.shape)
+    if not tensor.counted:
         raise UsageError(
             f"input '{tensor.name}' has a type that memplan cannot generate",
             "give values with --inputs FILE.npz",
@@ -88,16 +140,42 @@ def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator) -> Arra
     if dtype.kind in "iu":
         limit = _index_limit(graph, tensor.id)
         if limit is None and not tensor.shape:
-            return np.asarray(1, dtype=dtype)  # a step or batch counter
+            return np.asarray(2 * draw + 1, dtype=dtype)  # a step or batch counter
         return generator.integers(0, limit or _NO_LIMIT, tensor.shape).astype(dtype)
     if dtype.kind != "f":
         raise UsageError(f"input '{tensor.name}' ({dtype}) cannot be generated", "give --inputs")
+    return _float(graph, tensor, generator, draw).astype(dtype)
+
+
+def _float(graph: Graph, tensor: Tensor, generator: np.random.Generator, draw: int) -> Array:
+    """float32 values."""
     if not tensor.shape:
-        return np.asarray(1, dtype=dtype)
-    value = generator.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.05)
-    if _must_be_positive(graph, tensor.id):
-        value = np.abs(value) + np.float32(0.5)
-    return value.astype(dtype)
+        return np.asarray(_SCALAR / draw if draw else 1, dtype=np.float32)
+    value = generator.standard_normal(tensor.shape, dtype=np.float32)
+    positive = _must_be_positive(graph, tensor.id)
+    fan_in = _fan_in(graph, tensor)
+    if not draw:
+        value *= np.float32(0.05)
+    elif fan_in and not positive:
+        value /= np.float32(math.sqrt(fan_in))
+    else:
+        value *= np.where(generator.integers(0, _RARE, tensor.shape) == 0, _FAR, np.float32(1))
+    return np.abs(value) + np.float32(0.5) if positive else value
+
+
+def _fan_in(graph: Graph, tensor: Tensor) -> int:
+    """How many products an output element sums where ``tensor`` is a matrix or filter; else 0."""
+    for reader in tensor.readers:
+        node = graph.nodes[reader]
+        if node.inputs[1:2] != (tensor.id,):
+            continue
+        if node.op == "MatMul":
+            return tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
+        if node.op == "Gemm" and len(tensor.shape) == 2:
+            return tensor.shape[1 if node.attributes.get("transB") else 0]
+        if node.op == "Conv":
+            return math.prod(tensor.shape[1:])
+    return 0
 
 
 def _index_limit(graph: Graph, start: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +19,11 @@ import numpy.typing as npt
 
 from memplan.errors import RuntimeUnavailableError
 from memplan.processes import scratch_folder, started
+from memplan.runtime.archive import save_arrays
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import (
     Answer,
+    Draw,
     Failure,
     Measurement,
     MeasureTask,
@@ -37,7 +39,13 @@ _CHILD = "memplan.runtime.child"
 
 
 def measure(
-    model: Path, request: RunRequest, inputs: Path, outputs: Path, weights: Path | None = None
+    model: Path,
+    request: RunRequest,
+    inputs: Path,
+    outputs: Path,
+    further: Sequence[Draw] = (),
+    time_limit: float | None = None,
+    weights: Path | None = None,
 ) -> Measurement:
     """Run ``model`` in a child process on the ``inputs`` archive; outputs go to ``outputs``.
 
@@ -46,14 +54,16 @@ def measure(
         request: session kind, provider, dims, number of timed runs.
         inputs: an ``.npz`` archive with one array per graph input.
         outputs: where an ``.npz`` archive with the arrays ``o0``, ``o1``, ... is written.
+        further: draws to run on once each, under the profiler too.
+        time_limit: see :func:`run_child`.
         weights: the model beside which external data lies, if not ``model``.
 
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
     """
     place = None if weights is None else str(weights.parent.resolve())
-    task = MeasureTask(str(model), request, str(inputs), str(outputs), place)
-    return run_child(task, Measurement, f"running {model.name}")
+    task = MeasureTask(str(model), request, str(inputs), str(outputs), tuple(further), place)
+    return run_child(task, Measurement, f"running {model.name}", time_limit=time_limit)
 
 
 def run_child(
@@ -61,7 +71,7 @@ def run_child(
     answer: type[AnswerOf],
     what: str,
     environment: Mapping[str, str] | None = None,
-    seconds: float | None = None,
+    time_limit: float | None = None,
 ) -> AnswerOf:
     """Hand ``task`` to :mod:`memplan.runtime.child` and return its answer.
 
@@ -70,7 +80,7 @@ def run_child(
         answer: the type of its answer.
         what: what is being done, for error messages.
         environment: variables that the child gets besides those of this process.
-        seconds: the child is killed when it takes longer; None: it may take any time.
+        time_limit: seconds after which the child is killed; None: never.
 
     The child ends when this process does, see :mod:`memplan.processes`.
 
@@ -81,24 +91,40 @@ def run_child(
     with scratch_folder() as folder:
         task_path, answer_path = folder / "task.json", folder / "answer.json"
         task_path.write_text(encode(task))
-        # What the child leaves in its temporary folder goes with this one.
-        variables = {**(environment or {}), "TMPDIR": str(folder)}
+        # What the child leaves behind when it is killed goes with the folder.
+        variables = {"TMPDIR": str(folder), **(environment or {})}
         try:
-            with started(_CHILD, str(task_path), str(answer_path), environment=variables) as child:
-                _, errors = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise RuntimeUnavailableError(
-                f"{what} was ended: it took longer than {seconds:g} s"
-            ) from None
+            death = _run((str(task_path), str(answer_path)), variables, time_limit)
         except OSError as error:
             raise RuntimeUnavailableError(f"{what}: no process started: {error}") from None
+        if death is None:
+            raise RuntimeUnavailableError(
+                f"{what} took more than {time_limit:g} s and was stopped",
+                "give it longer with --time-limit, or look for a Loop that does not end",
+            )
         result = _answered(answer_path)
         if result is None:
-            raise explain(_death(child.returncode, errors), what, provider)
+            raise explain(death, what, provider)
     if isinstance(result, Failure):
         raise explain(result.error, what, provider)
     assert isinstance(result, answer)
     return result
+
+
+def _run(
+    arguments: Sequence[str], variables: Mapping[str, str], time_limit: float | None
+) -> str | None:
+    """Run a child to its end: how it died, if it did not answer; None if it took too long.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    try:
+        with started(_CHILD, *arguments, environment=variables) as child:
+            _, errors = child.communicate(timeout=time_limit)
+    except subprocess.TimeoutExpired:
+        return None
+    return _death(child.returncode, errors)
 
 
 def _answered(path: Path) -> Answer | None:
@@ -110,6 +136,7 @@ def _answered(path: Path) -> Answer | None:
 
 
 def _death(code: int, errors: str) -> str:
+    """How a process that ended with ``code`` died, in a line."""
     if code == -signal.SIGKILL:
         return "the process was killed, most likely because the machine is out of memory"
     if code < 0:
@@ -123,5 +150,5 @@ def saved_inputs(feeds: Mapping[str, Array]) -> Iterator[tuple[Path, Path]]:
     """A temporary folder with ``feeds`` saved in it: (folder, archive)."""
     with scratch_folder() as folder:
         archive = folder / "inputs.npz"
-        np.savez(archive, **feeds)  # type: ignore[arg-type]
+        save_arrays(archive, feeds)
         yield folder, archive

@@ -32,9 +32,18 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """Archives of one draw: the ``inputs`` to run on, and where its ``outputs`` are saved."""
+
+    inputs: str
+    outputs: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """Run ``model`` on the ``inputs`` archive under the profiler, then ``runs`` times for its
-    time; the first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`.
+    """Run ``model`` under the profiler, twice on ``inputs`` and once on every ``further`` draw;
+    then ``runs`` times on ``inputs`` for its time, and not at all without the profiler if ``runs``
+    is 0. The first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`.
 
     In this and other tasks ``weights`` is the folder that external data is relative to; None: that
     of the model.
@@ -44,6 +53,7 @@ class MeasureTask:
     request: RunRequest
     inputs: str
     outputs: str
+    further: tuple[Draw, ...] = ()
     weights: str | None = None
 
 
@@ -114,11 +124,14 @@ class NodeRun:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRuns:
-    """Two runs under the profiler.
+    """Two runs on the same inputs under the profiler, and one for every further draw.
 
     ``dynamic_bytes`` is the peak of requested bytes in use in the first run,
-    ``second_run_dynamic_bytes`` in the second, both less what was in use before (``base_bytes``:
-    small initializers). ``arena_bytes``: what the arena held.
+    ``second_run_dynamic_bytes`` in the second, ``further_dynamic_bytes`` in the runs on further
+    draws, all less what was in use before (``base_bytes``: small initializers). ``arena_bytes``:
+    what the arena held. ``second_run_digests``: of its outputs, see
+    :func:`memplan.runtime.archive.digests`. ``failed``: why a further draw could not be run, in the
+    runtime's words; it and all after it then have no bytes.
     """
 
     output_names: tuple[str, ...]
@@ -127,6 +140,9 @@ class ProfiledRuns:
     dynamic_bytes: int
     second_run_dynamic_bytes: int
     arena_bytes: int
+    further_dynamic_bytes: tuple[int, ...] = ()
+    second_run_digests: tuple[str, ...] = ()
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +164,7 @@ class CudaMeasurement:
 class Measurement:
     """What one model did in one kind of session.
 
-    The first six are those of :class:`ProfiledRuns`. ``rss_growth_bytes``: how far the resident set
+    All that :class:`ProfiledRuns` has is as there. ``rss_growth_bytes``: how far the resident set
     of the process grew in a run without the profiler; ``seconds_median``: of the timed runs.
     """
 
@@ -161,6 +177,9 @@ class Measurement:
     rss_growth_bytes: int
     seconds_median: float | None
     cuda: CudaMeasurement | None = None
+    further_dynamic_bytes: tuple[int, ...] = ()
+    second_run_digests: tuple[str, ...] = ()
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +266,7 @@ def _many(kind: type[Any]) -> Callable[[Any], object]:
 _REQUEST: dict[str, Callable[[Any], object]] = {"request": lambda values: RunRequest(**values)}
 # The fields of a message that are not plain JSON values.
 _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
-    MeasureTask: _REQUEST,
+    MeasureTask: {**_REQUEST, "further": _many(Draw)},
     TimeTask: _REQUEST,
     OptimizeTask: _REQUEST,
     LoadTask: _REQUEST,
@@ -256,6 +275,8 @@ _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
         "output_names": tuple,
         "nodes": _many(NodeRun),
         "cuda": lambda values: values and CudaMeasurement(**values),
+        "further_dynamic_bytes": tuple,
+        "second_run_digests": tuple,
     },
     Timed: {"runs": _many(RunTimes)},
     Saved: {"order": tuple},

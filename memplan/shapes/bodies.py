@@ -14,7 +14,7 @@ import onnx
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
 from memplan.proto.nodes import free_names
-from memplan.shapes.checks import check_calls
+from memplan.shapes.checks import check_calls, require_possible_body
 from memplan.shapes.fold import small_constant
 from memplan.shapes.infer import infer, stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
@@ -57,11 +57,11 @@ def body_models(
             for name, value in stated_types(infer(body).graph).items()
         }
         check_calls(body.graph, inferred)
+        trips = _trips(model, node, types)
+        require_possible_body(inferred, trips, f"{node.op_type} '{node.name}'")
         names = [name for inner in body.graph.node for name in inner.output if name]
         complete = all(inferred.get(name, UNKNOWN).shape is not None for name in names)
-        found.append(
-            BodyModel(attribute.name, body, inferred, _trips(model, node, types), complete)
-        )
+        found.append(BodyModel(attribute.name, body, inferred, trips, complete))
     return found
 
 

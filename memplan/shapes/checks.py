@@ -8,8 +8,11 @@ from collections.abc import Mapping
 import onnx
 
 from memplan.errors import ModelError
+from memplan.proto import native
 from memplan.proto.checks import check_ranks
 from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.nodes import operator_key
+from memplan.shapes.contracts import check_contract
 from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
@@ -18,6 +21,7 @@ _WINDOWED = frozenset(
     | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
 )
 _MOST_ELEMENTS = 2**56
+_MOST_INSIDE = 2**52  # per control-flow node; bodies nest
 
 
 def check_stated(bound: onnx.ModelProto, stated: Types) -> None:
@@ -51,7 +55,7 @@ def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
     model = without_weights(bound, statements=False)
     _check_windows(model, bound.graph)
     try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        return native.infer_shapes(model, strict=True)
     except onnx.shape_inference.InferenceError as error:
         reason = str(error).splitlines()[0].removeprefix("[ShapeInferenceError] ")
         raise ModelError(
@@ -71,11 +75,11 @@ def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
     Raises:
         ModelError: names the operator.
     """
-    slices = [node.output[0] for node in model.graph.node if node.op_type == "Slice"]
+    slices = [node.output[0] for node in model.graph.node if _is_slice(node)]
     if not slices or not any(node.op_type in _WINDOWED for node in model.graph.node):
         return
     cut = copied(model)
-    replace_nodes(cut.graph, (node for node in model.graph.node if node.op_type != "Slice"))
+    replace_nodes(cut.graph, (node for node in model.graph.node if not _is_slice(node)))
     known = {value.name: value for value in declared_values(stated)}
     cut.graph.input.extend(known[name] for name in slices if name in known)
     for value in declared_values(run_inference(cut).graph):
@@ -88,15 +92,22 @@ def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
             )
 
 
+def _is_slice(node: onnx.NodeProto) -> bool:
+    return operator_key(node) == ":Slice"
+
+
 def check_calls(graph: onnx.GraphProto, types: Types) -> None:
-    """Check that inputs have ranks that the operators take.
+    """Check that inputs have ranks and shapes that the operators take.
 
     Raises:
-        ModelError: see :func:`memplan.proto.checks.check_ranks`.
+        ModelError: see :func:`memplan.proto.checks.check_ranks` and
+            :func:`memplan.shapes.contracts.check_contract`.
     """
     for node in graph.node:
-        shapes = (types.get(name, UNKNOWN).shape if name else None for name in node.input)
+        shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
         check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
+        made = [types.get(name, UNKNOWN).shape if name else None for name in node.output]
+        check_contract(node, shapes, made)
 
 
 def _type_text(value: TensorType) -> str:
@@ -130,11 +141,39 @@ def require_shapes(graph: onnx.GraphProto, types: Types, symbols: Mapping[str, s
                     f"'{node.name or node.output[0]}') is not known",
                     hint,
                 )
+    require_possible(types)
+
+
+def require_possible(types: Types) -> None:
+    """Check that the tensors of a graph can exist.
+
+    Raises:
+        ModelError: names the largest tensor.
+    """
+    _require_possible(types, 1, "this graph", _MOST_ELEMENTS)
+
+
+def require_possible_body(types: Types, trips: int | None, node: str) -> None:
+    """Check that the tensors of a body can exist, stacked over all iterations.
+
+    Args:
+        types: of the body's tensors.
+        trips: iterations; None if data decides.
+        node: the node around, for the message.
+
+    Raises:
+        ModelError: names the largest tensor.
+    """
+    _require_possible(types, max(trips or 1, 1), f"the body of {node}", _MOST_INSIDE)
+
+
+def _require_possible(types: Types, times: int, where: str, most: int) -> None:
     sizes = {name: math.prod(value.sizes or ()) for name, value in types.items()}
-    if sum(sizes.values()) > _MOST_ELEMENTS:
+    total = times * sum(sizes.values())
+    if total > most:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ModelError(
-            f"the tensors of this graph have {sum(sizes.values()):,} elements; the largest is "
-            f"'{largest}' with shape {list(types[largest].shape or ())}",
+            f"the tensors of {where} have {total:,} elements; the largest is '{largest}' with "
+            f"shape {list(types[largest].shape or ())}",
             "no machine holds that: check the dimensions of the inputs",
         )

@@ -13,7 +13,7 @@ from memplan.proto.edit import copied
 from memplan.proto.nodes import subgraphs
 from memplan.shapes.infer import declared_values
 
-_LARGEST_DIM = 2**63 - 1
+LARGEST_DIM = 2**63 - 1
 _LONGEST_EXPRESSION = 1000
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -86,7 +86,7 @@ def evaluate_dim(text: str, dims: Mapping[str, int]) -> int | None:
         number = _evaluate(ast.parse(text, mode="eval").body, dims)
     except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    return number if 0 <= number <= _LARGEST_DIM else None
+    return number if 0 <= number <= LARGEST_DIM else None
 
 
 def _evaluate(tree: ast.expr, dims: Mapping[str, int]) -> int:

@@ -14,6 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.proto.edit import copied
+from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.nodes import is_constant, is_standard
 from memplan.shapes.infer import (
     ROUNDS,
@@ -117,9 +118,13 @@ def _fold_round(
     types: MutableMapping[str, TensorType],
 ) -> dict[str, Array]:
     folded: dict[str, Array] = {}
+    left = MOST_FOLDED
     for node in model.graph.node:
+        if left < 0:
+            break
         for name, array in _evaluate(model, node, values, types).items():
             values[name] = folded[name] = array
+            left -= array.size
             dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
             types[name] = TensorType(int(dtype), array.shape)
     return folded
@@ -150,17 +155,44 @@ def _evaluate(
     return _run_reference(model, node, values) if is_small(_grown(node, values)) else {}
 
 
+_SHAPED = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1}
+"""Operators whose output has the sizes, or times the sizes, that an input holds."""
+
+
 def _grown(node: onnx.NodeProto, values: Mapping[str, Array]) -> float:
-    """Elements of the output, for operators whose output may be far larger than their inputs."""
-    arrays = [values[name].reshape(-1) for name in node.input if name]
-    if node.op_type == "ConstantOfShape":
-        return math.prod(float(size) for size in arrays[0])
-    if node.op_type in ("Expand", "Tile"):
-        return math.prod((float(size) for size in arrays[1]), start=float(arrays[0].size))
+    """At least the elements of the output, and of what is computed on the way; inf if it cannot be
+    told. Inputs broadcast, unless the operator says otherwise."""
+    arrays = [values[name] for name in node.input if name]
+    if any(array.dtype.kind not in "biuf" for array in arrays):
+        return math.inf
+    if node.op_type in _SHAPED and len(arrays) > _SHAPED[node.op_type]:
+        sizes = arrays[_SHAPED[node.op_type]].reshape(-1)
+        made = math.prod(abs(float(size)) for size in sizes)
+        return made * max(arrays[0].size if node.op_type != "ConstantOfShape" else 1, 1)
     if node.op_type == "Range" and all(array.size for array in arrays):
-        start, limit, step = (float(array[0]) for array in arrays)
+        start, limit, step = (float(array.reshape(-1)[0]) for array in arrays)
         return (limit - start) / step if step else math.inf
-    return max((float(array.size) for array in arrays), default=0.0)
+    if node.op_type == "Concat":
+        return float(sum(array.size for array in arrays))
+    if node.op_type in ("Gather", "GatherND") and len(arrays) > 1:
+        return float(arrays[0].size) * max(arrays[1].size, 1)
+    if node.op_type in _BROADCAST and arrays:
+        return _broadcast_elements([array.shape for array in arrays])
+    ranks = arrays[0].ndim if node.op_type == "NonZero" and arrays else 1
+    return float(max((array.size for array in arrays), default=0) * ranks)
+
+
+_BROADCAST = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Mod", "Pow", "Min", "Max", "Clip", "Sum", "Where", "Equal"}
+    | {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "BitShift"}
+)
+
+
+def _broadcast_elements(shapes: list[tuple[int, ...]]) -> float:
+    """Elements of the common shape: no axis is longer there than in the longest of ``shapes``."""
+    rank = max(map(len, shapes))
+    padded = [(*(1,) * (rank - len(shape)), *shape) for shape in shapes]
+    return math.prod(float(max(sizes)) for sizes in zip(*padded, strict=True))
 
 
 def _run_reference(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import onnx
 
 from memplan.proto.edit import copied
+from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.metadata import get_metadata
+from memplan.shapes.dims import LARGEST_DIM
 
 HIDDEN_KEY = "hidden_shapes"
 
@@ -53,6 +55,11 @@ def _is_type(entry: object) -> bool:
     dtype, dims = entry
     return (
         isinstance(dtype, int)
+        and (dtype in ELEMENT_BITS or dtype == onnx.TensorProto.STRING)
         and isinstance(dims, list)
-        and all(dim is None or isinstance(dim, int | str) for dim in dims)
+        and all(dim is None or isinstance(dim, str) or _is_size(dim) for dim in dims)
     )
+
+
+def _is_size(dim: object) -> bool:
+    return isinstance(dim, int) and 0 <= dim <= LARGEST_DIM

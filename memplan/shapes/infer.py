@@ -10,9 +10,11 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from memplan.proto import native
 from memplan.proto.edit import replace_nodes
-from memplan.proto.nodes import is_constant
-from memplan.shapes.tensor_type import TensorType, Types, read_type
+from memplan.proto.limits import MOST_PROPAGATED
+from memplan.proto.nodes import is_constant, is_standard, subgraphs
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, read_type
 
 Array = npt.NDArray[np.generic]
 """What a constant holds."""
@@ -22,8 +24,11 @@ ROUNDS = 8
 what the one before has learnt."""
 
 _SMALL = 4096
-# ONNX's data propagation keeps every element of a vector (about 100 bytes each).
-_LONGEST_PROPAGATED = 1 << 16
+# Operators whose results ONNX propagates (onnx 1.23, OpSchema.has_data_propagation_function).
+_PROPAGATED = frozenset(
+    {"Add", "Cast", "Concat", "Gather", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub"}
+    | {"Unsqueeze"}
+)
 
 
 def is_small(elements: float) -> bool:
@@ -43,22 +48,36 @@ def has_small_content(tensor: onnx.TensorProto) -> bool:
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
     """ONNX shape inference with data propagation; what is stated where inference gives up.
 
-    Values are propagated only where no vector is long: a flat buffer of parameters would take a
-    hundred times its size.
+    Values are propagated only where vectors are not long: a flat buffer of parameters would take
+    a hundred times its size.
     """
     model = without_weights(bound, statements=True)
     plain = run_inference(model)
     types = stated_types(plain.graph)
-    vectors = (sizes[0] for value in types.values() if (sizes := value.sizes) and len(sizes) == 1)
-    if is_complete(plain.graph, types) or max(vectors, default=0) > _LONGEST_PROPAGATED:
+    if is_complete(plain.graph, types) or _propagated_elements(plain.graph) > MOST_PROPAGATED:
         return plain
     return run_inference(model, propagate=True)
+
+
+def _propagated_elements(graph: onnx.GraphProto) -> int:
+    """Elements of all vectors that ONNX's data propagation would keep, in bodies too; of a graph
+    whose types were inferred."""
+    found, graphs = 0, [graph]
+    while graphs:
+        here = graphs.pop()
+        types = stated_types(here)
+        for node in here.node:
+            graphs.extend(subgraphs(node))
+            if node.op_type in _PROPAGATED and is_standard(node.domain):
+                sizes = (types.get(name, UNKNOWN).sizes for name in node.output)
+                found += sum(shape[0] for shape in sizes if shape is not None and len(shape) == 1)
+    return found
 
 
 def run_inference(model: onnx.ModelProto, *, propagate: bool = False) -> onnx.ModelProto:
     """ONNX shape inference, by ``propagate`` with values; the model itself where it gives up."""
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=propagate)
+        return native.infer_shapes(model, propagate=propagate)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError):
         return model
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import onnx
 
 from memplan.errors import ModelError
+from memplan.proto import native
+from memplan.proto.limits import require_inlinable
 from memplan.proto.metadata import get_metadata
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import is_standard
@@ -143,16 +145,15 @@ def inline_functions(
 
     ``kept`` names function operators that stay as they are.
     """
-    import onnx.inliner
-
     notes: list[str] = []
     if model.functions:
         notes.append(
             f"{len(model.functions)} model-local functions are inlined where they are called, as "
             "rewrite writes them; a session on this very file runs their nodes later"
         )
+        require_inlinable(model)
         try:
-            model = onnx.inliner.inline_local_functions(model)
+            model = native.inline_functions(model)
         except Exception as error:  # the binding raises bare C++ exceptions of several types
             raise ModelError(
                 f"model-local functions cannot be inlined: {str(error).splitlines()[0]}",
@@ -170,9 +171,7 @@ def inline_functions(
             "file runs their nodes later"
         )
         try:
-            model = onnx.inliner.inline_selected_functions(
-                model, [("", name) for name in wanted], exclude=False, inline_schema_functions=True
-            )
+            model = native.inline_functions(model, wanted)
         except Exception as error:  # the binding raises bare C++ exceptions of several types
             notes[-1] = f"operators {', '.join(wanted)} could not be inlined: {error}"
             break

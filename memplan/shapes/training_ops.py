@@ -12,9 +12,11 @@ from collections.abc import Callable, MutableMapping, Sequence
 
 import onnx
 
+from memplan.proto.nodes import operator_key
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
+_REDUCTIONS = frozenset({":ReduceSum", "com.microsoft:ReduceSumTraining"})
 _INT64 = onnx.TensorProto.INT64
 
 
@@ -28,7 +30,7 @@ def fill_training_types(
             if not name or types.get(name, UNKNOWN).shape is not None:
                 continue
             found = _by_operator(node, index, types) or _by_name(name, types)
-            if found is None and node.op_type in ("ReduceSum", "ReduceSumTraining"):
+            if found is None and operator_key(node) in _REDUCTIONS:
                 # Axes known only at run time: at most as large as what is reduced.
                 found = types.get(node.input[0])
                 bounded.append(name)
@@ -43,10 +45,11 @@ def _by_name(name: str, types: Types) -> TensorType | None:
 
 
 def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
-    special = _SPECIAL.get(node.op_type)
+    key = operator_key(node)
+    special = _SPECIAL.get(key)
     if special is not None:
         return special(node, index, types)
-    rule = _LIKE_INPUT.get(node.op_type)
+    rule = _LIKE_INPUT.get(key)
     if rule is None or index >= len(rule) or rule[index] >= len(node.input):
         return None
     return types.get(node.input[rule[index]])
@@ -100,31 +103,31 @@ def _shape_of(node: onnx.NodeProto, index: int, types: Types) -> TensorType | No
 
 
 _SPECIAL: dict[str, Callable[[onnx.NodeProto, int, Types], TensorType | None]] = {
-    "LayerNormalization": _layer_norm,
-    "FusedMatMul": _fused_matmul,
-    "ConcatTraining": _concat_training,
-    "BroadcastGradientArgs": _broadcast_axes,
-    "Shape": _shape_of,
+    ":LayerNormalization": _layer_norm,
+    "com.microsoft:FusedMatMul": _fused_matmul,
+    "com.microsoft:ConcatTraining": _concat_training,
+    "com.microsoft:BroadcastGradientArgs": _broadcast_axes,
+    ":Shape": _shape_of,
 }
 # Output k has the type and shape of input rule[k] (onnxruntime
 # orttraining/core/graph/training_op_defs.cc).
 _LIKE_INPUT: dict[str, Sequence[int]] = {
-    "ReluGrad": (0,),
-    "SigmoidGrad": (0,),
-    "TanhGrad": (0,),
-    "GeluGrad": (0,),
-    "FastGeluGrad": (0,),
-    "QuickGeluGrad": (0,),
-    "BiasGeluGrad_dX": (0,),
-    "BiasFastGeluGrad_dX": (0,),
-    "SoftmaxGrad": (0,),
-    "SoftmaxGrad_13": (0,),
-    "LogSoftmaxGrad": (0,),
-    "LogSoftmaxGrad_13": (0,),
-    "DropoutGrad": (0,),
-    "ConvGrad": (1, 2),
-    "LayerNormalizationGrad": (1, 2, 2),
-    "BatchNormalizationGrad": (1, 2, 2),
-    "SoftmaxCrossEntropyLossGrad": (1,),
-    "SoftmaxCrossEntropyLossInternalGrad": (1,),
+    "com.microsoft:ReluGrad": (0,),
+    "com.microsoft:SigmoidGrad": (0,),
+    "com.microsoft:TanhGrad": (0,),
+    "com.microsoft:GeluGrad": (0,),
+    "com.microsoft:FastGeluGrad": (0,),
+    "com.microsoft:QuickGeluGrad": (0,),
+    "com.microsoft:BiasGeluGrad_dX": (0,),
+    "com.microsoft:BiasFastGeluGrad_dX": (0,),
+    "com.microsoft:SoftmaxGrad": (0,),
+    "com.microsoft:SoftmaxGrad_13": (0,),
+    "com.microsoft:LogSoftmaxGrad": (0,),
+    "com.microsoft:LogSoftmaxGrad_13": (0,),
+    "com.microsoft:DropoutGrad": (0,),
+    "com.microsoft:ConvGrad": (1, 2),
+    "com.microsoft:LayerNormalizationGrad": (1, 2, 2),
+    "com.microsoft:BatchNormalizationGrad": (1, 2, 2),
+    "com.microsoft:SoftmaxCrossEntropyLossGrad": (1,),
+    "com.microsoft:SoftmaxCrossEntropyLossInternalGrad": (1,),
 }

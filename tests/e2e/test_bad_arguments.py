@@ -93,6 +93,8 @@ BAD_ARGUMENTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((*FULL, "-o", "-", "--format", "json"), ("stdout",)),
     (("validate", MODEL), ("REWRITTEN",)),
     (("validate", MODEL, MODEL, "--runs", "0"), ("--runs",)),
+    (("validate", MODEL, MODEL, "--draws", "0"), ("--draws",)),
+    (("validate", MODEL, MODEL, "--time-limit", "0"), ("--time-limit",)),
     (("validate", MODEL, MODEL, "--dim", "N"), ("NAME=SIZE",)),
     (("validate", MODEL, MODEL, "--inputs", "none.npz"), ("none.npz",)),
 )
@@ -259,13 +261,25 @@ GOOD = {"x": np.zeros((8, 16), np.float32)}
         (lambda folder: _archive(folder, y=GOOD["x"]), ("no array 'x'",)),
         (lambda folder: _archive(folder, x=GOOD["x"][:, :15]), ("float32[8, 15]", "[8, 16]")),
         (lambda folder: _archive(folder, x=GOOD["x"].astype(np.float64)), ("float64", "float32")),
+        (lambda folder: _archive(folder, **GOOD, xx=GOOD["x"]), ("'xx'", "not a graph input")),
         (lambda folder: _archive(folder, x=np.array([{}], object)), ("inputs.npz",)),
         pytest.param(lambda folder: b"", ("inputs.npz",)),
         pytest.param(lambda folder: _archive(folder, **GOOD)[:200], ("inputs.npz",)),
         pytest.param(lambda folder: _flipped(_archive(folder, **GOOD)), ("inputs.npz",)),
         pytest.param(lambda folder: _array_file(folder), ("inputs.npz",)),
     ],
-    ids=["text", "missing", "shape", "type", "objects", "empty", "cut", "flipped", "npy"],
+    ids=[
+        "text",
+        "missing",
+        "shape",
+        "type",
+        "unknown",
+        "objects",
+        "empty",
+        "cut",
+        "flipped",
+        "npy",
+    ],
 )
 def test_inputs_that_do_not_fit(
     make: Callable[[Path], bytes], words: tuple[str, ...], refused: Refused, tmp_path: Path

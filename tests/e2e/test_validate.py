@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from time import sleep
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from helpers import odd_models as odd
 from helpers.commands import integers_end_in_bytes, succeeded
+from helpers.graphs import parse
 from helpers.odd_models import saved
 from helpers.running import Memplan
+from memplan.errors import EXIT_ENVIRONMENT
 
 pytestmark = pytest.mark.e2e
 
@@ -31,6 +41,11 @@ VALIDATION_KEYS = {
     "within_budget",
     "clones",
     "surviving_clones",
+    "proved",
+    "equivalence",
+    "draws",
+    "vacuous_outputs",
+    "finding_parts",
 }
 
 
@@ -57,7 +72,10 @@ def test_validation_as_json_and_in_words(inside: Memplan, model: Path, tmp_path:
         assert run["measured_peak_bytes"] == run["predicted_peak_bytes"]
     assert succeeded(inside(*validate, "-q", "-o", "verdict.txt")) == ""
     verdict = (tmp_path / "verdict.txt").read_text()
-    assert verdict.startswith("measured peak 6,824 B -> ")
+    assert verdict.startswith(
+        "proved: equivalent by construction, bitwise equal in 2 draws; peak measured 6,824 B -> "
+    )
+    assert verdict.endswith("; within budget in every run\n")
     assert verdict.count("\n") == 1
 
 
@@ -82,4 +100,74 @@ def test_inputs_from_a_file(memplan: Memplan, model: Path, tmp_path: Path) -> No
     done = memplan(
         "validate", MODEL, MODEL, "--inputs", "inputs.npz", "--runs", "1", "--no-plain", "-q"
     )
-    assert succeeded(done) == "measured peak 6,824 B -> 6,824 B (+0.0%), outputs bitwise\n"
+    assert succeeded(done) == (
+        "proved: equivalent by construction, bitwise equal in 2 draws; "
+        "peak measured 6,824 B -> 6,824 B (+0.0%), as predicted; the same peak, and no budget\n"
+    )
+
+
+def _endless() -> onnx.ModelProto:
+    """A loop that the runtime never ends."""
+    return parse(
+        """g (float[4] x) => (float[4] y) <int64 many = {9223372036854775807}, bool on = {1}> {
+          y = Loop (many, on, x) <body = b (int64 i, bool c, float[4] s) => (bool d, float[4] t)
+            { d = Identity(c)  t = Sin(s) }> }"""
+    )
+
+
+@pytest.mark.ort
+def test_a_model_that_does_not_end_is_stopped(inside: Memplan, tmp_path: Path) -> None:
+    saved(_endless(), tmp_path)
+    done = inside("validate", MODEL, MODEL, "--no-plain", "--time-limit", "3")
+    assert done.returncode == EXIT_ENVIRONMENT
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: running {MODEL} took more than 3 s and was stopped"
+    assert "--time-limit" in hint
+
+
+@pytest.mark.ort
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("signal", [SIGTERM, SIGKILL], ids=["term", "kill"])
+def test_no_child_outlives_it(signal: Signals, tmp_path: Path) -> None:
+    saved(_endless(), tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = "from memplan_cli.main import run; run()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "validate", MODEL, MODEL, "--no-plain"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
+    )
+    child = _waited(lambda: _children(process.pid))[0]
+    # It runs the model once it has its profile.
+    _waited(lambda: [*temporary.glob("*/*/run*.json")])
+    process.send_signal(signal)
+    process.wait(60)
+    assert process.returncode == (143 if signal == SIGTERM else -SIGKILL)
+    _waited(lambda: not Path(f"/proc/{child}").exists() or _is_dead(child))
+    if signal == SIGTERM:
+        assert not [*temporary.iterdir()]
+
+
+def _children(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for path in tasks for pid in path.read_text().split()]
+
+
+def _is_dead(process: int) -> bool:
+    """Ended, though nobody has asked for its exit code."""
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return True
+
+
+def _waited(look: Callable[[], Any]) -> Any:
+    """What ``look`` finds in the end."""
+    for _ in range(600):
+        found = look()
+        if found:
+            return found
+        sleep(0.1)
+    raise AssertionError("it never came")

@@ -10,7 +10,7 @@ import pytest
 from helpers.gradients import reference, runtime
 
 torch: Any = pytest.importorskip("torch")
-nets: Any = pytest.importorskip("torch_nets")
+nets: Any = pytest.importorskip("helpers.torch_nets")
 nn: Any = torch.nn
 pytestmark = pytest.mark.ort
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from memplan.autodiff.build import Request, Seed, build_gradients, gradient_outputs
-from memplan.autodiff.forward.annotate import flat_copy
+from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.losses import KINDS as LOSSES
 from memplan.autodiff.losses import add_loss
@@ -76,7 +76,8 @@ class TrainingGraph:
         """How many nodes each part has; the loss counts as forward."""
         counts = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE), 0)
         for node in self.model.graph.node:
-            counts[Phase(node_metadata(node).get(PHASE_KEY, Phase.FORWARD))] += 1
+            told = node_metadata(node).get(PHASE_KEY)  # the author may have written anything
+            counts[Phase(told) if told in counts else Phase.FORWARD] += 1
         return counts
 
     def as_json(self) -> dict[str, object]:
@@ -131,6 +132,7 @@ def gradients(
     """
     path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
     proto = model if isinstance(model, onnx.ModelProto) else read_model(path)
+    require_differentiable(proto)
     seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
     if grad_ys is None:
         seeds = ()
@@ -169,6 +171,7 @@ def grad(
     placement = NO_WEIGHTS
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force)
+    require_differentiable(model)
     flat = flat_copy(model)
     loss, class_axis = _loss(flat, options)
     types = dict(emitter_for(flat, ()).types)

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from memplan.passes.prune import Prune
+from memplan.runtime.archive import save_arrays
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import simulate
 
 _WHICH = ("input", "output")
 _SHOWN = 8
@@ -42,6 +46,57 @@ def without_inputs(archive: Path, feeds: Mapping[str, Any], removed: tuple[str, 
     removed, else a new one beside it."""
     if not removed:
         return archive
-    fewer = archive.with_name("rewritten_inputs.npz")
-    np.savez(fewer, **{name: value for name, value in feeds.items() if name not in removed})
+    fewer = archive.with_name(f"rewritten_{archive.name}")
+    save_arrays(fewer, {name: value for name, value in feeds.items() if name not in removed})
     return fewer
+
+
+def removal_findings(
+    before: OpenModel, removed: Mapping[str, tuple[str, ...]], wrt: tuple[str, ...]
+) -> list[str]:
+    """Removed inputs and outputs that nobody asked for: the file's own word for them is no excuse.
+
+    Args:
+        before: the original.
+        removed: what the rewritten file records.
+        wrt: the globs that ``rewrite`` was given, by the user's account.
+
+    Raises:
+        UsageError: a glob matches nothing.
+    """
+    asked: dict[str, frozenset[str]] = {which: frozenset() for which in _WHICH}
+    if wrt:
+        timeline = simulate(before.graph, session_kind("tuned"))
+        left = Prune(wrt).apply(before, timeline).model.prepared.proto.graph
+        for which in _WHICH:
+            had = {v.name for v in getattr(before.prepared.proto.graph, which)}
+            asked[which] = frozenset(had - {v.name for v in getattr(left, which)})
+    found = []
+    for which, names in removed.items():
+        unasked = [name for name in names if name not in asked[which]]
+        if unasked:
+            hint = (
+                "--wrt does not remove these"
+                if wrt
+                else "if that was wanted, give --wrt GLOB as to rewrite"
+            )
+            found.append(
+                f"{len(unasked)} {which}s of the original are missing ({some_names(unasked)}); "
+                f"{hint}"
+            )
+    return found
+
+
+_WRITTEN_BY_REWRITE = ("budget_bytes", "predicted_peak_bytes")
+
+
+def swapped(original: Mapping[str, object], rewritten: Mapping[str, object]) -> list[str]:
+    """Whether the arguments seem to have changed places, by what the files record."""
+    if any(k in rewritten for k in _WRITTEN_BY_REWRITE):
+        return []
+    if not any(k in original for k in _WRITTEN_BY_REWRITE):
+        return []
+    return [
+        "the first file was written by rewrite and the second was not: the arguments seem to have "
+        "changed places (ORIGINAL comes first)"
+    ]

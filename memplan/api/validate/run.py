@@ -4,89 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
-from memplan.api.validate.interface import removed_names, removed_notes, without_inputs
-from memplan.api.validate.result import Run, Validation
+from memplan.api.validate.interface import (
+    removal_findings,
+    removed_names,
+    removed_notes,
+    swapped,
+)
+from memplan.api.validate.memory import (
+    Doubt,
+    budget_findings,
+    doubt,
+    prediction_differences,
+    rise_findings,
+)
+from memplan.api.validate.options import ValidateOptions
+from memplan.api.validate.outputs import judge
+from memplan.api.validate.proof import equivalence_of, proof_findings
+from memplan.api.validate.result import Finding, Run, Validation
 from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata
+from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.proto.write import write_model
-from memplan.runtime.compare import Comparison, compare_outputs
-from memplan.runtime.inputs import Array, load_inputs, synthesize
-from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.compare import Comparison
 from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import fallback_notes
-from memplan.simulate.opened import OpenModel, on_devices, open_model, opened
+from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 
 __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
-
-# Two correct runs of float32 training graphs differ by about this much when the order of
-# additions differs (docs/how/memory-model.md).
-TOLERANCE = 1e-4
-# Kernels whose CPU implementation adds in a different order from run to run.
-_UNREPEATABLE = (("ScatterND", "reduction"),)
-
-
-@dataclass(frozen=True, slots=True)
-class ValidateOptions:
-    """How to validate.
-
-    ``provider`` ``auto`` is what the plan was made for. ``runs`` are timed; ``inputs`` is an .npz
-    with one array per graph input; ``threads`` 0 leaves their number to the runtime. ``plain``:
-    also measure the user's file with every default on.
-    """
-
-    provider: str = "auto"
-    runs: int = 5
-    inputs: Path | None = None
-    seed: int = 0
-    threads: int = 0
-    plain: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """A model that was measured, and the archive of its outputs."""
-
-    measured: Measurement
-    outputs: Path
-
-    def compared_with(self, other: _Ran) -> Comparison:
-        """Outputs of this run against those of the same names of another."""
-        names, others = self.measured.output_names, other.measured.output_names
-        return compare_outputs(self.outputs, other.outputs, names, others)
-
-
-@dataclass(slots=True)
-class _Bench:
-    """What the steps of one validation share."""
-
-    folder: Path
-    inputs: Path
-    fewer_inputs: Mapping[Path, Path]
-    request: RunRequest
-    notes: list[str] = field(default_factory=list)
-
-    def run(self, model: OpenModel, label: str, session: str) -> _Ran:
-        """Measure a model in a session of the kind; ``label`` tells its outputs from others."""
-        path = model.prepared.path
-        outputs = self.folder / f"{label.replace(' ', '_')}.npz"
-        inputs = self.fewer_inputs.get(path, self.inputs)
-        request = replace(self.request, session=session)
-        return _Ran(measure(path, request, inputs, outputs, model.prepared.weights), outputs)
 
 
 def validate(
@@ -95,39 +55,81 @@ def validate(
     options: ValidateOptions | None = None,
     *,
     dims: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
 ) -> Validation:
-    """Run both models, each in a process of its own, and compare.
+    """Compare two files as they lie there, run both, each in a process of its own, and compare.
 
     Args:
         original: the model before ``rewrite``.
         rewritten: the model after.
-        options: provider, number of timed runs, inputs.
+        options: provider, number of timed runs and of draws, inputs.
         dims: values for symbolic dimensions; default those recorded in ``rewritten``.
+        progress: is told what is being done.
 
     Raises:
-        RuntimeUnavailableError: a run failed, or the provider is missing.
+        RuntimeUnavailableError: a run failed or took too long, or the provider is missing.
         ModelError, UsageError: a bad model or bad inputs.
     """
     options = options or ValidateOptions()
-    proto = read_model(rewritten)
-    metadata = get_metadata(proto)
+    first, second = read_model(original), read_model(rewritten)
+    metadata = get_metadata(second)
     bound = dict(dims or _dims(metadata))
-    before, after = open_model(original, bound), opened(prepare(proto, rewritten, bound))
+    before, after = (
+        opened(prepare(first, original, bound)),
+        opened(prepare(second, rewritten, bound)),
+    )
     removed = removed_names(metadata)
     _check_same_interface(before, after, removed)
-    provider = _provider(options, metadata)
-    feeds: dict[str, Array]
-    feeds = (
-        load_inputs(options.inputs, before.graph)
-        if options.inputs is not None
-        else synthesize(before.graph, options.seed)
+    findings = [
+        *swapped(get_metadata(first), metadata),
+        *removal_findings(before, removed, options.wrt),
+    ]
+    request = RunRequest(
+        "tuned", _provider(options, metadata), bound, options.runs, options.seed, options.threads
     )
-    with saved_inputs(feeds) as (folder, archive):
-        request = RunRequest("tuned", provider, bound, options.runs, options.seed, options.threads)
-        fewer = {after.prepared.path: without_inputs(archive, feeds, removed["input"])}
-        bench = _Bench(folder, archive, fewer, request)
+    case = _Case(before, after, metadata, options.plain)
+    with opened_bench(
+        options, before.graph, rewritten, removed["input"], request, case.steps, progress
+    ) as bench:
         bench.notes.extend(removed_notes(removed))
-        return _validate(bench, before, after, metadata, options.plain)
+        return _validate(bench, case, [Finding("interface", text) for text in findings])
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The two files. ``plain``: whether a third run is wanted."""
+
+    before: OpenModel
+    after: OpenModel
+    metadata: Mapping[str, object]
+    plain: bool
+
+    @property
+    def level(self) -> str:
+        """The fusions that the rewritten file has."""
+        return str(self.metadata.get("optimize", "none"))
+
+    @property
+    def fused(self) -> bool:
+        """Whether the original is to be fused alike: to be proved equivalent and, but for plain
+        sessions, which fuse what they load, to be run."""
+        return self.level != "none"
+
+    @property
+    def session(self) -> str:
+        """The kind of session that the rewritten file is for."""
+        return "default" if self.metadata.get("session") == "default" else "tuned"
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget that the rewritten file records."""
+        budget = self.metadata.get("budget_bytes")
+        return budget if isinstance(budget, int) else None
+
+    @property
+    def steps(self) -> int:
+        """How many things are to be done, as far as is known beforehand."""
+        return 3 + self.plain + self.fused
 
 
 def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
@@ -157,77 +159,105 @@ def _check_same_interface(
             )
 
 
-def _validate(
-    bench: _Bench,
-    before: OpenModel,
-    after: OpenModel,
-    metadata: Mapping[str, object],
-    plain: bool,
-) -> Validation:
-    level = str(metadata.get("optimize", "none"))
-    kind = session_kind(
-        "default" if metadata.get("session") == "default" else "tuned", bench.request.provider
-    )
-    # A plain session fuses the original itself.
-    fused = level != "none" and kind.name == "tuned"
-    treated = _treat(before, level, bench) if fused else before
+def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
+    kind = session_kind(case.session, bench.request.provider)
+    reference = _reference(case, bench)
+    bench.begin("proving the files equivalent")
+    equivalence = equivalence_of(reference.prepared, case.after.prepared)
+    treated = reference if kind.name == "tuned" else case.before
     first = bench.run(treated, "original", kind.name)
-    second = bench.run(after, "rewritten", kind.name)
-    after = on_devices(after, kind)
+    second = bench.run(case.after, "rewritten", kind.name)
+    after = on_devices(case.after, kind)
     timeline = simulate(after.graph, kind, after.devices)
-    other, other_comparison = _other(bench, before, after, kind, second) if plain else (None, None)
+    label = f"original, {case.level} fusions" if treated is not case.before else "original"
+    before_run, before_doubt = _run(label, first.measured, treated, kind, bench)
+    after_run, after_doubt = _run("rewritten", second.measured, after, kind, bench, timeline)
+    other, other_comparison = _other(bench, case, kind, second) if case.plain else (None, None)
+    judged = judge(bench, treated, kind.name, first, second)
     clones, ran = clone_names(after), {node.name for node in second.measured.nodes}
-    comparison = first.compared_with(second)
-    budget = metadata.get("budget_bytes")
-    label = f"original, {level} fusions" if fused else "original"
-    result = Validation(
+    kept = order_kept(after, timeline, second.measured)
+    unrun, unrun_notes = unrun_draws(bench, first, second)
+    wrong_after, excused_after = prediction_differences(after_run, after_doubt)
+    wrong_before, excused_before = prediction_differences(before_run, before_doubt)
+    later = later_runs(timeline).peak_with_workspace_bytes if kind.name == "default" else None
+    found = {
+        "construction": proof_findings(equivalence),
+        "outputs": [*unrun, *judged.findings],
+        "memory": [
+            *budget_findings(after_run, case.budget_bytes, later),
+            *rise_findings(before_run, after_run, case.budget_bytes),
+            *wrong_after,
+            *wrong_before,
+        ],
+        "nodes": [
+            *_order_findings(kept, misplaced(after, second.measured)),
+            *clone_findings(after, timeline, second.measured),
+        ],
+    }
+    findings += [Finding(part, text) for part, texts in found.items() for text in texts]
+    return Validation(
         provider=kind.provider,
         session=kind.name,
-        original=_run(label, first.measured, treated, kind, bench),
-        rewritten=_run("rewritten", second.measured, after, kind, bench, timeline),
+        original=before_run,
+        rewritten=after_run,
         other=other,
-        comparison=comparison,
+        equivalence=equivalence,
+        comparisons=judged.comparisons,
         other_comparison=other_comparison,
-        budget_bytes=budget if isinstance(budget, int) else None,
+        vacuous_outputs=judged.vacuous,
+        later_bits_equal=judged.later_bits_equal,
+        budget_bytes=case.budget_bytes,
         clones=len(clones),
         surviving_clones=len(clones & ran),
-        order_kept=order_kept(after, timeline, second.measured),
-        findings=(),
+        order_kept=kept,
+        findings=tuple(findings),
         notes=(
+            *bench.notes,
+            *unrun_notes,
             *pattern_notes(second.measured, timeline, kind.name),
             *fallback_notes(after.devices),
             *measured_notes(second.measured, timeline.resident_bytes),
             *version_notes(kind.provider),
-            *recorded_version_notes(metadata),
+            *recorded_version_notes(case.metadata),
+            *excused_after,
+            *excused_before,
+            *judged.notes,
         ),
-        equality="bitwise" if comparison.bitwise else "different",
+        equality=judged.equality,
     )
-    result = _judge_equality(result, bench, treated, first, before)
-    findings = (
-        *_findings(result, misplaced(after, second.measured)),
-        *clone_findings(after, timeline, second.measured),
-    )
-    return replace(result, findings=findings, notes=(*bench.notes, *result.notes))
 
 
-def _other(
-    bench: _Bench, before: OpenModel, after: OpenModel, kind: SessionKind, rewritten: _Ran
-) -> tuple[Run, Comparison]:
+def _other(bench: Bench, case: _Case, kind: SessionKind, rewritten: Ran) -> tuple[Run, Comparison]:
     """The run that is no part of the claim: the user's file in a plain session or, of a model for
     plain sessions, the rewritten one in a tuned session; beside the rewritten one's outputs."""
     if kind.name == "default":
-        model, label, session = after, "rewritten, tuned", "tuned"
+        model, label, session = case.after, "rewritten, tuned", "tuned"
     else:
-        model, label, session = before, "original, plain default", "default"
-    ran = bench.run(model, "other", session)
-    run = _run(label, ran.measured, model, session_kind(session, kind.provider), bench)
-    return run, ran.compared_with(rewritten)
+        model, label, session = case.before, "original, plain default", "default"
+    ran = bench.run(model, label, session, draws=False)
+    run, doubts = _run(label, ran.measured, model, session_kind(session, kind.provider), bench)
+    wrong, excused = prediction_differences(run, doubts)
+    bench.notes.extend((*wrong, *excused))
+    return run, ran.compared_with(rewritten)[0]
 
 
-def _treat(before: OpenModel, level: str, bench: _Bench) -> OpenModel:
+def _reference(case: _Case, bench: Bench) -> OpenModel:
+    """The original as ``rewrite`` planned it: its opset raised if need was, with the fusions that
+    the rewritten file records."""
+    before, opset = case.before, default_opset(case.after.prepared.proto)
+    if default_opset(before.prepared.proto) < opset:
+        raised = raise_opset(before.prepared.proto, opset, "the rewritten file's nodes")
+        copy = bench.folder / before.prepared.path.name
+        write_model(raised, copy, force=True)
+        before = opened(prepare(raised, copy, before.prepared.dims))
+    return _treat(before, case.level, bench) if case.fused else before
+
+
+def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:
     """The original with the same fusions as the rewritten model, in its original order."""
     from memplan.runtime.optimize import optimize_offline
 
+    bench.begin(f"fusing the original ({level})")
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
     prepared, provider = before.prepared, bench.request.provider
     optimize_offline(prepared.path, saved, level, provider, prepared.weights)
@@ -242,10 +272,11 @@ def _run(
     m: Measurement,
     model: OpenModel,
     kind: SessionKind,
-    bench: _Bench,
+    bench: Bench,
     timeline: Timeline | None = None,
-) -> Run:
-    """The measured run beside its prediction (``timeline``, else simulated here)."""
+) -> tuple[Run, Doubt]:
+    """The measured run beside its prediction (``timeline``, else simulated here), and what that
+    had to assume."""
     if timeline is None:
         timeline = _predicted(model, kind, bench)
     later = None
@@ -253,23 +284,28 @@ def _run(
         plain = kind.name == "default"
         later = later_runs(timeline).dynamic_peak_bytes if plain else timeline.dynamic_peak_bytes
     resident = timeline.resident_bytes if timeline is not None else resident_bytes(model.graph)
-    return Run(
+    run = Run(
         label=label,
         session=kind.name,
         predicted_peak_bytes=timeline.peak_bytes if timeline is not None else None,
+        predicted_peak_with_workspace_bytes=(
+            timeline.peak_with_workspace_bytes if timeline is not None else None
+        ),
         predicted_later_dynamic_bytes=later,
         measured_peak_bytes=resident + m.dynamic_bytes,
         resident_bytes=resident,
         measured_dynamic_bytes=m.dynamic_bytes,
         second_run_dynamic_bytes=m.second_run_dynamic_bytes,
+        further_dynamic_bytes=m.further_dynamic_bytes,
         arena_bytes=m.arena_bytes,
         rss_growth_bytes=m.rss_growth_bytes,
         seconds_median=m.seconds_median,
         providers=Counter(node.provider for node in m.nodes),
     )
+    return run, Doubt() if timeline is None else doubt(model, timeline)
 
 
-def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline | None:
+def _predicted(model: OpenModel, kind: SessionKind, bench: Bench) -> Timeline | None:
     """What the model should need; in a plain session as the runtime's optimizer leaves it."""
     if not changes_at_load(model.graph, kind):
         held = on_devices(model, kind)
@@ -282,45 +318,8 @@ def _predicted(model: OpenModel, kind: SessionKind, bench: _Bench) -> Timeline |
     return simulate(loaded.model.graph, loaded.kind, loaded.model.devices)
 
 
-def _judge_equality(
-    result: Validation, bench: _Bench, original: OpenModel, first: _Ran, before: OpenModel
-) -> Validation:
-    """If bits differ: does the original differ from itself as much?"""
-    comparison = result.comparison
-    if comparison.bitwise:
-        return result
-    itself = first.compared_with(bench.run(original, "original again", result.session))
-    notes = []
-    if not itself.bitwise:
-        unrepeatable = [
-            node.name
-            for node in before.graph.nodes
-            if any(node.op == op and key in node.attributes for op, key in _UNREPEATABLE)
-        ]
-        notes.append(
-            f"the original differs from itself from run to run (relative {itself.max_rel_diff:.3g})"
-            + (f"; it adds in no fixed order in: {', '.join(unrepeatable)}" if unrepeatable else "")
-        )
-    allowed = max(TOLERANCE, 4 * itself.max_rel_diff)
-    equality = "tolerance" if comparison.max_rel_diff <= allowed else "different"
-    return replace(result, equality=equality, notes=(*result.notes, *notes))
-
-
-def _findings(result: Validation, moved: list[str]) -> list[str]:
-    findings = []
-    if result.equality == "different":
-        findings.append(
-            f"the outputs differ: {result.comparison.worst} by "
-            f"{result.comparison.max_rel_diff:.3g} relative"
-        )
-    if result.within_budget is False:
-        assert result.budget_bytes is not None
-        over = result.rewritten.measured_peak_bytes - result.budget_bytes
-        findings.append(
-            f"the measured peak is {over:,} B over the budget {result.budget_bytes:,} B"
-        )
-    if not result.order_kept:
-        findings.append("the runtime ran the nodes in another order than planned")
+def _order_findings(kept: bool, moved: list[str]) -> list[str]:
+    found = [] if kept else ["the runtime ran the nodes in another order than planned"]
     if moved:
-        findings.append(f"{len(moved)} nodes ran on another provider than predicted ({moved[0]})")
-    return findings
+        found.append(f"{len(moved)} nodes ran on another provider than predicted ({moved[0]})")
+    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping
+import math
+from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
+from memplan.proto.limits import MOST_CONSTANT, require
 
 T = TypeVar("T")
 
@@ -96,12 +98,22 @@ class Context(Operations):
         return index < len(self.wanted) and self.wanted[index]
 
     def attribute(self, name: str, default: T) -> T:
-        """An attribute's value, of the type of ``default``; ``default`` where it is not set."""
+        """An attribute's value, of the type of ``default``; ``default`` where it is not set.
+
+        Raises:
+            ModelError: it has another type; of the operators of others nobody knows the schema.
+        """
         for item in self.node.attribute:
             if item.name == name:
                 value: Any = helper.get_attribute_value(item)
                 if isinstance(value, bytes):
-                    value = value.decode()
+                    value = value.decode(errors="replace")
+                if not _same_kind(value, default):
+                    raise ModelError(
+                        f"{self.node.op_type} '{self.node.name}': attribute '{name}' has the "
+                        "wrong type",
+                        "export the model again; the file is damaged or was edited",
+                    )
                 return list(value) if isinstance(default, list) else value  # type: ignore[return-value]
         return default
 
@@ -129,6 +141,15 @@ class Context(Operations):
             )
         return [int(item) for item in known.reshape(-1)]
 
+    def require_room(self, *sizes: int) -> None:
+        """Check that a constant of these sizes may be put into the file.
+
+        Raises:
+            ModelError: it is too large.
+        """
+        what = f"elements of a constant for the gradient of {self.node.op_type} '{self.node.name}'"
+        require(math.prod(sizes), MOST_CONSTANT, what, "use smaller shapes or fewer steps")
+
     def axis(self, default: int, rank: int) -> int:
         """The attribute ``axis``, counted from the front."""
         axis = self.attribute("axis", default)
@@ -153,3 +174,13 @@ class Context(Operations):
     def in_forward(self) -> AbstractContextManager[None]:
         """Nodes made inside stand right behind the forward node, as part of the forward."""
         return self.emitter.placed_behind(self.node.name)
+
+
+def _same_kind(value: object, default: object) -> bool:
+    """Whether an attribute can stand for a default: numbers for numbers, text for text, lists for
+    lists."""
+    if isinstance(default, str) or isinstance(value, str):
+        return isinstance(default, str) == isinstance(value, str)
+    if isinstance(default, list):
+        return isinstance(value, Sequence)
+    return default is None or isinstance(value, int | float)

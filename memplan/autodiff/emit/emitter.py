@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.loops.cell import ScanRecompute
+from memplan.proto import native
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import domain_of
@@ -250,7 +251,7 @@ class Emitter:
         """
         try:
             return infer_types(node, self.types, self.constants, self.opset, self.ir_version)
-        except onnx.shape_inference.InferenceError as error:
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             reason = " ".join(str(error).split())
             raise MemplanError(
                 f"the gradient of {self._scope.stem} has a wrong node {node.op_type}: {reason}",
@@ -310,8 +311,13 @@ def infer_types(
     constants: Mapping[str, Array],
     opset: int,
     ir_version: int = 10,
+    *,
+    apart: bool = False,
 ) -> tuple[TensorType, ...]:
     """ONNX shape inference of one node of the default domain; unknown where it gives up.
+
+    ``apart``: the node comes from a file, and inference might die of it (see
+    :mod:`memplan.proto.native`); of nodes that rules make it does not.
 
     Raises:
         onnx.shape_inference.InferenceError: the inputs do not fit the operator.
@@ -330,14 +336,13 @@ def infer_types(
         for name in given
         if name in constants and (constants[name].dtype.kind in "iu" or constants[name].size == 1)
     }
-    found = onnx.shape_inference.infer_node_outputs(
-        schema,
-        node,
-        protos,
-        data,
-        opset_imports=[helper.make_opsetid("", opset)],
-        ir_version=ir_version,
-    )
+    imports = [helper.make_opsetid("", opset)]
+    if apart:
+        found = native.infer_node_outputs(node, protos, data, imports[0], ir_version)
+    else:
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, node, protos, data, opset_imports=imports, ir_version=ir_version
+        )
     stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
     if not (found and stated) and is_function(schema):
         found = _types_by_function(node, protos, opset, ir_version)
@@ -358,5 +363,5 @@ def _types_by_function(
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
     )
-    stated = onnx.shape_inference.infer_shapes(model).graph.value_info
+    stated = native.infer_shapes(model).graph.value_info
     return {value.name: value.type for value in stated}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import onnx
 
@@ -11,17 +12,31 @@ from memplan.autodiff.emit.emitter import infer_types
 from memplan.autodiff.emit.registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
+from memplan.proto.checks import require_valid
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
+from memplan.proto.read import check_structure
+from memplan.shapes.checks import check_calls, check_stated, require_possible
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import constant_type, infer
+from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 
 OLDEST_OPSET = 13
 _SMALL = 64
+
+
+def require_differentiable(model: onnx.ModelProto) -> None:
+    """Check that a forward graph is valid and that its shapes fit its operators: gradient rules
+    take that for granted.
+
+    Raises:
+        ModelError: what the ONNX checker or shape inference refuses.
+    """
+    require_valid(model)
+    check_stated(model, stated_types(model.graph))
 
 
 def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -41,6 +56,8 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = copied(model)
     kept = frozenset(op for domain, op in registered() if domain == "")
     copy, _ = inline_functions(copy, kept)
+    if model.functions:
+        check_structure(copy, Path("the model with its functions inlined"))
     name_nodes(copy.graph)
     for node in copy.graph.node:
         for body in subgraphs(node):
@@ -102,6 +119,8 @@ class Annotator:
             self.types[values.name] = TensorType(values.data_type, tuple(sparse.dims))
         for node in graph.node:
             self._node(node, known)
+        check_calls(graph, self.types)
+        require_possible(self.types)
         return self.types
 
     def _node(self, node: onnx.NodeProto, known: Mapping[str, TensorType]) -> None:
@@ -111,14 +130,33 @@ class Annotator:
                 self.types[node.output[0]] = TensorType(constant.dtype, constant.shape)
                 return
         try:
-            found = infer_types(node, self.types, self.constants, default_opset(self.model))
-        except (
-            onnx.shape_inference.InferenceError,
-            onnx.checker.ValidationError,  # a deprecated operator
-            RuntimeError,
-            ValueError,
-        ):
+            found = infer_types(
+                node, self.types, self.constants, default_opset(self.model), apart=True
+            )
+        except onnx.shape_inference.InferenceError as error:
+            if any(True for _ in subgraphs(node)):  # a body's shapes may change from step to step
+                self._note_all(node, known, (UNKNOWN,) * len(node.output))
+                return
+            reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
+            raise ModelError(
+                f"the shapes do not fit {node.op_type} '{node.name}': {reason}",
+                "ONNX Runtime would refuse the model too",
+            ) from None
+        except onnx.checker.ValidationError as error:
+            if "deprecated" not in str(error):
+                reason = " ".join(str(error).split())
+                raise ModelError(f"{node.op_type} '{node.name}' is not valid: {reason}") from None
             found = (UNKNOWN,) * len(node.output)
+        except (RuntimeError, ValueError):
+            found = (UNKNOWN,) * len(node.output)
+        self._note_all(node, known, found)
+
+    def _note_all(
+        self,
+        node: onnx.NodeProto,
+        known: Mapping[str, TensorType],
+        found: Sequence[TensorType],
+    ) -> None:
         for name, mine in zip(node.output, found, strict=True):
             if name:
                 self._note(name, mine, known.get(name, UNKNOWN))

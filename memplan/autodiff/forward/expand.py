@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx
-import onnx.inliner
 from onnx import helper
 
 from memplan.autodiff.activity import Activity, find_activity
@@ -15,6 +14,7 @@ from memplan.autodiff.emit.emitter import Emitter, Scope, is_function, schema_of
 from memplan.autodiff.emit.registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.errors import MemplanError, ModelError
+from memplan.proto import native
 from memplan.proto.edit import rename_reads, replace_nodes
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import is_standard, subgraphs
@@ -77,8 +77,9 @@ def emitter_for(
     names.taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
     emitter = Emitter(default_opset(model), types, constants, names, model.ir_version, mark)
     for node in graph.node:
-        emitter.places.update(dict.fromkeys(node.output, node.name))
-        emitter.makers.update(dict.fromkeys(node.output, node))
+        made = [name for name in node.output if name]
+        emitter.places.update(dict.fromkeys(made, node.name))
+        emitter.makers.update(dict.fromkeys(made, node))
     return emitter
 
 
@@ -154,9 +155,7 @@ def _is_function(node: onnx.NodeProto, opset: int) -> bool:
 
 def _inlined(model: onnx.ModelProto, ops: list[str]) -> onnx.ModelProto:
     try:
-        model = onnx.inliner.inline_selected_functions(
-            model, [("", op) for op in ops], exclude=False, inline_schema_functions=True
-        )
+        model = native.inline_functions(model, ops)
     except Exception as error:  # the binding raises bare C++ exceptions of several types
         reason = str(error).splitlines()[0]
         raise ModelError(f"operators {', '.join(ops)} cannot be inlined: {reason}") from None

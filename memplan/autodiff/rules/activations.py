@@ -38,10 +38,10 @@ def leaky_relu(ctx: Context) -> Gradients:
 
 @gradient("PRelu", elementwise=True)
 def prelu(ctx: Context) -> Gradients:
-    """A slope that is learnt, below 0."""
+    """A slope that is learnt, up to 0: as LeakyRelu, and as PyTorch has it at 0."""
     x, slope = ctx.tensors
     return (
-        lambda: ctx.dy * _choose(ctx, ctx.op("Less", x, 0), slope, 1),
+        lambda: ctx.dy * _choose(ctx, _above(ctx, x), 1, slope),
         lambda: ctx.dy * ctx.op("Min", x, 0),
     )
 

@@ -35,6 +35,7 @@ def group_norm_forward(ctx: Context) -> Sequence[Value | None]:
     if ctx.opset < _PER_CHANNEL:
         y = ctx.op("InstanceNormalization", whole, scale, bias, epsilon=epsilon)
         return [ctx.reshape_like(y, x)]
+    ctx.require_room(groups)
     ones, zeros = (ctx.const(np.full(groups, n), x.dtype) for n in (1, 0))
     y = ctx.op("InstanceNormalization", whole, ones, zeros, epsilon=epsilon)
     column = (x.shape[1], *[1] * (x.rank - 2))

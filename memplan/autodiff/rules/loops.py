@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from memplan.autodiff.bodies import separate_outputs
 from memplan.autodiff.emit.context import Context
@@ -15,6 +15,7 @@ from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, body_of
+from memplan.shapes.fold import small_constants
 
 
 @expansion("Loop")
@@ -61,19 +62,15 @@ def _trips(ctx: Context, body: onnx.GraphProto) -> int:
             "keep an unknown number of steps",
             "give it a constant trip count and a condition that stays true, or write it as a Scan",
         )
+    ctx.require_room(trips)
     return trips
 
 
 def _stays_true(body: onnx.GraphProto) -> bool:
     """Whether the condition that the body gives is the one it gets, or the constant true."""
     makers = {name: node for node in body.node for name in node.output}
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}
+    constants = small_constants(body)
     name = body.output[0].name
     while name in makers and makers[name].op_type in ("Identity", "Cast"):
         name = makers[name].input[0]
-    node = makers.get(name)
-    if node is not None and node.op_type == "Constant":
-        value = helper.get_attribute_value(node.attribute[0])
-        held = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
-        return bool(np.all(held))
     return name == body.input[1].name or (name in constants and bool(constants[name].all()))

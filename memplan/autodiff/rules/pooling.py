@@ -75,6 +75,8 @@ def _by_taps(ctx: Context, x: Value, indices: Value, windows: Windows, columns: 
             "convert the model with onnx.version_converter",
         )
     planes *= x.shape[1]
+    ctx.require_room(taps, max(taps, math.prod(counts)))
+    ctx.require_room(planes)
     places = _places(windows, sizes, counts, columns)
     firsts = np.arange(planes).reshape(planes, 1, *[1] * len(counts)) * math.prod(sizes)
     own = ctx.reshape(indices, (planes, 1, *counts)) - ctx.const(firsts, indices.dtype)
@@ -134,12 +136,14 @@ def _counts(ctx: Context, windows: Windows) -> Array:
     beyond = any(windows.before + windows.behind)
     if (padded or not beyond) and not ctx.attribute("ceil_mode", 0):
         return np.asarray(math.prod(windows.kernel))
+    ctx.require_room(*_sizes(ctx, ctx.y))
     result = np.ones((1, 1))
     pairs = zip(_sizes(ctx, ctx.tensors[0]), _sizes(ctx, ctx.y), strict=True)
     for axis, (size, count) in enumerate(pairs):
         low = -windows.before[axis] if padded else 0
         high = size + windows.behind[axis] if padded else size
         steps = np.arange(count) * windows.strides[axis] - windows.before[axis]
+        ctx.require_room(count, windows.kernel[axis])
         inner = np.arange(windows.kernel[axis]) * windows.dilations[axis]
         places = steps[:, None] + inner
         result = result[..., None] * ((places >= low) & (places < high)).sum(1)
@@ -155,6 +159,7 @@ def _added(ctx: Context, grad: Value, windows: Windows, share: float) -> Value:
             f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs the number of channels",
             "bind the dimensions first: onnx.tools.update_model_dims",
         )
+    ctx.require_room(channels, *windows.kernel)
     weight = ctx.const(np.full((channels, 1, *windows.kernel), share), x.dtype)
     return spread(ctx, grad, weight, windows, x.shape, channels, x)
 
@@ -165,7 +170,7 @@ def global_average_pool(ctx: Context) -> Gradients:
     x = ctx.tensors[0]
     count = ctx.count(x, range(2, x.rank), ctx.dy.dtype)
     known = ctx.constant(count)
-    return (ctx.dy / count if known is None else ctx.dy * (1 / float(known.item())),)
+    return (ctx.dy / count if known is None else ctx.dy * (1 / max(float(known.item()), 1)),)
 
 
 @gradient("LpPool")

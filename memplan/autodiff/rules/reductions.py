@@ -38,7 +38,7 @@ def reduce_mean(ctx: Context) -> Gradients:
     axes = _axes(ctx)
     count = ctx.count(ctx.tensors[0], axes, ctx.dy.dtype)
     known = ctx.constant(count)
-    share = ctx.dy / count if known is None else ctx.dy * (1 / float(known.item()))
+    share = ctx.dy / count if known is None else ctx.dy * (1 / max(float(known.item()), 1))
     return (_kept(ctx, share, axes),)
 
 

@@ -76,6 +76,8 @@ def _scales(ctx: Context, x: Value, y: Value) -> list[float]:
         else:
             raise _needs(ctx, "constant scales or static shapes")
     policy = ctx.attribute("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and sizes is None and factors is None:
+        raise _needs(ctx, "constant sizes, as it keeps the aspect ratio")
     if policy != "stretch" and not (factors is not None and factors.size):
         found = [max(found) if policy == "not_smaller" else min(found)] * len(found)
     result = [1.0] * x.rank
@@ -86,10 +88,13 @@ def _scales(ctx: Context, x: Value, y: Value) -> list[float]:
 
 def _repeats(ctx: Context, size: Dim, scale: float) -> int | None:
     """How often every element of an axis is repeated in a row, if nothing else is done to it."""
+    if not math.isfinite(scale) or scale <= 0:
+        return None
     times = round(scale)
     if ctx.attribute("mode", "nearest") != "nearest" or times != scale:
         return None
     count = size if isinstance(size, int) else _PROBE
+    ctx.require_room(count, times)
     found = _nearest(ctx, count, count * times, scale)
     return times if (found == np.arange(count * times) // times).all() else None
 
@@ -99,6 +104,7 @@ def _matrix(ctx: Context, axis: int, scale: float) -> Array:
     before, after = ctx.tensors[0].shape[axis], ctx.y.shape[axis]
     if not isinstance(before, int) or not isinstance(after, int):
         raise _needs(ctx, "static shapes")
+    ctx.require_room(after, before)
     result, rows = np.zeros((after, before)), np.arange(after)
     if ctx.attribute("mode", "nearest") == "nearest":
         result[rows, _nearest(ctx, before, after, scale)] = 1

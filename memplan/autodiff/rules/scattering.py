@@ -55,6 +55,7 @@ def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: i
 
 def _hits(ctx: Context, places: Value, size: int, dtype: int) -> Value:
     """1 where a place has a number, along a new last dimension (``places`` has it with size 1)."""
+    ctx.require_room(size)
     numbers = ctx.const(np.arange(size), places.dtype)
     return ctx.cast(ctx.op("Equal", places, numbers), dtype)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from onnx import helper
 
-from helpers.graphs import TUNED, open_text, tensor, timeline_of
+from helpers.graphs import TUNED, open_text, parse, tensor, timeline_of
 from helpers.passes import applied, nodes
 from memplan.passes.base import peak_did_not_rise, peak_fell
 from memplan.passes.elide import Elide, find_edits
@@ -13,6 +14,7 @@ from memplan.passes.manager import (
 )
 from memplan.passes.no_ops import Facts, same_value
 from memplan.passes.prune import Prune
+from memplan.proto.metadata import CHECKPOINT_KEY
 from memplan.simulate.timeline import Timeline, simulate
 
 
@@ -175,3 +177,24 @@ def test_peaks_compare_with_workspace_first() -> None:
     assert peak_did_not_rise(low, low)
     assert not peak_fell(low, low)
     assert not peak_did_not_rise(high, low)
+
+
+def test_a_checkpoint_keeps_its_name() -> None:
+    """A copy that is a graph output would give its source its own name."""
+    text = "g (float[4] x) => (float[4] y) { [first] a = Exp(x) [n] y = Identity(a) }"
+    model = parse(text)
+    assert nodes(applied(model, Elide())) == "first"
+    helper.set_metadata_props(model.graph.node[0], {CHECKPOINT_KEY: "true"})
+    assert nodes(applied(model, Elide())) == "first n"
+
+
+@pytest.mark.parametrize("used", ["is an output", "is read"])
+def test_a_node_stays_whose_other_output_is_used(used: str) -> None:
+    """Dropout in inference is a copy, but its mask is wanted."""
+    read = "[o] c = Identity(m)" if used == "is read" else ""
+    output = "c" if used == "is read" else "m"
+    model = open_text(
+        f"g (float[4] x) => (float[4] y, bool[4] {output}) "
+        f"{{ [first] a = Exp(x) [n] b, m = Dropout(a) {read} [last] y = Exp(b) }}"
+    )
+    assert "n" not in [edit.node for edit in find_edits(model)]

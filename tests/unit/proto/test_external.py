@@ -146,3 +146,17 @@ def test_references_follow_a_file_to_another_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be referenced from there") as caught:
         repoint_external_data(read_model(source), source, tmp_path / "aside/out.onnx")
     assert str(tmp_path / "weights") in caught.value.hint
+
+
+@pytest.mark.parametrize("beyond", [-4, 4])
+def test_a_range_that_is_not_as_long_as_its_tensor(tmp_path: Path, beyond: int) -> None:
+    """Too long a range lies within the file, too; its tensor would be another."""
+    path = odd.external(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.external_data)
+    entries = {item.key: item for item in tensor.external_data}
+    entries["length"].value = str(int(entries["length"].value) + beyond)
+    path.write_bytes(model.SerializeToString())
+    data = tmp_path / "weights.bin"
+    data.write_bytes(data.read_bytes() + bytes(64))
+    assert "but shape" in refusal(path).message

@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from helpers.graphs import graph_of, open_text
+from helpers.graphs import graph_of, open_text, parse
 from memplan.errors import UsageError
+from memplan.ir.graph import Graph
+from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.inputs import load_inputs, synthesize
 
 
@@ -121,7 +123,6 @@ def test_a_float_below_a_root_or_logarithm_is_positive() -> None:
 def test_types_that_cannot_be_made_up() -> None:
     for text in (
         "g (string[4] x) => (string[4] y) { y = Identity(x) }",
-        "g (bfloat16[4] x) => (bfloat16[4] y) { y = Identity(x) }",
         "g (complex64[4] x) => (complex64[4] y) { y = Identity(x) }",
     ):
         with pytest.raises(UsageError, match="input 'x'") as caught:
@@ -138,7 +139,7 @@ def saved(path: Path, **arrays: np.ndarray) -> Path:
 def test_inputs_from_a_file(tmp_path: Path) -> None:
     graph = graph_of(PLAIN)
     x, n = np.ones((64, 8), np.float32), np.ones(64, np.int64)
-    found = load_inputs(saved(tmp_path, n=n, x=x, more=x), graph)
+    found = load_inputs(saved(tmp_path, n=n, x=x), graph)
     assert sorted(found) == ["n", "x"]
     assert found["x"].tobytes() == x.tobytes()
 
@@ -189,12 +190,116 @@ def test_every_element_type_is_made_up_or_refused(kind: str) -> None:
     body = onnx.helper.make_graph([node], "g", [x], [y])
     opset = [onnx.helper.make_opsetid("", 23)]
     graph = open_text(onnx.helper.make_model(body, opset_imports=opset)).graph
-    made = re.fullmatch(r"FLOAT|FLOAT8E5M2|FLOAT16|DOUBLE|BOOL|U?INT(8|16|32|64)", kind)
+    made = re.fullmatch(r"FLOAT|FLOAT8E5M2|B?FLOAT16|DOUBLE|BOOL|U?INT(8|16|32|64)", kind)
     if made is None:
         with pytest.raises(UsageError) as caught:
             synthesize(graph)
         assert "--inputs" in caught.value.hint
         return
     value = synthesize(graph)["x"]
-    assert value.dtype == onnx.helper.tensor_dtype_to_np_dtype(number)
+    bfloat16 = number == onnx.TensorProto.BFLOAT16
+    wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(number)
+    assert value.dtype == wanted
     assert value.shape == (8,)
+
+
+# Draws.
+
+
+def drawn(text: str, draw: int) -> dict[str, np.ndarray]:
+    return {k: np.asarray(v) for k, v in synthesize(graph_of(text), 0, draw).items()}
+
+
+STEP = """g (float[64, 64] x, float[64, 64] w, float lr, int64 step, bool flag, bool[64] mask)
+  => (float[64, 64] y, float[64, 64] z, int64 n, bool f, bool[64] m) {
+    p = MatMul(x, w)  y = Mul(p, lr)  z = Relu(x)  n = Add(step, step)
+    f = Not(flag)  m = Not(mask) }"""
+
+
+def test_draws_differ_in_kind() -> None:
+    first, second, third = (drawn(STEP, k) for k in range(3))
+    assert (first["lr"], first["step"]) == (1, 1)
+    assert (second["lr"], second["step"]) == (np.float32(0.37), 3)
+    assert third["lr"] not in (1, second["lr"])
+    assert third["step"] == 5
+    assert first["flag"] != second["flag"]
+    assert first["flag"] == third["flag"]
+    assert not np.array_equal(first["mask"], second["mask"])
+    assert np.abs(first["x"]).max() < 1
+    assert np.abs(second["x"]).max() > 6
+    # What is multiplied by keeps the scale of what it is multiplied with.
+    assert second["w"].std() == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_a_draw_is_the_same_for_the_same_seed() -> None:
+    first, again = drawn(STEP, 1), drawn(STEP, 1)
+    assert all(first[name].tobytes() == again[name].tobytes() for name in first)
+
+
+@pytest.mark.parametrize(
+    ("text", "fan_in"),
+    [
+        ("g (float[9, 4] x, float[64, 4] w) => (float[9, 64] y) { y = Gemm<transB=1>(x, w) }", 4),
+        ("g (float[9, 64] x, float[64, 4] w) => (float[9, 4] y) { y = Gemm(x, w) }", 64),
+        ("g (float[9, 64] x, float[64] w) => (float[9] y) { y = MatMul(x, w) }", 64),
+        (
+            "g (float[1, 4, 9, 9] x, float[64, 4, 5, 5] w) => (float[1, 64, 5, 5] y)"
+            " { y = Conv(x, w) }",
+            100,
+        ),
+    ],
+    ids=["transposed", "gemm", "vector", "conv"],
+)
+def test_matrices_are_scaled_by_their_fan_in(text: str, fan_in: int) -> None:
+    scale = drawn(text, 1)["w"].std() * fan_in**0.5
+    assert scale == pytest.approx(1, rel=0.3)
+    assert drawn(text, 1)["x"].std() > 1.2
+
+
+def test_what_must_be_positive_is_so_in_every_draw() -> None:
+    text = "g (float[64, 64] v) => (float[64, 64] y) { y = Sqrt(v) }"
+    assert drawn(text, 1)["v"].min() >= 0.5
+    assert drawn(text, 1)["v"].max() > 6
+
+
+def test_indices_are_legal_in_every_draw() -> None:
+    text = "g (float[5, 4] t, int64[64] i) => (float[64, 4] y) { y = Gather(t, i) }"
+    assert set(drawn(text, 1)["i"].tolist()) == {0, 1, 2, 3, 4}
+
+
+# Given inputs beyond those that are needed.
+
+
+def _with_default() -> Graph:
+    model = parse("g (float[4] x, float[4] w) => (float[4] y) { y = Mul(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    return open_text(model).graph
+
+
+def test_inputs_with_a_default_may_be_given(tmp_path: Path) -> None:
+    x = np.zeros(4, np.float32)
+    assert sorted(load_inputs(saved(tmp_path, x=x), _with_default())) == ["x"]
+    assert sorted(load_inputs(saved(tmp_path, x=x, w=x), _with_default())) == ["w", "x"]
+    with pytest.raises(UsageError, match=r"'w' is float32\[3\], the model wants float32\[4\]"):
+        load_inputs(saved(tmp_path, x=x, w=x[:3]), _with_default())
+
+
+def test_an_array_that_is_not_an_input_is_refused(tmp_path: Path) -> None:
+    x = np.zeros(4, np.float32)
+    with pytest.raises(UsageError, match="array 'ww', which is not a graph input") as caught:
+        load_inputs(saved(tmp_path, x=x, ww=x), _with_default())
+    assert caught.value.hint == "near matches: w"
+    with pytest.raises(UsageError, match="and 1 more such") as caught:
+        load_inputs(saved(tmp_path, x=x, typo=x, zz=x), _with_default())
+    assert caught.value.hint == "inputs: x, w"
+
+
+def test_bfloat16_is_given_as_numpy_writes_it(tmp_path: Path) -> None:
+    graph = graph_of("g (bfloat16[3] x) => (bfloat16[3] y) { y = Identity(x) }")
+    bits = np.array([1, 2, 3], np.uint16)
+    for value in (bits.view("V2"), bits.view(BFLOAT16)):
+        found = load_inputs(saved(tmp_path, x=value), graph)["x"]
+        assert found.dtype == BFLOAT16
+        assert found.view(np.uint16).tolist() == [1, 2, 3]
+    with pytest.raises(UsageError, match=r"the model wants bfloat16\[3\]"):
+        load_inputs(saved(tmp_path, x=bits), graph)

@@ -11,6 +11,7 @@ from onnx import helper
 
 from helpers import odd_models as odd
 from helpers.odd_models import FLOAT, INT64, constant, info, model
+from memplan.proto import native
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims
 from memplan.shapes.fold import types_by_folding
@@ -106,13 +107,13 @@ def test_a_flat_buffer_of_parameters_is_no_list_of_values(
         domains=["acme.ops"],
     )
     asked: list[bool] = []
-    real = onnx.shape_inference.infer_shapes
+    real = native.infer_shapes
 
-    def spied(handed: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
-        asked.append(data_prop)
+    def spied(handed: onnx.ModelProto, *, propagate: bool = False) -> onnx.ModelProto:
+        asked.append(propagate)
         return real(handed)
 
-    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", spied)
+    monkeypatch.setattr(native, "infer_shapes", spied)
     assert stated_types(infer(proto).graph)["kept"].shape == (size,)
     assert any(asked) == propagates
 
@@ -122,13 +123,13 @@ def test_weights_are_not_handed_to_inference(monkeypatch: pytest.MonkeyPatch) ->
     given[0] = odd.weights("w1", odd.WIDTH, odd.HIDDEN * 100)
     proto = model(odd.training_nodes()[:1], inputs, [info("h", None)], given[:1])
     seen: list[int] = []
-    real = onnx.shape_inference.infer_shapes
+    real = native.infer_shapes
 
     def spied(handed: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
         seen.append(handed.ByteSize())
         return real(handed, **options)
 
-    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", spied)
+    monkeypatch.setattr(native, "infer_shapes", spied)
     types, _ = value_types(proto)
     assert types["h"].shape == (odd.BATCH, odd.HIDDEN * 100)
     assert seen

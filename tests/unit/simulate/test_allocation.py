@@ -515,3 +515,22 @@ def test_bodies_are_simulated_once_however_deep_they_nest(monkeypatch: pytest.Mo
     timeline = timeline_of(nested(12))
     assert len(simulated) == 1 + 2 * 12
     assert timeline.dynamic_peak_bytes == 13 * KIB  # at the innermost branch: all outputs around it
+
+
+def test_nothing_is_taken_over_where_the_runtime_does_not_know_the_shape() -> None:
+    """Behind a fence, memplan knows it, and the runtime only when it runs."""
+    text = """
+    g (float[256] x) => (float y) <int64[0] none = {{}}>
+    {{
+        [n] n = Size(x)
+        [axes] axes = Mul(n, none)
+        [v] v = {0}
+        [a] a = Exp(v)
+        [b] b = Relu(a)
+        [c] c = Exp(b)
+        [y] y = ReduceSum<keepdims = 0>(c)
+    }}"""
+    hidden, known = (text.format(op) for op in ("Unsqueeze(x, axes)", "Neg(x)"))
+    assert members(timeline_of(known), "b") == ["a", "b"]
+    assert members(timeline_of(hidden), "b") == ["b"]
+    assert members(timeline_of(hidden, REUSING), "c") == ["c"]

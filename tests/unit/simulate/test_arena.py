@@ -371,3 +371,12 @@ def test_the_second_run_holds_the_pattern_block(tmp_path: Path) -> None:
             outputs[buffer.birth :] += buffer.nbytes
     block = pattern_block(allocation).block_bytes
     assert (in_use[steps:] - base == block + outputs).all()
+
+
+def test_regions_double_up_to_a_gibibyte_by_default() -> None:
+    """``DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES`` of ONNX Runtime's ``bfc_arena.h``."""
+    buffers = [(700 * MIB, 0, 1, False)] * 3
+    run = bfc_bytes(allocation_of(1, *buffers))
+    assert sorted(region.nbytes // MIB for region in run.regions) == [1024, 1024, 1024]
+    small = bfc_bytes(allocation_of(1, *[(MIB, 0, 1, False)] * 3000))
+    assert max(region.nbytes // MIB for region in small.regions) == 1024

@@ -203,3 +203,17 @@ def test_no_order_of_a_random_graph_goes_below(model: onnx.ModelProto, draw: Ran
             dynamic[step] += inside.get(index, 0)
         assert floor.nbytes <= dynamic.max()
         assert floor.with_workspace <= (dynamic + workspace[order]).max()
+
+
+def test_a_view_that_is_a_graph_output_is_a_tensor_of_its_own() -> None:
+    """The runtime copies it, so who reads it does not need what it was made of."""
+    graph, floor = floor_of("""
+    g (float[256] x) => (float[16,16] y, float z) <int64[2] square = {16, 16}>
+    {
+        [a] a = Neg(x)
+        [v] y = Reshape(a, square)
+        [b] b = Exp(y)
+        [z] z = ReduceSum<keepdims = 0>(b)
+    }""")
+    assert floor.nbytes == 2 * KIB + 4
+    assert sorted(pinned(graph, floor)) == ["b", "y", "z"]

@@ -78,9 +78,16 @@ def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path:
     answer = json.loads(found.stdout)
     assert len(answer["removed_outputs"]) == 42
     assert len(answer["removed_inputs"]) == 28
-    proof = inside("validate", MODEL, "head.onnx", "--runs", "1", "--no-plain", "--format", "json")
-    assert proof.returncode == 0, proof.stderr
+    validate = ("validate", MODEL, "head.onnx", "--runs", "1", "--no-plain", "--format", "json")
+    proof = inside(*validate)
+    assert proof.returncode == 1
     answer = json.loads(proof.stdout)
+    assert answer["finding_parts"] == ["interface"] * 2
+    assert all("give --wrt GLOB as to rewrite" in finding for finding in answer["findings"])
+    proof = inside(*validate, "--wrt", "head*")
+    assert proof.returncode == 0, proof.stdout + proof.stderr
+    answer = json.loads(proof.stdout)
+    assert answer["proved"] is True
     assert answer["equality"] == "bitwise"
     assert answer["compared_outputs"] == 8
     assert any("28 inputs were removed" in note for note in answer["notes"])

@@ -1,0 +1,39 @@
+"""How to validate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateOptions:
+    """How to validate.
+
+    ``provider`` ``auto`` is what the plan was made for. ``runs`` are timed; ``inputs`` is an .npz
+    with one array per graph input, the first of ``draws`` sets of inputs; ``threads`` 0 leaves
+    their number to the runtime. ``plain``: also measure the user's file with every default on.
+    ``wrt``: the globs that ``rewrite`` was given, where outputs are to be missing. ``time_limit``:
+    seconds for everything that one process runs.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    provider: str = "auto"
+    runs: int = 5
+    inputs: Path | None = None
+    seed: int = 0
+    threads: int = 0
+    plain: bool = True
+    draws: int = 2
+    wrt: tuple[str, ...] = ()
+    time_limit: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise UsageError(f"{self.draws} draws: at least one is needed")
+        if not self.time_limit > 0:
+            raise UsageError(f"a time limit of {self.time_limit:g} s: it must be above 0")

@@ -1,0 +1,121 @@
+"""Whether two models gave the same, in every draw and run, and how much that says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memplan.api.validate.bench import Bench, Ran, digests_comparable
+from memplan.api.validate.interface import some_names
+from memplan.ir.graph import Graph
+from memplan.runtime.compare import Comparison
+from memplan.simulate.opened import OpenModel
+
+# Kernels whose CPU implementation adds in a different order from run to run.
+_UNREPEATABLE = (("ScatterND", "reduction"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``equality`` is ``bitwise``, ``tolerance`` or ``different``. ``later_bits_equal``: whether
+    the second runs of both sessions gave the same bits too. ``vacuous``: outputs that show nothing,
+    and why."""
+
+    equality: str
+    comparisons: tuple[Comparison, ...]
+    later_bits_equal: bool
+    vacuous: Mapping[str, str]
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def judge(bench: Bench, original: OpenModel, session: str, first: Ran, second: Ran) -> Judgement:
+    """Compare what the original (``first``) and the rewritten model gave.
+
+    Where bits differ, the original is run once more, in a session of its own: an output may differ
+    by what it differs from itself there.
+    """
+    comparisons = first.compared_with(second)
+    names = digests_comparable(first.measured.output_names, comparisons)
+    later = [name for name in first.later_differences(second) if name in names]
+    bitwise = all(c.bitwise for c in comparisons)
+    vacuous = vacuous_outputs(comparisons)
+    if bitwise and not later:
+        return Judgement("bitwise", comparisons, True, vacuous, (), ())
+    again = bench.run(original, "original again", session, timed=False)
+    itself = first.compared_with(again)
+    noisy = {d.name for c in itself for d in c.differences} | {*first.later_differences(again)}
+    wrong, excused = _wrong(comparisons, itself), [name for name in later if name in noisy]
+    unexcused = [name for name in later if name not in noisy]
+    findings = [f"the outputs differ: {text}" for text in wrong[:1]]
+    if unexcused:
+        findings.append(
+            f"outputs differ in the second run of a session, though not in the first: "
+            f"{some_names(unexcused)}"
+        )
+    different = bool(wrong or unexcused)
+    return Judgement(
+        "bitwise" if bitwise and not different else "different" if different else "tolerance",
+        comparisons,
+        not later and bitwise,
+        vacuous,
+        tuple(findings),
+        tuple(_notes(original.graph, itself, noisy, excused)),
+    )
+
+
+def _wrong(comparisons: Sequence[Comparison], itself: Sequence[Comparison]) -> list[str]:
+    """Outputs that may not pass, the worst first, in words."""
+    found = []
+    for k, compared in enumerate(comparisons):
+        where = f" in draw {k + 1}" if len(comparisons) > 1 else ""
+        own = itself[k] if k < len(itself) else None
+        for d in compared.differences:
+            if not d.allowed(own.difference_of(d.name) if own is not None else None):
+                text = d.mismatch or f"by {d.max_rel_diff:.3g} relative"
+                found.append((d.excess, f"{d.name} {text}{where}"))
+    found.sort(key=lambda pair: -pair[0])
+    count = len({text.split(" ")[0] for _, text in found})
+    texts = [text for _, text in found]
+    if count > 1:
+        texts[0] += f", and {count - 1} more outputs"
+    return texts
+
+
+def _notes(
+    graph: Graph, itself: Sequence[Comparison], noisy: set[str], later: Sequence[str]
+) -> list[str]:
+    if not noisy:
+        return []
+    unrepeatable = [
+        node.name
+        for node in graph.nodes
+        if any(node.op == op and key in node.attributes for op, key in _UNREPEATABLE)
+    ]
+    relative = max((c.max_rel_diff for c in itself), default=0.0)
+    notes = [
+        f"the original differs from itself from run to run in {len(noisy)} outputs (relative "
+        f"{relative:.3g}; {some_names(sorted(noisy))})"
+        + (f"; it adds in no fixed order in: {', '.join(unrepeatable)}" if unrepeatable else "")
+    ]
+    if later:
+        notes.append(f"second runs are not compared bit by bit in these: {some_names(later)}")
+    return notes
+
+
+def vacuous_outputs(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """Outputs that are one and the same value in all elements and all draws, and which.
+
+    A single element that is neither NaN nor 0 must show that in two draws.
+    """
+    found: dict[str, str] = {}
+    for name, value in comparisons[0].uniform.items():
+        if any(c.uniform.get(name) != value for c in comparisons):
+            continue
+        if value == "nan":
+            found[name] = "all NaN"
+        elif value in ("0", "0.0"):
+            found[name] = "all 0"
+        elif len(comparisons) > 1:
+            found[name] = f"always {value}"
+    return found

@@ -1,0 +1,59 @@
+"""Arrays by name in an ``.npz`` file, as processes exchange them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+"""The bits of bfloat16, a type that NumPy does not have, in one that it can write and read."""
+
+
+def bfloat16_bits(values: npt.NDArray[np.float32]) -> Array:
+    """float32 as bfloat16, cut: the upper half of the bits."""
+    upper: Array = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return upper.view(BFLOAT16)
+
+
+def bfloat16_values(bits: Array) -> npt.NDArray[np.float32]:
+    """bfloat16 as float32, exactly."""
+    wide = bits.view(np.uint16).astype(np.uint32) << np.uint32(16)
+    return wide.view(np.float32)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name; strings, and what is no tensor (a sequence of them), as text."""
+    np.savez(path, **{name: _plain(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+
+
+def load_arrays(path: Path) -> dict[str, Array]:
+    """All arrays in such a file."""
+    with np.load(path) as archive:
+        return dict(archive.items())
+
+
+def digests(outputs: Iterable[Any]) -> tuple[str, ...]:
+    """One digest per output: element type, shape and bits."""
+    found = []
+    for output in outputs:
+        value = _plain(output)
+        digest = hashlib.blake2b(f"{value.dtype}{value.shape}".encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        found.append(digest.hexdigest())
+    return tuple(found)
+
+
+def _plain(value: Any) -> Array:
+    """A value as NumPy can write it without pickling."""
+    if not isinstance(value, np.ndarray):
+        return np.asarray(value if isinstance(value, np.generic) else repr(value))
+    if value.dtype.kind == "O":
+        return np.asarray([str(v) for v in value.reshape(-1)], dtype=str).reshape(value.shape)
+    return value

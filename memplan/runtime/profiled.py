@@ -1,0 +1,138 @@
+"""Runs under the runtime's profiler: memory and place of every node. Used in child processes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.runtime.archive import digests
+from memplan.runtime.messages import NodeRun, ProfiledRuns, RunRequest
+from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.runtime.sessions import open_session, run_step
+
+Feeds = dict[str, npt.NDArray[np.generic]]
+Keep = Callable[[list[Any]], None]
+Events = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherDraw:
+    """Inputs for a further run, loaded when it comes; ``keep`` is given its outputs."""
+
+    load: Callable[[], Feeds]
+    keep: Keep
+
+
+def profiled_runs(
+    model: str | bytes,
+    request: RunRequest,
+    feeds: Feeds,
+    options: Any,
+    keep: Keep = lambda outputs: None,
+    more: Mapping[str, str] | None = None,
+    further: Sequence[FurtherDraw] = (),
+) -> ProfiledRuns:
+    """Two runs under the profiler, and one more for every further draw.
+
+    Args:
+        model: a path, or a model as bytes.
+        request: provider and its options, seed, threads.
+        feeds: one array per graph input.
+        options: ``onnxruntime.SessionOptions``, which get a profile file.
+        keep: is given the outputs of the first run; they must be gone before the second, or they
+            would count as in use there. Of the second run's, digests are kept.
+        more: further options of the provider.
+        further: draws for the runs after the second. The first that fails ends them.
+
+    Figures are of the memory of the provider that was asked for: a node that ran elsewhere reports
+    another memory.
+    """
+    options.enable_profiling = True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "run")
+        session = open_session(model, request, options, more=more)
+        names = [value.name for value in session.get_outputs()]
+        keep(run_step(session, feeds))
+        second = digests(run_step(session, feeds))
+        done, failed = _run_further(session, further)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    runs = _split(events)[: 2 + done]
+    here = PROVIDER_NAMES[request.provider]
+    own = [[e for e in run if e["args"].get("provider", here) == here] for run in runs]
+    base = _base(own[0])
+    dynamic = [_peak(run) - base for run in own]
+    return ProfiledRuns(
+        output_names=tuple(names),
+        nodes=tuple(_node_run(event) for event in runs[0]),
+        base_bytes=base,
+        dynamic_bytes=dynamic[0],
+        second_run_dynamic_bytes=dynamic[1],
+        arena_bytes=max((int(e["args"].get("mem_arena_held", 0)) for e in own[0]), default=0),
+        further_dynamic_bytes=tuple(dynamic[2:]),
+        second_run_digests=second,
+        failed=failed,
+    )
+
+
+def _run_further(session: Any, further: Sequence[FurtherDraw]) -> tuple[int, str]:
+    """How many draws ran, and why the next one did not."""
+    for count, draw in enumerate(further):
+        try:
+            outputs = run_step(session, draw.load())
+        except Exception as error:  # the runtime's own; whoever asked judges what it means
+            return count, " ".join(str(error).split()) or type(error).__name__
+        draw.keep(outputs)
+        del outputs
+    return len(further), ""
+
+
+def _split(events: Events) -> list[Events]:
+    """The nodes of every run that ended, in the profiler's order."""
+    steps = sorted((e["ts"] + e["dur"]) for e in events if e.get("name") == "model_run")
+    runs: list[Events] = [[] for _ in steps]
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        place = bisect_left(steps, event["ts"])
+        if place < len(runs):
+            runs[place].append(event)
+    return runs
+
+
+def _node_run(event: dict[str, Any]) -> NodeRun:
+    arguments = event["args"]
+    return NodeRun(
+        name=event["name"].removesuffix("_kernel_time"),
+        op=arguments.get("op_name", ""),
+        provider=arguments.get("provider", ""),
+        nbytes=_in_use(event),
+    )
+
+
+def _in_use(event: dict[str, Any]) -> int:
+    """Requested bytes in use when a node ended."""
+    return int(event["args"].get("mem_bytes_requested_in_use", 0))
+
+
+def _base(events: list[dict[str, Any]]) -> int:
+    """Bytes in use before the first node of a run: small initializers.
+
+    The runtime keeps initializers of 128 B and more outside the arena that it profiles. Nodes of a
+    loop's body are listed before the loop, so the least that was in use before any node counts.
+    """
+    return min(
+        (_in_use(e) - int(e["args"].get("mem_requested_in_use_delta", 0)) for e in events),
+        default=0,
+    )
+
+
+def _peak(events: list[dict[str, Any]]) -> int:
+    return max(map(_in_use, events), default=0)

@@ -1,0 +1,87 @@
+"""Sessions and their steps. Imports onnxruntime; used in child processes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from memplan.runtime.archive import BFLOAT16
+from memplan.runtime.messages import RunRequest
+from memplan.runtime.providers import PROVIDER_NAMES
+
+Array = npt.NDArray[np.generic]
+Feeds = Mapping[str, Array]
+
+_FIRST_SEED = 1_000_003
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+
+
+def open_session(
+    model: str | bytes,
+    request: RunRequest,
+    options: Any,
+    disabled: list[str] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Any:
+    """A session on the provider that was asked for; ``more`` are options of the provider.
+
+    Raises:
+        RuntimeError: the provider did not start; and whatever the runtime raises.
+    """
+    provider = PROVIDER_NAMES[request.provider]
+    # Dropout starts its generators from seed, seed + 1, ...; of those 0 and 1 give equal numbers,
+    # so that two draws in each other's place would go unnoticed.
+    ort.set_seed(request.seed + _FIRST_SEED)
+    options.intra_op_num_threads = request.threads
+    settings = {**request.provider_options, **(more or {})}
+    session = ort.InferenceSession(
+        model, options, providers=[(provider, settings)], disabled_optimizers=disabled
+    )
+    if session.get_providers()[0] != provider:
+        # The runtime falls back to the CPU in silence when a provider fails to start.
+        raise RuntimeError(f"{provider} did not start; the session fell back to the CPU")
+    # And it makes a new session on the CPU when a run fails.
+    session.disable_fallback()
+    return session
+
+
+def run_step(session: Any, feeds: Feeds) -> list[Any]:
+    """The outputs of one run, in the session's order.
+
+    The runtime exchanges no bfloat16 with NumPy: such arrays are of :data:`BFLOAT16`.
+
+    Raises:
+        Exception: whatever the runtime raises.
+    """
+    given = {name: fed(value) for name, value in feeds.items()}
+    outputs = session.get_outputs()
+    names = [output.name for output in outputs]
+    if not any(output.type == "tensor(bfloat16)" for output in outputs):
+        result: list[Any] = session.run(names, given)
+        return result
+    values = {
+        name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value)
+        for name, value in given.items()
+    }
+    return [_array(value) for value in session.run_with_ort_values(names, values)]
+
+
+def fed(value: Array) -> Any:
+    """An array as ``session.run`` takes it."""
+    if value.dtype != BFLOAT16:
+        return value
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), _BFLOAT16)
+
+
+def _array(value: Any) -> Array:
+    """A copy of an output as an array."""
+    if value.data_type() != "tensor(bfloat16)":
+        result: Array = value.numpy()
+        return result
+    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(content, BFLOAT16).reshape(value.shape())

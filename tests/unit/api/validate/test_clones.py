@@ -1,0 +1,71 @@
+"""The nodes of a run: their order, and recomputed ones among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers.graphs import TUNED, open_text, parse
+from helpers.running_inside import without_children
+from memplan.api.validate import run
+from memplan.api.validate.clones import clone_findings, order_kept
+from memplan.api.validate.run import ValidateOptions, validate
+from memplan.runtime.messages import Measurement, NodeRun
+from memplan.simulate.timeline import simulate
+
+TEXT = """g (float[4] x) => (float[4] y) {
+  [a] a = Exp(x)  [b] b = Neg(a)  [again] c = Exp(x)  [d] y = Mul(b, c) }"""
+NOTHING = Measurement((), (), 0, 0, 0, 0, 0, None)
+
+
+def measured(*names: str, elsewhere: str = "") -> Measurement:
+    return replace(
+        NOTHING,
+        nodes=tuple(NodeRun(n, "", "Other" if n == elsewhere else "CPU", 0) for n in names),
+    )
+
+
+def test_another_order_is_seen() -> None:
+    model = open_text(TEXT)
+    timeline = simulate(model.graph, TUNED)
+    assert order_kept(model, timeline, measured("a", "b", "again", "d"))
+    assert not order_kept(model, timeline, measured("a", "again", "b", "d"))
+    assert not order_kept(model, timeline, measured("a", "b", "d"))
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        (measured("a", "b", "again", "d"), ""),
+        (measured("a", "b", "d"), "1 recomputed nodes did not run"),
+        (measured("a", "again", "b", "d"), "1 recomputed nodes ran earlier than planned"),
+        (
+            measured("a", "b", "again", "d", elsewhere="again"),
+            "1 recomputed nodes ran on another provider",
+        ),
+    ],
+    ids=["right", "gone", "early", "moved"],
+)
+def test_what_is_wrong_with_recomputed_nodes(ran: Measurement, said: str) -> None:
+    proto = parse(TEXT)
+    clone = next(n for n in proto.graph.node if n.name == "again")
+    onnx.helper.set_metadata_props(clone, {"memplan.role": "recompute", "memplan.of": "a"})
+    model = open_text(proto)
+    found = clone_findings(model, simulate(model.graph, TUNED), ran)
+    assert [text[: len(said)] for text in found] == ([said] if said else [])
+
+
+@pytest.mark.ort
+def test_another_order_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_children(monkeypatch)
+    onnx.save(parse(TEXT), tmp_path / "m.onnx")
+    options = ValidateOptions(runs=1, plain=False)
+    assert validate(tmp_path / "m.onnx", tmp_path / "m.onnx", options).proved
+    monkeypatch.setattr(run, "order_kept", lambda *_: False)
+    found = validate(tmp_path / "m.onnx", tmp_path / "m.onnx", options)
+    assert [f.part for f in found.findings] == ["nodes"]
+    assert not found.proved
+    assert "node order NOT as planned" in "\n".join(found.details)

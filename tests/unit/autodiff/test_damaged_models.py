@@ -1,0 +1,143 @@
+"""``grad`` of damaged models is an error of the model; of valid ones with odd parts it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import memplan
+from memplan.api.grad.run import GradOptions, grad
+from memplan.errors import ModelError
+
+HEADER = '<ir_version: 10, opset_import: ["" : 18]>\n'
+
+
+def written(text: str, folder: Path, edit: Callable[[onnx.ModelProto], None] | None = None) -> Path:
+    model = onnx.parser.parse_model(HEADER + text)
+    if edit is not None:
+        edit(model)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def differentiated(path: Path, logits: str = "y") -> onnx.ModelProto:
+    return grad(path, GradOptions("mse", logits=logits, wrt=("*",))).model
+
+
+SIMPLE = "g (float[3,4] x) => (float[3] y) { y = ReduceSum <keepdims: int = 0> (x, axes) }"
+
+
+def with_axes(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
+
+
+def test_an_lstm_whose_first_output_is_omitted(tmp_path: Path) -> None:
+    text = """g (float[5,2,3] x, float[1,16,3] w, float[1,16,4] r) => (float[1,2,4] y)
+    { unused, y = LSTM <hidden_size: int = 4> (x, w, r) }"""
+
+    def omit(model: onnx.ModelProto) -> None:
+        model.graph.node[0].output[0] = ""
+
+    made = differentiated(written(text, tmp_path, omit))
+    assert {"x_grad", "w_grad", "r_grad"} <= {value.name for value in made.graph.output}
+
+
+def test_the_mean_of_nothing(tmp_path: Path) -> None:
+    text = "g (float[0,4] x) => (float[4] y) { y = ReduceMean <keepdims: int = 0> (x, axes) }"
+
+    def axes(model: onnx.ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
+
+    made = differentiated(written(text, tmp_path, axes))
+    assert "x_grad" in {value.name for value in made.graph.output}
+
+
+def test_a_phase_that_is_none_counts_as_forward(tmp_path: Path) -> None:
+    def stray(model: onnx.ModelProto) -> None:
+        with_axes(model)
+        model.graph.node[0].metadata_props.add(key="memplan.phase", value="dreaming")
+
+    result = grad(written(SIMPLE, tmp_path, stray), GradOptions("mse", logits="y", wrt=("*",)))
+    assert sum(result.nodes.values()) == len(result.model.graph.node)
+
+
+def twice(model: onnx.ModelProto) -> None:
+    with_axes(model)
+    model.graph.node[0].attribute.append(model.graph.node[0].attribute[0])
+
+
+def referring(model: onnx.ModelProto) -> None:
+    with_axes(model)
+    model.graph.node[0].attribute[0].ref_attr_name = "of_a_function"
+
+
+def no_flag(model: onnx.ModelProto) -> None:
+    with_axes(model)
+    model.graph.node[0].attribute[0].i = -5
+
+
+def unknown_operator(model: onnx.ModelProto) -> None:
+    with_axes(model)
+    model.graph.node[0].op_type = "Nonsense"
+
+
+def unknown_attribute(model: onnx.ModelProto) -> None:
+    with_axes(model)
+    model.graph.node[0].attribute.append(helper.make_attribute("to", 1))
+
+
+def no_version(model: onnx.ModelProto) -> None:
+    with_axes(model)
+    model.ir_version = 0
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (twice, "has an attribute twice"),
+        (referring, "refers to an attribute of a function"),
+        (no_flag, "attribute 'keepdims' is neither 0 nor 1"),
+        (unknown_operator, "checker refuses the model: No Op registered for Nonsense"),
+        (unknown_attribute, "checker refuses the model: Unrecognized attribute: to"),
+        (no_version, "checker refuses the model: .*ir_version"),
+    ],
+)
+def test_faults_of_the_file_are_told_as_such(
+    edit: Callable[[onnx.ModelProto], None], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        differentiated(written(SIMPLE, tmp_path, edit))
+
+
+def test_gradients_in_python_check_their_input_too() -> None:
+    model = onnx.parser.parse_model(HEADER + SIMPLE)
+    unknown_attribute(model)
+    with pytest.raises(ModelError, match="Unrecognized attribute"):
+        memplan.gradients(model, "y", "x")
+
+
+def test_shapes_that_do_not_fit_are_told_as_such(tmp_path: Path) -> None:
+    text = "g (float[3,4] x, float[5] s) => (float[3,4] y) { y = PRelu (x, s) }"
+    with pytest.raises(ModelError, match=r"PRelu 'PRelu_0' has inputs of shapes \[3, 4\], \[5\]"):
+        differentiated(written(text, tmp_path))
+
+
+def test_a_loop_of_three_hundred_million_steps_is_not_unrolled(tmp_path: Path) -> None:
+    text = """g (float[4] x) => (float[4] y) <int64 trips = {300000000}, bool going = {1}>
+    { y = Loop <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w)
+      { d = Identity (c) w = Mul (v, v) }> (trips, going, x) }"""
+    with pytest.raises(ModelError, match=r"300,000,000 elements of a constant for the gradient"):
+        differentiated(written(text, tmp_path))
+
+
+def test_a_resize_to_gigabytes_of_matrix_is_refused(tmp_path: Path) -> None:
+    text = """g (float[1,1,30000] x) => (float[1,1,45000] y) <float[3] s = {1.0, 1.0, 1.5}>
+    { y = Resize <mode: string = "linear"> (x, , s) }"""
+    with pytest.raises(ModelError, match=r"1,350,000,000 elements of a constant"):
+        differentiated(written(text, tmp_path))

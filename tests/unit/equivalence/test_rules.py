@@ -1,0 +1,304 @@
+"""Rules of the proof: what stands for its input, and what looks as if it did."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from helpers.graphs import parse
+from helpers.proofs import proof
+from memplan.equivalence.prove import Side, prove
+from memplan.equivalence.terms import Fact
+from memplan.errors import ModelError
+
+CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] minus = {-1}, int64[1] nine = {9},
+ int64[1] two = {2}, int64[1] three = {3}, int64[2] shape = {2, 3}, int64[2] turned = {3, 2},
+ int64[2] keep = {0, 3}, int64[2] swap = {3, 0}, int64[2] ones = {1, 1}, int64[2] twice = {1, 2},
+ int64[4] pads = {0, 0, 0, 0}, int64[4] moved = {0, 1, 0, -1}, int64[2] parts = {1, 2},
+ int64[3] wide = {1, 2, 3}, int64[3] wider = {2, 2, 3}, int64[1] flat = {6},
+ int64[2] partly = {2, -1}, int64[2] other_way = {-1, 2}, int64[3] long = {1, -1, 1},
+ float ratio = {0.5}, float none = {0}, bool yes = {1}, bool no = {0},
+ int64[3] cube = {2, 1, 3}, int64[2] all = {0, 1}, int64[2] starts = {0, 0}"""
+
+
+def graph(nodes: str, read: str = "b", shape: str = "2, 3", more: str = "") -> str:
+    """A graph in which ``nodes`` stand between ``a`` and what reads ``read``."""
+    return (
+        f"g (float[{shape}] x, float[{shape}] other, bool mode{more}) => (float[] y) "
+        f"<{CONSTANTS}> {{ [first] a = Exp (x) {nodes} [last] y = Log ({read}) }}"
+    )
+
+
+SAME = [
+    "[n] b = Reshape (a, partly)",
+    "[m] c = Reshape (a, minus) [n] b = Reshape (c, partly)",
+    "[m] c = Reshape (a, long) [n] b = Reshape (c, partly)",
+    "[n] b = Identity (a)",
+    "[n] b = Cast <to: int = 1> (a)",
+    "[n] b = Concat <axis: int = 0> (a)",
+    "[n] b = Sum (a)",
+    "[n] b = Max (a)",
+    "[n] b = Reshape (a, shape)",
+    "[n] b = Reshape (a, keep)",
+    "[m] c = Reshape (a, turned) [n] b = Reshape (c, shape)",
+    "[m] c = Reshape (a, flat) [n] b = Reshape (c, shape)",
+    "[m] c = Unsqueeze (a, zero) [n] b = Squeeze (c, zero)",
+    "[m] c = Unsqueeze (a, zero) [n] b = Squeeze (c)",
+    "[m] c = Unsqueeze (a, minus) [n] b = Squeeze (c, two)",
+    "[m] c = Unsqueeze (a, zero) [n] b = Flatten <axis: int = 2> (c)",
+    "[m] c = Unsqueeze (a, zero) [n] b = Flatten <axis: int = -1> (c)",
+    "[m] c = Transpose (a) [n] b = Transpose (c)",
+    "[n] b = Transpose <perm: ints = [0, 1]> (a)",
+    "[n] b = Expand (a, shape)",
+    "[n] b = Expand (a, three)",
+    "[n] b = Tile (a, ones)",
+    "[n] b = Slice (a, zero, nine)",
+    "[n] b = Slice (a, starts, shape, all, ones)",
+    "[n] b = Split <num_outputs: int = 1> (a)",
+    "[n] b = Split (a, two)",
+    "[n] b = Pad (a, pads)",
+    "[n] b = Dropout (a)",
+    "[n] b = Dropout (a, ratio, no)",
+    "[n] b = Dropout (a, none, yes)",
+]
+OTHER = [
+    "[n] b = Reshape (a, other_way)",
+    "[m] c = Reshape (a, long)  [n] b = Squeeze (c)",
+    "[n] b = Cast <to: int = 10> (a)",
+    "[m] c = Cast <to: int = 10> (a) [n] b = Cast <to: int = 1> (c)",
+    "[n] b = Concat <axis: int = 0> (a, other)",
+    "[n] b = Sum (a, other)",
+    "[n] b = Max (a, other)",
+    "[n] b = Mean (a, other)",
+    "[n] b = Reshape (a, turned)",
+    "[n] b = Reshape (a, swap)",
+    "[n] b = Reshape <allowzero: int = 1> (a, keep)",
+    "[n] b = Reshape (other, shape)",
+    "[n] b = Transpose (a)",
+    "[n] b = Transpose <perm: ints = [1, 0]> (a)",
+    "[m] c = Unsqueeze (a, zero) [n] b = Transpose <perm: ints = [1, 0, 2]> (c)",
+    "[n] b = Unsqueeze (a, zero)",
+    "[m] c = Unsqueeze (a, one) [n] b = Flatten <axis: int = 0> (c)",
+    "[m] c = Unsqueeze (a, one) [n] b = Squeeze (c, zero)",
+    "[n] b = Flatten <axis: int = 0> (a)",
+    "[n] b = Flatten <axis: int = 2> (a)",
+    "[n] b = Expand (a, wide)",
+    "[n] b = Expand (a, wider)",
+    "[n] b = Expand (a, cube)",
+    "[n] b = Tile (a, twice)",
+    "[n] b = Slice (a, zero, one)",
+    "[n] b = Slice (a, one, nine)",
+    "[n] b = Slice (a, minus, nine)",
+    "[n] b = Slice (a, zero, minus)",
+    "[n] b = Slice (a, zero, two, one)",
+    "[n] b = Slice (a, zero, nine, zero, two)",
+    "[n] b = Slice (a, minus, minus, zero, minus)",
+    "[n] b = Slice (a, zero, two, minus)",
+    "[n] b = Split (a, parts)",
+    "[n] b, c = Split <num_outputs: int = 2> (a)",
+    "[n] b = Pad (a, moved)",
+    "[n] b = Dropout (a, ratio, yes)",
+    "[n] b = Dropout (a, ratio, mode)",
+    "[n] b = Dropout <seed: int = 1> (a, ratio, yes)",
+    "[n] b = com.microsoft.Identity (a)",
+    "[n] b = Relu (a)",
+]
+
+
+@pytest.mark.parametrize("nodes", SAME)
+def test_a_copy_is_its_input(nodes: str) -> None:
+    found = proof(graph(nodes), graph("", "a"))
+    assert found.proved, found.reason
+    # A Dropout that was not there may take random numbers that others took.
+    added = proof(graph("", "a"), graph(nodes))
+    assert added.redrawn if "Dropout" in nodes else added.proved
+
+
+@pytest.mark.parametrize("nodes", OTHER)
+def test_what_is_no_copy_is_not_its_input(nodes: str) -> None:
+    assert not proof(graph("", "a"), graph(nodes)).proved
+    with suppress(ModelError):  # some are no valid models
+        assert not proof(graph(nodes), graph("", "a")).proved
+
+
+def transposed(first: str, second: str, shape: str = "3, 2, 5") -> str:
+    return (
+        f"g (float[{shape}] x) => (float[] y) {{ [m] c = Transpose <perm: ints = {first}> "
+        f"(x) [n] b = Transpose <perm: ints = {second}> (c) [last] y = Exp (b) }}"
+    )
+
+
+def test_transposes_are_composed_in_their_order() -> None:
+    """[2, 0, 1] three times is nothing; once after [1, 0, 2] is not once before it."""
+    one = transposed("[2, 0, 1]", "[1, 0, 2]")
+    assert proof(one, transposed("[0, 1, 2]", "[0, 2, 1]")).proved
+    assert not proof(one, transposed("[1, 0, 2]", "[2, 0, 1]")).proved
+    assert not proof(one, transposed("[0, 1, 2]", "[2, 1, 0]")).proved
+
+
+SYMBOLS = "N, 3"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "[n] b = Reshape (a, shape)",
+        "[n] b = Reshape (a, keep)",
+        "[n] b = Reshape (a, partly)",
+        "[m] c = Transpose (a) [n] b = Transpose (c)",
+        "[n] b = Expand (a, shape)",
+        "[n] b = Slice (a, zero, two)",
+        "[n] b = Slice (a, zero, nine)",
+        "[n] b = Flatten (a)",
+        "[m] c = Unsqueeze (a, zero) [n] b = Squeeze (c)",
+    ],
+)
+def test_nothing_is_concluded_from_a_size_that_may_be_another(nodes: str) -> None:
+    first, second = graph("", "a", SYMBOLS), graph(nodes, "b", SYMBOLS)
+    assert not proof(first, second, {"N": 2}).proved
+    assert proof(first.replace("N, 3", "2, 3"), second.replace("N, 3", "2, 3")).proved
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    ["[n] b = Identity (a)", "[n] b = Tile (a, ones)", "[n] b = Pad (a, pads)"],
+)
+def test_what_holds_for_any_size_is_proved_for_symbols(nodes: str) -> None:
+    assert proof(graph("", "a", SYMBOLS), graph(nodes, "b", SYMBOLS), {"N": 2}).proved
+
+
+def test_sizes_that_the_other_file_states_are_not_believed() -> None:
+    """A file may state any shape; only what is known of the reference counts."""
+    first = graph("", "a", SYMBOLS)
+    second = graph("[n] b = Expand (a, shape)", "b", SYMBOLS)
+    lying = second.replace(f"<{CONSTANTS}>", f"<float[2, 3] a, {CONSTANTS}>")
+    assert not proof(first, lying, {"N": 2}).proved
+
+
+def test_a_view_of_a_computed_shape_has_the_shape_that_is_known() -> None:
+    first = graph("[s] s = Shape (other) [n] b = Reshape (a, s) [o] c = Exp (b)", "c")
+    assert proof(first, graph("[o] c = Exp (a)", "c")).proved
+    assert proof(first, first).proved
+
+
+def test_what_is_repeated_is_not_what_it_is_made_of() -> None:
+    row = "[m] c = ReduceMax (a, zero) "
+    for repeated in ("Expand (c, shape)", "Expand (c, turned)", "Tile (c, twice)"):
+        second = graph(f"{row} [n] b = {repeated}")
+        assert not proof(graph(row, "c"), second).proved, repeated
+    assert proof(graph(row, "c"), graph(f"{row} [n] b = Expand (c, three)")).proved
+
+
+def test_axes_that_are_computed_are_not_taken_for_none() -> None:
+    more = ", int64[1] axes"
+    squeezed = "[m] c = Unsqueeze (a, {0}) [d] d = Unsqueeze (c, {0}) [n] b = Squeeze (d{1})"
+    first = graph(squeezed.format("zero", ""), more=more)
+    assert proof(first, first).proved
+    assert not proof(first, graph(squeezed.format("zero", ", axes"), more=more)).proved
+    for op, given in (("Slice", "zero, nine, axes"), ("Slice", "zero, nine, zero, axes")):
+        sliced = graph(f"[n] b = {op} (a, {given})", more=more)
+        assert not proof(graph("", "a", more=more), sliced).proved
+
+
+OLD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
+
+
+def test_dropout_before_its_mode_was_an_input_is_inference() -> None:
+    """Up to opset 6 a test mode was an attribute, and nothing is concluded."""
+    text = "[n] b = Dropout <ratio: float = 0.5> (a)"
+    short = "g (float[2, 3] x) => (float[2, 3] y) { [first] a = Exp (x) %s [last] y = Log (%s) }"
+    for opset, proved in ((10, True), (7, True), (6, False)):
+        header = OLD.format(opset=opset)
+        first, second = header + short % ("", "a"), header + short % (text, "b")
+        assert proof(second, first).proved == proved, opset
+
+
+# --- a Dropout that is rebuilt from its mask -------------------------------------------------
+
+STEP = """g (float[2, 3] x, float[2, 3] other, float given, bool mode)
+ => (float[2, 3] y, float[2, 3] z)
+<float ratio = {{0.25}}, bool yes = {{1}}, bool no = {{0}}, float share = {{0.75}},
+ float flip = {{1.3333334}}, float half = {{0.5}}, float quarter = {{0.25}},
+ float[1] row = {{0.75}}>
+{{ [first] a = Exp (x) [second] e = Exp (other)
+   [drop] d, mask = Dropout <seed: int = 3> (a, {ratio}, {mode})
+   [more] d2, mask2 = Dropout <seed: int = 4> (a, {ratio}, {mode})
+   [test] above = Greater (a, other)
+   [y] y = Log (d) [u] u = Log (d2) {rebuilt} [z] z = Neg ({read}) }}"""
+RIGHT = "[k] m = Cast <to: int = 1> (mask) [p] p = Mul (m, a) [q] q = Div (p, share)"
+
+
+def rebuilt(nodes: str, ratio: str = "ratio", mode: str = "yes") -> bool:
+    first = STEP.format(ratio=ratio, mode=mode, rebuilt="", read="d")
+    second = STEP.format(ratio=ratio, mode=mode, rebuilt=nodes, read="q")
+    return proof(first, second).proved
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ("Div (p, share)", "Mul (p, flip)")], ids=["divided", "multiplied"]
+)
+def test_dropout_is_what_its_mask_makes(old: str, new: str) -> None:
+    """Divided by the share, as on the CPU; times its inverse, as on CUDA."""
+    assert rebuilt(RIGHT.replace(old, new) if old else RIGHT)
+
+
+def test_the_ratio_of_dropout_is_a_half_unless_given() -> None:
+    assert rebuilt(RIGHT.replace("share", "half"), ratio='""')
+    assert not rebuilt(RIGHT, ratio='""')
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(mask)", "(mask2)"),
+        ("(mask)", "(above)"),
+        ("(m, a)", "(m, e)"),
+        ("(m, a)", "(m, d)"),
+        ("(m, a)", "(m, m)"),
+        ("Div (p, share)", "Div (p, quarter)"),
+        ("Div (p, share)", "Mul (p, share)"),
+        ("Div (p, share)", "Div (p, flip)"),
+        ("Div (p, share)", "Div (p, row)"),
+        ("Div (p, share)", "Div (p, given)"),
+        ("Div (p, share)", "Identity (p)"),
+        ("Mul (m, a)", "Add (m, a)"),
+        ("Mul (m, a)", "com.microsoft.Mul (m, a)"),
+        ("to: int = 1>", "to: int = 10>"),
+    ],
+)
+def test_dropout_is_not_what_another_product_makes(old: str, new: str) -> None:
+    assert RIGHT.count(old) == 1
+    assert not rebuilt(RIGHT.replace(old, new))
+
+
+@pytest.mark.parametrize("mode", ["no", "mode"])
+def test_the_mask_says_nothing_unless_dropout_is_in_training(mode: str) -> None:
+    assert not rebuilt(RIGHT, mode=mode)
+
+
+def test_the_mask_says_nothing_where_the_ratio_is_computed() -> None:
+    assert not rebuilt(RIGHT, ratio="given")
+
+
+def test_the_mask_of_another_operator_says_nothing() -> None:
+    """Of the same inputs and outputs as Dropout."""
+    known = {"a": Fact(1, (2, 3))}
+    texts = [
+        STEP.format(ratio="ratio", mode="yes", rebuilt=nodes, read=read)
+        for nodes, read in (("", "d"), (RIGHT, "q"))
+    ]
+    for operator, proved in (("Dropout", True), ("com.acme.Dropout", False)):
+        first, second = (parse(t.replace("mask = Dropout", f"mask = {operator}")) for t in texts)
+        assert prove(Side(first, Path(), known), Side(second, Path())).proved == proved
+
+
+def test_a_fence_adds_no_axis() -> None:
+    """Axes that are computed have no elements: a product of a size and nothing."""
+    fence = "[s] s = Size (other) [m] axes = Mul (s, empty) [n] b = Unsqueeze (a, axes)"
+    text = graph(fence).replace(CONSTANTS, f"{CONSTANTS}, int64[0] empty = {{}}")
+    plain = graph("", "a").replace(CONSTANTS, f"{CONSTANTS}, int64[0] empty = {{}}")
+    assert proof(plain, text).proved
+    for old, new in (("empty)", "zero)"), ("Mul (s, empty)", "Mul (s, s)"), ("Mul", "Add")):
+        assert not proof(plain, text.replace(old, new)).proved, new

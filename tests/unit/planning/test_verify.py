@@ -1,0 +1,187 @@
+"""Every condition on a rewritten file, and a bad file or plan for each: none would be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnx
+import pytest
+from onnx import helper
+
+from helpers.graphs import TUNED, open_text
+from memplan.planning.apply import apply_plan
+from memplan.planning.plan import Plan
+from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.planning.verify import Rejected, ensure
+from memplan.proto.metadata import node_metadata
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import Timeline, simulate
+from memplan.strategies.builtin import parse_strategy
+
+CHAIN = """
+g (float[256] x, float[256] spare) => (float y, float last)
+{
+    [a] a = Exp(x) [b] b = Exp(a) [c] c = Sqrt(b) [d] d = Sin(c) [e] e = Cos(d)
+    [f] f = Mul(e, d) [g] g = Mul(f, c) [h] h = Mul(g, b) [i] i = Mul(h, a)
+    [y] y = ReduceSum<keepdims = 0>(i) [last] last = Exp(y)
+}"""
+
+
+class Bench:
+    """A model, a plan that recomputes, and the file that it makes."""
+
+    def __init__(self, text: str = CHAIN, share: float = 0.7) -> None:
+        self.model: OpenModel = open_text(text)
+        budget = int(share * simulate(self.model.graph, TUNED).peak_with_workspace_bytes)
+        request = PlanRequest(self.model.graph, TUNED, budget, lambda g: [1.0] * len(g.nodes))
+        self.plan: Plan = make_plan(prepare(request), parse_strategy("greedy"), 5.0)
+        self.file = apply_plan(self.model.prepared.proto, self.plan, {})
+
+    def check(self, plan: Plan | None = None) -> Timeline:
+        """What :func:`ensure` says of the file."""
+        prepared = self.model.prepared
+        return ensure(prepared.proto, self.file, plan or self.plan, prepared.types, TUNED)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench()
+    assert made.plan.clones
+    return made
+
+
+def test_a_plan_and_its_file_pass(bench: Bench) -> None:
+    timeline = bench.check()
+    assert timeline.peak_with_workspace_bytes <= bench.plan.budget_bytes
+    assert timeline.peak_bytes == bench.plan.predicted_peak_bytes
+
+
+def test_a_file_at_its_budget_passes_and_one_byte_above_does_not(bench: Bench) -> None:
+    peak = bench.check().peak_with_workspace_bytes
+    bench.check(replace(bench.plan, budget_bytes=peak))
+    with pytest.raises(Rejected, match="breaks the budget") as caught:
+        bench.check(replace(bench.plan, budget_bytes=peak - 1))
+    assert caught.value.peak_bytes == peak
+
+
+@pytest.mark.parametrize("wrong", [-4, 4])
+def test_a_peak_that_was_not_predicted(bench: Bench, wrong: int) -> None:
+    plan = replace(bench.plan, predicted_peak_bytes=bench.plan.predicted_peak_bytes + wrong)
+    with pytest.raises(Rejected, match="planner and simulator disagree") as caught:
+        bench.check(plan)
+    assert caught.value.peak_bytes is None
+
+
+def test_an_order_that_the_runtime_would_not_keep() -> None:
+    """It runs a Shape as soon as its input is there, wherever it stands."""
+    made = Bench(
+        """
+        g (float[256] x) => (float[256] y, int64[1] n)
+        { [a] a = Exp(x) [s] n = Shape(a) [b] b = Sin(a) [c] y = Cos(b) }""",
+        share=1.0,
+    )
+    made.check()
+    nodes = {node.name: node for node in made.file.graph.node}
+    late = [onnx.NodeProto.FromString(nodes[k].SerializeToString()) for k in ("a", "b", "c", "s")]
+    del made.file.graph.node[:]
+    made.file.graph.node.extend(late)
+    with pytest.raises(Rejected, match="plan order"):
+        made.check()
+
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def drop_input(model: onnx.ModelProto) -> None:
+    del model.graph.input[1]
+
+
+def drop_output(model: onnx.ModelProto) -> None:
+    del model.graph.output[1]
+
+
+def swap_inputs(model: onnx.ModelProto) -> None:
+    first, second = (
+        onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in model.graph.input
+    )
+    model.graph.input[0].CopyFrom(second)
+    model.graph.input[1].CopyFrom(first)
+
+
+def swap_outputs(model: onnx.ModelProto) -> None:
+    names = [value.name for value in model.graph.output]
+    model.graph.output[0].name, model.graph.output[1].name = reversed(names)
+
+
+def widen_input(model: onnx.ModelProto) -> None:
+    model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 512
+
+
+def retype_input(model: onnx.ModelProto) -> None:
+    model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+
+
+def add_output(model: onnx.ModelProto) -> None:
+    model.graph.output.append(helper.make_tensor_value_info("i", onnx.TensorProto.FLOAT, [256]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [drop_input, drop_output, swap_inputs, swap_outputs, widen_input, retype_input, add_output],
+)
+def test_another_interface(bench: Bench, change: Change) -> None:
+    change(bench.file)
+    with pytest.raises(Rejected, match=r"the graph (in|out)puts changed"):
+        bench.check()
+
+
+def node(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
+    return next(n for n in model.graph.node if n.name == name)
+
+
+def unknown_attribute(model: onnx.ModelProto) -> None:
+    node(model, "c").attribute.append(helper.make_attribute("colour", 3))
+
+
+def too_many_inputs(model: onnx.ModelProto) -> None:
+    node(model, "c").input.append("x")
+
+
+@pytest.mark.parametrize("change", [unknown_attribute, too_many_inputs])
+def test_what_the_checker_refuses(bench: Bench, change: Change) -> None:
+    change(bench.file)
+    with pytest.raises(Rejected, match="the ONNX checker refuses the model"):
+        bench.check()
+
+
+def test_a_recomputation_that_nobody_reads(bench: Bench) -> None:
+    """A clone more, behind all others, so that order and peak stay."""
+    clone = next(n for n in bench.file.graph.node if "memplan.of" in node_metadata(n))
+    idle = onnx.NodeProto.FromString(clone.SerializeToString())
+    idle.name, idle.output[0] = "idle", "nobody"
+    bench.file.graph.node.append(idle)
+    with pytest.raises(Rejected, match="nothing reads the recomputed node idle"):
+        bench.check()
+
+
+def test_an_original_that_nobody_reads_is_the_users(bench: Bench) -> None:
+    """Only what memplan added must serve."""
+    text = CHAIN.replace("[y] y =", "[idle] idle = Sin(a) [y] y =")
+    Bench(text, share=1.0).check()
+
+
+def test_a_body_that_captures_counts_as_a_reader() -> None:
+    """An optional output that only a branch reads stays."""
+    made = Bench(
+        """
+        g (float[16,16] x, float[16] w, bool flag) => (float[16,16] y, float[16,1] z)
+        { [ln] n, mean, dev = LayerNormalization(x, w) [y] y = Exp(n)
+          [branch] z = If (flag) <
+            then_branch = one () => (float[16,1] u) { [u] u = Sin(mean) },
+            else_branch = two () => (float[16,1] v) { [v] v = Cos(dev) }
+          > }""",
+        share=1.0,
+    )
+    assert list(node(made.file, "ln").output) == ["n", "mean", "dev"]
+    made.check()

@@ -1,0 +1,187 @@
+"""Damaged and hostile files: what the user sees is one error of the model, or the right answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from memplan.api.analyze import analyze
+from memplan.errors import ModelError
+from memplan.planning import verify
+from memplan.proto.checks import find_fault
+from memplan.proto.metadata import get_metadata
+
+STEP = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+g (float[8,8] x) => (float[8,8] y) { h = Relu (x) y = MatMul (h, x) }"""
+Edit = Callable[[onnx.ModelProto], None]
+
+
+def written(folder: Path, edit: Edit, text: str = STEP) -> Path:
+    model = onnx.parser.parse_model(text)
+    edit(model)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "1" * 5000, "{", '"\\ud800"'])
+def test_metadata_that_no_parser_takes_is_left_out(value: str, tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.metadata_props.add(key="memplan.dims", value=value)
+        model.metadata_props.add(key="memplan.budget_bytes", value="7")
+
+    path = written(tmp_path, edit)
+    assert analyze(path).timeline.peak_bytes
+    assert get_metadata(onnx.load(path))["budget_bytes"] == 7
+
+
+@pytest.mark.parametrize(
+    "entry", [[1, [2**70]], [2**40, [8, 8]], [999, [8, 8]], [-1, []], [1, [-1]]]
+)
+def test_hidden_shapes_out_of_range_are_ignored(entry: list[object], tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.metadata_props.add(key="memplan.hidden_shapes", value=json.dumps({"h": entry}))
+
+    plain = analyze(written(tmp_path, lambda _: None)).timeline.peak_bytes
+    assert analyze(written(tmp_path, edit)).timeline.peak_bytes == plain
+
+
+@pytest.mark.parametrize(
+    "scopes", ["(" * 500, "-" * 90_000 + "1", "{[]: 1}", "[" + "1," * 400_000 + "]", "\0"]
+)
+def test_scopes_that_python_cannot_read_name_no_module(scopes: str, tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+
+    plain = analyze(written(tmp_path, lambda _: None))
+    assert analyze(written(tmp_path, edit)).timeline.peak_bytes == plain.timeline.peak_bytes
+
+
+def operator(op: str, inputs: list[str], outputs: list[str], domain: str) -> Edit:
+    def edit(model: onnx.ModelProto) -> None:
+        node = helper.make_node(op, inputs, outputs, domain=domain, name="odd")
+        model.graph.node.append(node)
+        model.opset_import.append(helper.make_opsetid("acme", 1))
+
+    return edit
+
+
+@pytest.mark.parametrize("domain", ["acme", "com.microsoft"])
+@pytest.mark.parametrize("op", ["Constant", "Slice", "ReduceSum", "LayerNormalization", "Shape"])
+def test_operators_of_others_under_standard_names(op: str, domain: str, tmp_path: Path) -> None:
+    assert analyze(written(tmp_path, operator(op, ["x"], [], domain))).timeline.peak_bytes
+    path = written(tmp_path, operator(op, [], ["made"], domain))
+    with pytest.raises(ModelError, match="shape of tensor 'made'"):
+        analyze(path)
+
+
+@pytest.mark.parametrize("inputs", [["x"], ["x", "x", "x"]])
+def test_an_operator_of_the_runtime_with_too_many_inputs(inputs: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path, operator("FusedMatMul", inputs, ["z"], "com.microsoft"))
+    with pytest.raises(ModelError, match=f"has {len(inputs)} inputs; FusedMatMul takes 2"):
+        analyze(path)
+
+
+def test_an_operator_that_is_newer_than_the_opset_has_its_inputs_too(tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 13
+        operator("LayerNormalization", [], ["made"], "")(model)
+
+    with pytest.raises(ModelError, match="has 0 inputs; LayerNormalization takes 2"):
+        analyze(written(tmp_path, edit))
+
+
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+def test_an_opset_beyond_all_numbers(provider: str, tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 2**62
+
+    with pytest.raises(ModelError, match="says that it uses opset 4,611,686,018,427,387,904"):
+        analyze(written(tmp_path, edit), provider=provider)
+
+
+LOOP = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[8] x) => (float[8] y) <int64 trips = {2147483648}, bool going = {1}>
+{ y = Loop <body = b (int64 i, bool c, float[8] v) => (bool d, float[8] w)
+  { d = Identity (c) w = Expand (v, huge) }> (trips, going, x) }"""
+
+
+def test_a_body_whose_tensors_no_machine_holds(tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        body = model.graph.node[0].attribute[0].g
+        sizes = np.array([2**50, 8])
+        body.initializer.append(numpy_helper.from_array(sizes, "huge"))
+        body.output[1].type.tensor_type.ClearField("shape")
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+
+    with pytest.raises(ModelError, match="elements; the largest is"):
+        analyze(written(tmp_path, edit, LOOP.replace("(v, huge)", "(v, huge)")))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 2), (4, 2), (3, 1)])
+def test_a_body_that_is_called_with_other_counts(inputs: int, outputs: int, tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        body = model.graph.node[0].attribute[0].g
+        body.initializer.append(numpy_helper.from_array(np.array([8]), "huge"))
+        extra = helper.make_tensor_value_info("more", TensorProto.FLOAT, [8])
+        values = [*body.input, extra][:inputs]
+        ends = list(body.output)[:outputs]
+        texts = [v.SerializeToString() for v in values], [v.SerializeToString() for v in ends]
+        del body.input[:], body.output[:]
+        body.input.extend(onnx.ValueInfoProto.FromString(text) for text in texts[0])
+        body.output.extend(onnx.ValueInfoProto.FromString(text) for text in texts[1])
+        if inputs == 2:
+            body.node[1].input[0] = "x"
+
+    with pytest.raises(ModelError, match=f"its body has {inputs} inputs and {outputs} outputs"):
+        analyze(written(tmp_path, edit, LOOP))
+
+
+def test_an_operator_that_only_the_runtime_knows_is_no_fault() -> None:
+    model = onnx.parser.parse_model(STEP)
+    model.graph.node.append(helper.make_node("SimplifiedLayerNormalization", ["x", "s"], ["n"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(8, np.float32), "s"))
+    assert find_fault(model) is None
+    model.graph.node[-1].op_type = "Nonsense"
+    assert "Nonsense" in (find_fault(model) or "")
+
+
+def test_a_fault_that_the_input_has_is_not_ours() -> None:
+    model = onnx.parser.parse_model(STEP)
+    model.graph.node[0].attribute.append(helper.make_attribute("nonsense", 1))
+    with pytest.raises(ModelError, match="checker refuses the model: Unrecognized attribute"):
+        verify._check_valid(model, model)
+    with pytest.raises(verify.Rejected):
+        verify._check_valid(onnx.parser.parse_model(STEP), model)
+
+
+@pytest.mark.parametrize("in_body", [False, True])
+def test_external_data_beside_the_model_whatever_the_current_folder(
+    in_body: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w.bin").write_bytes(np.ones(8, np.float32).tobytes())
+    held = TensorProto(name="k", data_type=1, dims=[8], data_location=TensorProto.EXTERNAL)
+    held.external_data.add(key="location", value="w.bin")
+
+    def edit(model: onnx.ModelProto) -> None:
+        body = model.graph.node[0].attribute[0].g
+        body.initializer.append(numpy_helper.from_array(np.array([8]), "huge"))
+        if in_body:
+            body.initializer.append(held)
+            body.node.append(helper.make_node("Add", ["v", "k"], ["unused"]))
+        else:
+            model.graph.node.append(helper.make_node("Constant", [], ["k"], value=held))
+
+    path = written(tmp_path, edit, LOOP.replace("2147483648", "3"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert analyze(path).timeline.peak_bytes
+    assert find_fault(onnx.load(path, load_external_data=False)) is None

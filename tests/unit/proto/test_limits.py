@@ -1,0 +1,169 @@
+"""Small files stay small: what would take gigabytes or minutes is refused before the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from memplan.errors import ModelError
+from memplan.proto import limits, native
+from memplan.proto.read import check_structure
+from memplan.shapes import fold, infer
+from memplan.shapes.prepare import prepare
+
+PATH = Path("model.onnx")
+
+
+def floats(name: str, shape: list[int] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def model_of(nodes: list[onnx.NodeProto], **more: object) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", [floats("x", [4])], [floats("y", [4])])
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10, **more)
+
+
+def calling_twice(levels: int) -> onnx.ModelProto:
+    """Functions of which each calls the next twice."""
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    functions = []
+    for level in range(levels):
+        op, domain = (f"f{level - 1}", "local") if level else ("Relu", "")
+        nodes = [
+            helper.make_node(op, ["a"], ["b"], domain=domain),
+            helper.make_node(op, ["b"], ["c"], domain=domain),
+        ]
+        functions.append(helper.make_function("local", f"f{level}", ["a"], ["c"], nodes, imports))
+    call = helper.make_node(f"f{levels - 1}", ["x"], ["y"], domain="local")
+    return model_of([call], functions=functions)
+
+
+def test_functions_that_call_each_other_twice_are_refused_before_inlining(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(prepare(calling_twice(8), PATH, {}).proto.graph.node) == 2**8
+    monkeypatch.setattr(native, "inline_functions", None)  # not called
+    with pytest.raises(ModelError, match=r"1,073,741,824 nodes after inlining .* at most 20,000"):
+        prepare(calling_twice(30), PATH, {})
+
+
+def test_functions_that_copy_a_constant_are_refused() -> None:
+    model = calling_twice(13)
+    held = numpy_helper.from_array(np.zeros(100_000, np.float32))
+    constant = helper.make_node("Constant", [], ["k"], value=held)
+    model.functions[0].node.append(constant)
+    with pytest.raises(ModelError, match="bytes of nodes after inlining"):
+        limits.require_inlinable(model)
+
+
+def test_a_function_that_calls_itself_is_left_to_the_inliner() -> None:
+    model = calling_twice(2)
+    model.functions[0].node[0].op_type, model.functions[0].node[0].domain = "f1", "local"
+    limits.require_inlinable(model)
+
+
+def nested(depth: int) -> onnx.ModelProto:
+    """If in If; built inside out, without a look at the serialized size."""
+    inner = helper.make_node("Relu", ["x"], ["y"])
+    flag = numpy_helper.from_array(np.array(True), "flag")
+    for _ in range(depth):
+        body = helper.make_graph([inner], "b", [], [floats("y", [4])])
+        inner = helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body)
+        inner.attribute.pop()  # one branch will do for this look
+    model = model_of([inner])
+    model.graph.initializer.append(flag)
+    return model
+
+
+def test_bodies_nested_deeper_than_protobuf_reads_are_refused() -> None:
+    with pytest.raises(ModelError, match="lacks its attribute"):
+        check_structure(nested(3), PATH)
+    with pytest.raises(ModelError, match="25 bodies within bodies .* at most 24"):
+        limits.require(25, limits.MOST_NESTED, "bodies within bodies in model.onnx")
+
+
+@pytest.mark.parametrize("place", ["node", "tensor"])
+def test_a_name_longer_than_archives_allow_is_refused(place: str) -> None:
+    long = "é" * 33_000  # 66,000 bytes
+    model = model_of([helper.make_node("Relu", ["x"], ["y"], name="n")])
+    if place == "node":
+        model.graph.node[0].name = long
+    else:
+        model.graph.node[0].output[0] = model.graph.output[0].name = long
+    with pytest.raises(ModelError, match=r"66,000 bytes in a name .* at most 65,000"):
+        check_structure(model, PATH)
+
+
+def test_too_many_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.proto.read.MOST_OUTPUTS", 3)
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])])
+    check_structure(model, PATH)
+    model.graph.output.extend([model.graph.output[0]] * 3)
+    with pytest.raises(ModelError, match="4 graph outputs .* at most 3"):
+        check_structure(model, PATH)
+
+
+def doubling(levels: int, *, in_body: bool) -> onnx.ModelProto:
+    """A vector that doubles: 4·2^levels elements; its shape is all that is wanted."""
+    start = numpy_helper.from_array(np.ones(4, np.int64), "c0")
+    nodes = [
+        helper.make_node("Concat", [f"c{k}", f"c{k}"], [f"c{k + 1}"], axis=0) for k in range(levels)
+    ]
+    last = helper.make_node("Expand", ["one", f"c{levels}"], ["y"])
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    if in_body:
+        body = helper.make_graph([*nodes, last], "b", [], [floats("y", None)])
+        nodes = []
+        last = helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body)
+    model = model_of([*nodes, last])
+    model.graph.initializer.extend([start, one, numpy_helper.from_array(np.array(True), "flag")])
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize("in_body", [False, True])
+def test_values_of_vectors_that_double_are_not_propagated(
+    in_body: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    real = native.infer_shapes
+
+    def spied(model: onnx.ModelProto, *, propagate: bool = False) -> onnx.ModelProto:
+        asked.append(propagate)
+        return real(model)
+
+    monkeypatch.setattr(native, "infer_shapes", spied)
+    infer.infer(doubling(3, in_body=in_body))
+    assert any(asked)
+    asked.clear()
+    infer.infer(doubling(20, in_body=in_body))
+    assert not any(asked)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "elements"),
+    [
+        ("Add", [(64, 1), (1, 64)], 4096),
+        ("Sum", [(64, 1, 1), (1, 64, 1), (1, 1, 64)], 64**3),
+        ("Where", [(100, 1), (1, 100), (1,)], 10_000),
+        ("Concat", [(4000,)] * 5, 20_000),
+        ("Gather", [(50,), (70,)], 3500),
+        ("Neg", [(7, 3)], 21),
+    ],
+)
+def test_the_size_of_what_is_folded_is_known_before(
+    op: str, shapes: list[tuple[int, ...]], elements: int
+) -> None:
+    names = [f"i{k}" for k in range(len(shapes))]
+    values = {name: np.zeros(shape, np.int64) for name, shape in zip(names, shapes, strict=True)}
+    assert fold._grown(helper.make_node(op, names, ["y"]), values) == elements
+
+
+def test_text_is_not_folded_as_if_it_were_numbers() -> None:
+    values = {"a": np.asarray("abc", dtype=object)}
+    assert fold._grown(helper.make_node("Range", ["a", "a", "a"], ["y"]), values) == np.inf

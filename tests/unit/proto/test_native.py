@@ -1,0 +1,88 @@
+"""onnx's C++ code runs in a child process, whose death is an error of one model."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from memplan.errors import ModelError
+from memplan.proto import native
+
+# Split has more outputs than num_outputs says: an assertion in onnx 1.23 ends the process.
+DEADLY = """
+<ir_version: 10, opset_import: ["" : 18]>
+g (float[4] x) => (float[1] a, float[1] b, float[1] c)
+{ a, b, c = Split <axis: int = 0, num_outputs: int = 2> (x) }
+"""
+FINE = """
+<ir_version: 10, opset_import: ["" : 18]>
+g (float[4,3] x) => (float[M,N] y) { t = Transpose (x) y = Relu (t) }
+"""
+
+
+def shape_of_t(model: onnx.ModelProto) -> list[int]:
+    value = next(v for v in model.graph.value_info if v.name == "t")
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def test_what_kills_inference_is_an_error_and_the_next_model_is_inferred() -> None:
+    deadly, fine = onnx.parser.parse_model(DEADLY), onnx.parser.parse_model(FINE)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="shape inference of onnx .* died of SIGABRT"):
+            native.infer_shapes(deadly)
+        assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
+
+
+def test_errors_have_the_types_that_onnx_raises() -> None:
+    wrong = onnx.parser.parse_model(FINE.replace("Relu (t)", "MatMul (t, t)"))
+    with pytest.raises(onnx.shape_inference.InferenceError, match="MatMul"):
+        native.infer_shapes(wrong, strict=True)
+    wrong.graph.node[0].op_type = "Nonsense"
+    with pytest.raises(onnx.checker.ValidationError, match="Nonsense"):
+        native.check_model(wrong)
+
+
+def test_a_child_that_was_killed_from_outside_is_replaced() -> None:
+    fine = onnx.parser.parse_model(FINE)
+    native.infer_shapes(fine)
+    assert native._child is not None
+    os.kill(native._child.pid, signal.SIGKILL)
+    with pytest.raises(ModelError, match="SIGKILL"):
+        native.infer_shapes(fine)
+    assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
+
+
+def test_the_child_of_a_process_is_not_that_of_its_forks() -> None:
+    fine = onnx.parser.parse_model(FINE)
+    native.infer_shapes(fine)
+    assert native._child is not None
+    before = native._child.pid
+    fork = os.fork()
+    if fork == 0:
+        found = native.infer_shapes(fine)
+        other = native._child is not None and native._child.pid != before
+        os._exit(0 if shape_of_t(found) == [3, 4] and other else 1)
+    assert os.waitpid(fork, 0)[1] == 0
+    assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
+
+
+def test_a_system_that_cannot_fork_calls_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    assert shape_of_t(native.infer_shapes(onnx.parser.parse_model(FINE))) == [3, 4]
+
+
+def test_attributes_that_are_left_out_do_not_empty_the_constants_of_a_function() -> None:
+    # onnx's inliner leaves them out of the nodes that it makes: BlackmanWindow has two defaults.
+    size = helper.make_tensor_value_info("n", TensorProto.INT64, [])
+    window = helper.make_tensor_value_info("w", TensorProto.FLOAT, None)
+    node = helper.make_node("BlackmanWindow", ["n"], ["w"])
+    graph = helper.make_graph([node], "g", [size], [window])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    inlined = native.inline_functions(model, ["BlackmanWindow"])
+    constants = [node for node in inlined.graph.node if node.op_type == "Constant"]
+    assert constants
+    assert all(node.attribute for node in constants)

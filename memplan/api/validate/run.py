@@ -248,8 +248,9 @@ def _reference(case: _Case, bench: Bench) -> OpenModel:
     if default_opset(before.prepared.proto) < opset:
         raised = raise_opset(before.prepared.proto, opset, "the rewritten file's nodes")
         copy = bench.folder / before.prepared.path.name
+        weights = settle_links(raised, before.prepared.beside)
         write_model(raised, copy, force=True)
-        before = opened(prepare(raised, copy, before.prepared.dims))
+        before = opened(prepare(raised, copy, before.prepared.dims, weights))
     return _treat(before, case.level, bench) if case.fused else before
 
 

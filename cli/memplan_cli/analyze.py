@@ -22,7 +22,7 @@ from memplan_cli.options import (
     report_options,
     session_option,
 )
-from memplan_cli.progress import announce_compilation
+from memplan_cli.progress import announce_compilation, frontier_progress, waiting
 
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
@@ -70,7 +70,7 @@ def command(
 
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
-    from memplan.api.analyze import analyze, with_placement
+    from memplan.api.analyze import PLACEMENT_SECONDS, analyze, with_placement
     from memplan.simulate.opened import open_model
 
     report.guard(model)
@@ -82,11 +82,14 @@ def command(
     if frontier:
         from memplan.api.frontier import find_frontier
 
-        analysis, points = find_frontier(open_model(model, bound(dims), loss), provider)
+        opened = open_model(model, bound(dims), loss)
+        with frontier_progress(report) as progress:
+            analysis, points = find_frontier(opened, provider, progress=progress)
     else:
         analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
     if placement:
-        analysis = with_placement(analysis)
+        with waiting(report, f"placing buffers, at most {PLACEMENT_SECONDS:g} s"):
+            analysis = with_placement(analysis)
     if report.form == "json":
         result = analysis.as_json()
         if points:

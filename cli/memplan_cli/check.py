@@ -78,9 +78,8 @@ def command(
     Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
     nothing is run, and nothing is written without --update.
     """
-    from memplan.check.run import CheckRequest, run_check, run_update
+    from memplan.check.run import CheckRequest, files_read, run_check, run_update
 
-    report.guard()
     cap = _cap(max_peak)
     request = CheckRequest(
         lock=lock,
@@ -92,6 +91,7 @@ def command(
         new_provider=provider,
         max_peak_bytes=cap,
     )
+    report.guard(*([] if report.to_stdout else files_read(request)))
     result: CheckResult | UpdateResult
     with models_progress(report) as progress:
         result = run_update(request, progress) if update else run_check(request, progress)

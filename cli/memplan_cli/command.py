@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from memplan_cli.configuration import configured
+from memplan.errors import UsageError
+from memplan_cli.configuration import configured, log_defaults, source_of_defaults
 from memplan_cli.logs import logging_to_stderr
 
 HELP_NAMES = ["-h", "--help"]
@@ -33,7 +34,12 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; ``-v`` shows what memplan logs."""
         with logging_to_stderr(ctx.params.get("verbose", 0)):
-            return super().invoke(ctx)
+            log_defaults(ctx)
+            try:
+                return super().invoke(ctx)
+            except UsageError as error:
+                error.hint = _with_source(error.hint, source_of_defaults(ctx))
+                raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, each on a line of its own, to be copied."""
@@ -41,6 +47,11 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for example in self.examples:
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+def _with_source(hint: str, source: str) -> str:
+    """A hint that also tells which values nobody typed."""
+    return "; ".join(part for part in (hint, source and f"configured: {source}") if part)
 
 
 def _configure(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

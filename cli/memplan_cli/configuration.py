@@ -1,14 +1,34 @@
-"""Defaults of options from ``[tool.memplan]`` of the nearest pyproject.toml."""
+"""Defaults of options from ``[tool.memplan]`` of the nearest pyproject.toml.
+
+The file may be somebody else's: whoever looks at a model in a checkout has not read what lies
+there. So it chooses how to look at a model, and nothing more: no file is named, written,
+overwritten or run because of it.
+"""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memplan.check.toml import parse_toml
 from memplan.errors import UsageError
+
+_LOG = logging.getLogger("memplan.configuration")
+_KEY = "memplan_cli.configuration"
+ALLOWED = frozenset(
+    {"dim", "loss", "session", "provider", "runs", "seed", "threads", "plain", "device"}
+    | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
+    | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
+    | {"scan-recompute", "time-limit", "dry-run", "weights"}
+    | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
+)
+"""The options that a configuration file may set."""
+REFUSED = frozenset({"output", "force", "update", "lock", "inputs", "costs", "profile"})
+"""Those that it may not: they name files, or make a command write or run something."""
 
 
 def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]:
@@ -18,10 +38,10 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
     holds those of one command and wins.
 
     Raises:
-        UsageError: not valid TOML, a key that is not an option, or a value of the wrong type.
+        UsageError: not valid TOML, a key that is not an option or not one of :data:`ALLOWED`, or
+            a value of the wrong type.
     """
-    here = folder or Path.cwd()
-    file = next((f for p in (here, *here.parents) if (f := p / "pyproject.toml").is_file()), None)
+    file = _nearest(folder)
     if file is None:
         return {}
     try:
@@ -37,6 +57,13 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
         raise UsageError(f"{file}: tool.memplan.{ctx.info_name} is not a table")
     for key in sorted(table.keys() - shared.keys() - set(_command_names(ctx))):
         raise UsageError(f"{file}: there is no command '{key}' for the table tool.memplan.{key}")
+    for key in sorted({k for t in (shared, own, *_tables(table)) for k in t}):
+        if key.replace("_", "-") in REFUSED:
+            raise UsageError(
+                f"{file}: tool.memplan.{key} is not for a configuration file, which cannot name "
+                "files, or make a command write or run anything",
+                f"delete it there, and type --{key.replace('_', '-')} where you mean it",
+            )
     result: dict[str, Any] = {}
     options = _options_of(ctx.command)
     for key, value in {**shared, **own}.items():
@@ -48,7 +75,40 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
                 f"{file}: tool.memplan.{key} is not an option",
                 "keys are long option names without --",
             )
+    ctx.meta[_KEY] = file
     return result
+
+
+def _nearest(folder: Path | None) -> Path | None:
+    """The pyproject.toml in ``folder`` or above it; by default in the current one."""
+    try:
+        here = folder or Path.cwd()
+        return next(
+            (f for p in (here, *here.parents) if (f := p / "pyproject.toml").is_file()), None
+        )
+    except OSError:  # the current folder was deleted, or may not be searched
+        return None
+
+
+def _tables(table: dict[str, Any]) -> list[dict[str, Any]]:
+    return [value for value in table.values() if isinstance(value, dict)]
+
+
+def source_of_defaults(ctx: click.Context) -> str:
+    """``KEY, KEY in FILE``: what the command took from a configuration file; empty for nothing."""
+    file = ctx.meta.get(_KEY)
+    names = (p.name for p in ctx.command.params if p.name)
+    taken = [n for n in names if ctx.get_parameter_source(n) is ParameterSource.DEFAULT_MAP]
+    options = {option.name: name for name, option in _options_of(ctx.command).items()}
+    keys = ", ".join(sorted(options.get(name, name) for name in taken))
+    return f"{keys} in [tool.memplan] of {file}" if keys and file is not None else ""
+
+
+def log_defaults(ctx: click.Context) -> None:
+    """Log what came from where: ``-v`` shows it."""
+    source = source_of_defaults(ctx)
+    if source:
+        _LOG.info("defaults: %s", source)
 
 
 def _options_of(command: click.Command) -> dict[str, click.Option]:

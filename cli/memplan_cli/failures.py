@@ -2,19 +2,84 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 from memplan.units import printable
 
+# What the system refuses whoever asks: full or failing disks, closed files, too many files.
+_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF}
+_SYSTEM |= {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
+
 
 def tell(message: str, hint: str = "") -> None:
     """Write ``error: ...`` and, if there is one, ``hint: ...``."""
-    click.echo(f"error: {_on_one_line(message)}", err=True)
-    if hint:
-        click.echo(f"hint: {_on_one_line(hint)}", err=True)
+    try:
+        click.echo(f"error: {_on_one_line(message)}", err=True)
+        if hint:
+            click.echo(f"hint: {_on_one_line(hint)}", err=True)
+    except OSError:  # nobody can be told; the exit code is what is left
+        silence(STDERR)
+
+
+STDOUT, STDERR = 1, 2
+
+
+def silence(number: int) -> None:
+    """Let what is still buffered for stdout or stderr go nowhere: it must not fail once more when
+    the interpreter ends."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def reserve_standard_files() -> None:
+    """Let numbers 0 to 2 stand for no other file where stdin, stdout or stderr was closed.
+
+    Writing to a stdout that was closed fails, as it should.
+    """
+    for number in (0, STDOUT, STDERR):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
+            if number == STDOUT:
+                sys.stdout = os.fdopen(number, "w", closefd=False)
+
+
+def refused_by_system(error: BaseException) -> tuple[str, str] | None:
+    """Message and hint for what is neither our bug nor the user's mistake; None for all else."""
+    if not isinstance(error, OSError):
+        return None
+    if isinstance(error, FileNotFoundError) and _folder_is_gone():
+        return "the current folder does not exist any more", "change to another one"
+    if error.errno not in _SYSTEM:
+        return None
+    where = f" ({error.filename})" if error.filename else ", or its output is closed or full"
+    return f"the system refuses: {error.strerror}{where}", "-vv shows at what"
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a Ctrl-C is behind the error: compiled code reports one as a ``SystemError``."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def _on_one_line(text: str) -> str:

@@ -16,7 +16,9 @@ from memplan_cli.options import (
     emit,
     keep_inputs,
     one_on_stdout,
+    refuse_copy,
     report_options,
+    weights_option,
 )
 
 
@@ -72,6 +74,7 @@ from memplan_cli.options import (
     "all, auto, or names as in 'a+b*'.",
 )
 @dim_option("Give a symbolic dimension its size, for --checkpoints and byte counts.")
+@weights_option
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
@@ -86,6 +89,7 @@ def command(
     from memplan.api.grad.run import GradOptions, grad
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
+    refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, forward)
     result = grad(
         forward,
@@ -95,6 +99,10 @@ def command(
         force=report.force,
     )
     if to_stdout:
+        if options["weights"] == "embed":
+            from memplan.proto.weights import embed_weights
+
+            embed_weights(result.model, forward)
         emit(result.model.SerializeToString())
     elif report.form == "json":
         report.emit_json(result.as_json())

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError
-from memplan_cli.failures import show_traceback, tell
+from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
+from memplan_cli.configuration import source_of_defaults
+from memplan_cli.failures import (
+    STDOUT,
+    is_interrupt,
+    refused_by_system,
+    reserve_standard_files,
+    show_traceback,
+    silence,
+    tell,
+)
 
-# What shells expect of a program that a signal ends: 128 + SIGINT, 128 + SIGPIPE.
+# What shells expect of a program that a signal ends: 128 + SIGINT, SIGPIPE, SIGTERM.
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
+EXIT_TERMINATED = 143
 
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
@@ -104,17 +115,16 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _told(error.format_message(), "", error.exit_code, arguments)
     except ReaderGone:
-        # What is still buffered must not fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(STDOUT)
         return EXIT_PIPE
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
             return _told_bug(error.__cause__, arguments)
-        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
+        return _told_signal(arguments)
     except KeyboardInterrupt:
-        return _told("interrupted", "nothing was written", EXIT_INTERRUPTED, arguments)
-    except Exception as error:  # the last resort: our bug, told in two lines
-        return _told_bug(error, arguments)
+        return _told_signal(arguments)
+    except Exception as error:
+        return _told_other(error, arguments)
 
 
 def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
@@ -123,9 +133,27 @@ def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
     return code
 
 
+def _told_other(error: Exception, arguments: list[str]) -> int:
+    """The last resort: what the system refused, an interrupt in disguise, or our bug."""
+    refused = refused_by_system(error)
+    if refused is not None:
+        silence(STDOUT)
+        return _told(*refused, EXIT_ENVIRONMENT, arguments)
+    if isinstance(error, SystemError) and is_interrupt(error):
+        return _told_signal(arguments)
+    return _told_bug(error, arguments)
+
+
 def _told_bug(error: Exception, arguments: list[str]) -> int:
     message = f"{type(error).__name__}: {error}"
     return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
+
+
+def _told_signal(arguments: list[str]) -> int:
+    word, code = (
+        ("terminated", EXIT_TERMINATED) if _terminated else ("interrupted", EXIT_INTERRUPTED)
+    )
+    return _told(word, "nothing was written", code, arguments)
 
 
 def _usage_message(error: click.UsageError) -> str:
@@ -144,10 +172,21 @@ def _usage_hint(error: click.UsageError) -> str:
         return "see 'memplan --help'"
     name = parameter.name if parameter is not None else None
     if name and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return "the value is set under [tool.memplan] in pyproject.toml"
+        return f"the value is set: {source_of_defaults(ctx)}"
     return f"see '{ctx.command_path} --help'"
+
+
+_terminated: list[int] = []
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the program as Ctrl-C does: children and temporary folders go first."""
+    _terminated.append(number)
+    raise KeyboardInterrupt
 
 
 def run() -> None:
     """The console script."""
+    reserve_standard_files()
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -53,6 +54,39 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
         show_default=True,
         help=help,
     )
+
+
+def finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    """The callback of an option whose number has an end.
+
+    Raises:
+        click.BadParameter: it is infinite, or not a number.
+    """
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.", ctx, parameter)
+    return value
+
+
+def weights_option(function: Function) -> Function:
+    """``--weights``."""
+    return click.option(
+        "--weights",
+        type=click.Choice(["auto", "reference", "copy", "embed"]),
+        default="auto",
+        show_default=True,
+        help="Weights in other files: refer to them, copy them beside the output, or put them into "
+        "it; auto refers to them where ONNX allows that.",
+    )(function)
+
+
+def refuse_copy(to_stdout: bool, weights: str) -> None:
+    """There is no place beside stdout.
+
+    Raises:
+        UsageError: a copy of the weights is asked for there.
+    """
+    if to_stdout and weights == "copy":
+        raise UsageError("--weights copy: nothing lies beside stdout", "--weights embed")
 
 
 def measuring_options(runs_help: str) -> Callable[[Function], Function]:
@@ -221,16 +255,13 @@ def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
     """Refuse to write over a file that is read, ``--force`` or not.
 
     Raises:
-        UsageError: ``output`` is one of ``inputs``.
+        UsageError: ``output`` is one of ``inputs``, or holds weights of one.
     """
     if output is None or is_stdout(output) or not os.path.exists(output):
         return
-    for path in inputs:
-        if path is not None and os.path.exists(path) and output.samefile(path):
-            raise UsageError(
-                f"{output} is an input of this command, and inputs are never overwritten",
-                "choose another output",
-            )
+    from memplan.proto.write import keep_inputs as keep
+
+    keep(output, *inputs)
 
 
 def guard_output(output: Path | None, force: bool, *inputs: Path | None) -> None:

@@ -20,6 +20,7 @@ from memplan_cli.options import (
     provider_option,
     report_options,
 )
+from memplan_cli.progress import waiting
 
 
 @memplan_command(
@@ -48,7 +49,8 @@ def command(
 
     to_stdout = one_on_stdout(output, report.form, "the costs and the report")
     guard_output(output, report.force, model, options["inputs"])
-    result = profile(model, ProfileOptions(**options), dims=bound(dims))
+    with waiting(report, f"profiling {model.name}: {options['runs']} runs after two to warm up"):
+        result = profile(model, ProfileOptions(**options), dims=bound(dims))
     emit(costs_text(result.costs()), output, report.force)
     if report.form == "json":
         report.emit_json({**result.as_json(), "output": str(output)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,8 +70,13 @@ def _status_line(report: Report) -> Iterator[_StatusLine | None]:
 
 
 @contextmanager
-def planning_progress(report: Report) -> Iterator[Callable[[int, float], None] | None]:
-    """Yields a callback for the planner's present peak in bytes and extra cost, or None."""
+def planning_progress(
+    report: Report, budget: str, seconds: float
+) -> Iterator[Callable[[int, float], None] | None]:
+    """Yields a callback for the planner's present peak in bytes and extra cost, or None.
+
+    ``budget`` is what is aimed at, as it was given, ``seconds`` the time for it.
+    """
     if not report.quiet:
         announce_compilation()
     with _status_line(report) as line:
@@ -78,9 +84,45 @@ def planning_progress(report: Report) -> Iterator[Callable[[int, float], None] |
             None
             if line is None
             else lambda peak, extra: line.show(
-                f"planning: dynamic peak {format_bytes(peak)}, {100 * extra:.2f}% extra time"
+                f"planning for {budget}, at most {seconds:g} s: peak {format_bytes(peak)}, "
+                f"{100 * extra:.2f}% extra time"
             )
         )
+
+
+@contextmanager
+def frontier_progress(report: Report) -> Iterator[Callable[[int, int, int], None] | None]:
+    """Yields a callback for a budget's index, their number and the budget in bytes, or None."""
+    with _status_line(report) as line:
+        yield (
+            None
+            if line is None
+            else lambda index, total, budget: line.show(
+                f"planning for budget {index + 1} of {total}: {format_bytes(budget)}"
+            )
+        )
+
+
+@contextmanager
+def waiting(report: Report, text: str) -> Iterator[None]:
+    """Shows ``text`` and the seconds so far while the block runs, if it takes long."""
+    with _status_line(report) as line:
+        if line is None:
+            yield
+            return
+        done = threading.Event()
+
+        def show() -> None:
+            while not done.wait(_INTERVAL_SECONDS):
+                line.show(text)
+
+        thread = threading.Thread(target=show, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 @contextmanager

@@ -15,12 +15,15 @@ from memplan_cli.options import (
     bound,
     dim_option,
     emit,
+    finite,
     keep_inputs,
     loss_option,
     one_on_stdout,
     provider_option,
+    refuse_copy,
     report_options,
     session_option,
+    weights_option,
 )
 from memplan_cli.progress import planning_progress
 
@@ -90,11 +93,13 @@ from memplan_cli.progress import planning_progress
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
+    callback=finite,
     default=10.0,
     show_default=True,
     metavar="S",
     help="Seconds for planning.",
 )
+@weights_option
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
@@ -120,8 +125,9 @@ def command(
         options["reserve"] = parse_size(reserve)
     asked = RewriteOptions(budget=parse_size(budget), **options)
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
+    refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, model, asked.costs)
-    with planning_progress(report) as progress:
+    with planning_progress(report, budget, asked.time_limit) as progress:
         try:
             result = rewrite(
                 model,
@@ -136,6 +142,10 @@ def command(
             error.hint = _percent_hint(budget) or error.hint
             raise
     if to_stdout:
+        if options["weights"] == "embed":
+            from memplan.proto.weights import embed_weights
+
+            embed_weights(result.model, model)
         emit(result.model.SerializeToString())
     elif report.form == "json":
         report.emit_json(result.as_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memplan.api.analyze import Analysis, analyze_open
@@ -39,7 +40,11 @@ class FrontierPoint:
 
 
 def find_frontier(
-    model: OpenModel, provider: str = "cpu", points: int = POINTS, seconds: float = 20.0
+    model: OpenModel,
+    provider: str = "cpu",
+    points: int = POINTS,
+    seconds: float = 20.0,
+    progress: Callable[[int, int, int], None] | None = None,
 ) -> tuple[Analysis, tuple[FrontierPoint, ...]]:
     """The frontier of a model in a tuned session, cheapest budget last.
 
@@ -48,6 +53,7 @@ def find_frontier(
         provider: whose memory rules and cost profile apply.
         points: number of budgets.
         seconds: for all of them together.
+        progress: called before each budget with its index, their number, and the budget in bytes.
     """
     from memplan.solver.frontier import budgets_between, trace_frontier
 
@@ -58,7 +64,12 @@ def find_frontier(
     resident = prepared.resident_bytes
     peak = analysis.timeline.peak_with_workspace_bytes - resident
     budgets = budgets_between(prepared.floor.with_workspace, peak, points)
-    found = trace_frontier(prepared.encoded.problem(peak), budgets, seconds)
+
+    def tell(index: int, total: int, budget: int) -> None:
+        if progress is not None:
+            progress(index, total, resident + budget)
+
+    found = trace_frontier(prepared.encoded.problem(peak), budgets, seconds, progress=tell)
     return analysis, tuple(
         FrontierPoint(
             resident + point.budget,

@@ -13,11 +13,13 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary
 from memplan.ops.cost import device_for
 from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
+from memplan.proto.external import settle_links
 from memplan.proto.write import write_atomically, write_model
 from memplan.runtime.inputs import load_inputs, synthesize
 from memplan.runtime.measure import saved_inputs
 from memplan.runtime.messages import RunRequest, RunTimes
 from memplan.runtime.times import device_name, medians, steady, time_nodes
+from memplan.shapes.prepare import PreparedModel
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import session_kind
 
@@ -173,8 +175,8 @@ def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
     )
     with saved_inputs(feeds) as (folder, archive):
         copy = folder / f"{prepared.path.stem}.onnx"
-        names = _write_numbered(prepared.proto, copy)
-        runs = time_nodes(copy, request, archive, prepared.path.parent)
+        names, weights = _write_numbered(prepared, copy)
+        runs = time_nodes(copy, request, archive, weights.parent)
     kept = steady(runs)
     found = medians(kept)
     seconds = {name: found[number] for number, name in names.items() if number in found}
@@ -197,23 +199,25 @@ def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
     )
 
 
-def _write_numbered(proto: onnx.ModelProto, path: Path) -> dict[str, str]:
-    """Write the model with numbers for node names; node names by number.
+def _write_numbered(prepared: PreparedModel, path: Path) -> tuple[dict[str, str], Path]:
+    """Write the model with numbers for node names; node names by number, and the model beside which
+    its external data lies.
 
     The profiler writes names into its JSON as they are, quotes and all, and tells a node inside a
     control-flow body from one outside by its name alone. Its time is in that of the node around
     it.
     """
     model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model.CopyFrom(prepared.proto)
     names = {}
     for index, node in enumerate(model.graph.node):
         names[f"n{index}"] = node.name
         node.name = f"n{index}"
     for index, node in enumerate(_inner_nodes(model.graph)):
         node.name = f"{_INNER}{index}"
+    weights = settle_links(model, prepared.beside)
     write_model(model, path)
-    return names
+    return names, weights
 
 
 def _inner_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -12,7 +12,7 @@ from memplan.check.compare import CheckEntry, Status, compare, diff
 from memplan.check.current import Current, UnboundDimsError, measure
 from memplan.check.hints import accept_command, key_of, seen_from_here
 from memplan.check.lock import Binding, Lock, LockEntry, read_lock
-from memplan.check.write import lock_text, write_lock
+from memplan.check.write import lock_text, updating, write_lock
 from memplan.errors import LockError, MemplanError, ModelError, UsageError
 from memplan.proto.write import check_output
 from memplan.units import printable
@@ -135,9 +135,18 @@ def run_update(request: CheckRequest, progress: Progress | None = None) -> Updat
     changes = tuple(_change(entry) for entry in entries)
     accepted = not run.failures and not any(entry.over_max_peak for entry in entries)
     if accepted:
-        _write(lock, entries)
+        _write(request, entries)
         entries = [_accepted(entry) for entry in entries]
     return UpdateResult(request.lock, tuple(entries), changes, tuple(run.failures), accepted)
+
+
+def files_read(request: CheckRequest) -> list[Path]:
+    """The lock and the models that it names, or that ``request`` does: what is not written over."""
+    try:
+        locked = [request.lock.parent / path for path in read_lock(request.lock).entries]
+    except LockError:  # told when it is read in earnest
+        locked = []
+    return [request.lock, *request.models, *locked]
 
 
 def _lock_to_update(request: CheckRequest) -> Lock:
@@ -322,13 +331,16 @@ def _accepted(entry: CheckEntry) -> CheckEntry:
     return entry if entry.now is None else replace(entry, status=Status.OK)
 
 
-def _write(lock: Lock, entries: Iterable[CheckEntry]) -> None:
-    kept = dict(lock.entries)
-    for entry in entries:
-        if entry.now is None:
-            del kept[entry.path]
-        else:
-            kept[entry.path] = entry.now.entry
-    # An unchanged lock is not touched, so that build tools see no new file.
-    if lock_text(kept.values()) != lock.text:
-        write_lock(lock.path, kept.values())
+def _write(request: CheckRequest, entries: Iterable[CheckEntry]) -> None:
+    """Put ``entries`` into the lock as it is now: others may have updated it meanwhile."""
+    with updating(request.lock):
+        lock = _lock_to_update(request)
+        kept = dict(lock.entries)
+        for entry in entries:
+            if entry.now is None:
+                kept.pop(entry.path, None)
+            else:
+                kept[entry.path] = entry.now.entry
+        # An unchanged lock is not touched, so that build tools see no new file.
+        if lock_text(kept.values()) != lock.text:
+            write_lock(lock.path, kept.values())

@@ -296,7 +296,7 @@ def reference_side(prepared: PreparedModel) -> Side:
         name: Fact(value.dtype, value.sizes if exact else None)
         for name, value in prepared.types.items()
     }
-    return Side(prepared.proto, prepared.path.parent, facts)
+    return Side(prepared.proto, prepared.folder, facts)
 
 
 def _numbering(side: Side, terms: Terms, facts: Mapping[str, Fact]) -> Numbering:

@@ -21,6 +21,7 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.equivalence.forms import Applied, Constant, Form, Output
+from memplan.proto.elements import tensor_bytes
 
 Array = npt.NDArray[np.generic]
 
@@ -30,6 +31,8 @@ ABSENT = -1
 INT64 = onnx.TensorProto.INT64
 _SMALL_BYTES = 1 << 15
 _CHUNK = 1 << 22
+# External data above this is not read: the same place in the same file holds the same values.
+_LARGE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +150,12 @@ def _packed(tensor: onnx.TensorProto, array: Array) -> bytes:
 
 
 def _external_digest(tensor: onnx.TensorProto, folder: Path) -> str:
-    """A digest of external data, read in pieces."""
+    """A digest of external data, read in pieces. What is large is not read: its place tells it."""
     entries = {item.key: item.value for item in tensor.external_data}
     digest = hashlib.sha256()
+    if tensor_bytes(tensor.data_type, tensor.dims) > _LARGE_BYTES:
+        place = (folder / entries["location"]).resolve()
+        return f"{place} {int(entries.get('offset', 0))}"
     with (folder / entries["location"]).open("rb") as file:
         file.seek(int(entries.get("offset", 0)))
         left = int(entries["length"]) if "length" in entries else None

@@ -8,7 +8,6 @@ is asked: the model is loaded, not run, and what the session holds is simulated.
 from __future__ import annotations
 
 import heapq
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,24 +17,24 @@ import onnx
 from memplan.errors import MemplanError
 from memplan.ir.graph import Graph
 from memplan.ops.kernels import COPY_OPS
-from memplan.proto.edit import replace_nodes
-from memplan.proto.external import external_bytes
+from memplan.processes import scratch_folder
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.external import external_bytes, settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_standard, reads_of, subgraphs
 from memplan.proto.read import read_model
 from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
-from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import OpenModel, on_devices, open_model, opened
+from memplan.shapes.prepare import load, prepare
+from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import removable_casts
 from memplan.units import format_bytes
 
 MOST_WEIGHTS = 4 * 10**9
-"""Bytes of external weights up to which a file is loaded: what the session holds is saved with
-them."""
+"""Bytes of external weights up to which a file is loaded for a tuned session: the order of its
+nodes is only told by a format that holds all weights."""
 
-_WEIGHTS = "weights"
 # Types around which the CPU puts Casts where a kernel is missing (insert_cast_transformer.cc).
 _NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
@@ -99,33 +98,33 @@ def as_loaded(
     """
     prepared = model.prepared
     weights = external_bytes(prepared.proto)
-    if weights > MOST_WEIGHTS:
+    if session.name == "tuned" and weights > MOST_WEIGHTS:
         raise MemplanError(
             f"it would be saved with its {format_bytes(weights)} of external weights"
         )
     # onnxruntime is loaded in a child process only.
     from memplan.runtime.optimize import channels_per_block, save_as_loaded
 
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        target = Path(folder) / "loaded.onnx"
+    with scratch_folder() as folder:
+        target = folder / "loaded.onnx"
         answer = save_as_loaded(
             prepared.path,
             target,
             session.name,
             session.provider,
-            weights=_WEIGHTS if weights else "",
+            weights=prepared.weights,
             portable=portable,
         )
-        saved = read_model(target)
+        saved = read_model(target, prepared.beside)
         if in_blocks(saved.graph):
-            state_block(saved.graph, channels_per_block(Path(folder)))
+            state_block(saved.graph, channels_per_block(folder))
     copies = _hide_copies(saved)
     if session.name == "default":
         _note_types(saved, model)
     else:
         _state_types(saved, model)
         _sort(saved.graph, {name: place for place, name in enumerate(answer.order)})
-    held = opened(prepare(saved, prepared.path, prepared.dims), loss)
+    held = opened(prepare(saved, prepared.path, prepared.dims, prepared.weights), loss)
     if session.provider == "cuda":
         shown = replace(held, graph=_show_copies(held.graph, copies))
         held = on_devices(shown, session, loss)
@@ -141,17 +140,21 @@ def as_loaded(
     return Loaded(held, kind, gone, new, answer.version)
 
 
-def written_as_loaded(model: onnx.ModelProto, session: SessionKind) -> Loaded | None:
+def written_as_loaded(model: onnx.ModelProto, session: SessionKind, weights: Path) -> Loaded | None:
     """The same for a rewritten model that is not a file yet; None if the runtime cannot be asked.
 
-    It records what its symbolic dimensions are bound to.
+    It records what its symbolic dimensions are bound to. Its external data lies beside the model
+    ``weights``.
     """
     dims = get_metadata(model).get("dims")
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        path = Path(folder) / "rewritten.onnx"
+    with scratch_folder() as folder:
+        path = folder / "rewritten.onnx"
         try:
+            model = copied(model)
+            weights = settle_links(model, weights)
             path.write_bytes(model.SerializeToString())
-            return as_loaded(open_model(path, dims if isinstance(dims, dict) else {}), session)
+            prepared = load(path, dims if isinstance(dims, dict) else {}, weights)
+            return as_loaded(opened(prepared), session)
         except (MemplanError, ValueError):
             return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import onnx
 
@@ -120,7 +121,7 @@ def _tried(model: OpenModel, draft: Draft, limits: Limits) -> tuple[PlainModel |
     over = limits.excess(draft.peaks(), draft.resident)
     if over > 0:
         return None, over
-    result = _finished(draft, limits)
+    result = _finished(draft, limits, model.prepared.beside)
     ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
     over = limits.excess(result.peaks, 0)
     return (result if over <= 0 else None), over
@@ -130,7 +131,7 @@ def _cost(plan: Plan) -> float:
     return plan.extra_cost_fraction
 
 
-def _finished(draft: Draft, limits: Limits) -> PlainModel:
+def _finished(draft: Draft, limits: Limits, weights: Path) -> PlainModel:
     """The model with the fewest fences and pins that the runtime leaves as it is.
 
     Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
@@ -139,7 +140,7 @@ def _finished(draft: Draft, limits: Limits) -> PlainModel:
     needed: frozenset[str] = frozenset()
     for _ in range(_LOADS):
         result = finish(draft, limits, SEARCH_SECONDS, needed)
-        held = written_as_loaded(result.model, draft.kind)
+        held = written_as_loaded(result.model, draft.kind, weights)
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
         needed |= frozenset(held.gone)

@@ -157,7 +157,14 @@ def make_plan(
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
     warm_up()
     start = time.perf_counter()
-    outcome = checked(strategy, problem, time_limit, progress)
+    outside = resident + prepared.reserved_bytes
+
+    def tell(peak: int, extra: float) -> None:
+        """In the unit of the budget."""
+        if progress is not None:
+            progress(outside + peak, extra)
+
+    outcome = checked(strategy, problem, time_limit, tell)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
         if strategy.ignores_budget:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError, UsageError
 from memplan.proto.elements import tensor_bytes
@@ -13,8 +14,14 @@ from memplan.proto.nodes import subgraphs
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model whose data lies in another file, bodies included."""
+    """Every tensor of the model whose data lies in another file: initializers and constants,
+    sparse ones included, of the graph, of every body and of every function."""
     yield from _external_of_graph(model.graph)
+    for function in model.functions:
+        yield from _external_of_nodes(function.node)
+    for training in model.training_info:
+        yield from _external_of_graph(training.initialization)
+        yield from _external_of_graph(training.algorithm)
 
 
 def external_bytes(model: onnx.ModelProto) -> int:
@@ -23,26 +30,54 @@ def external_bytes(model: onnx.ModelProto) -> int:
 
 
 def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    sparse = (part for s in graph.sparse_initializer for part in (s.values, s.indices))
-    for tensor in (*graph.initializer, *sparse):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield tensor
-    for node in graph.node:
+    yield from _external((*graph.initializer, *_parts(graph.sparse_initializer)))
+    yield from _external_of_nodes(graph.node)
+
+
+def _external_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
         for attribute in node.attribute:
-            if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
-                yield attribute.t
+            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+            yield from _external((attribute.t, *attribute.tensors, *_parts(sparse)))
         for body in subgraphs(node):
             yield from _external_of_graph(body)
 
 
-def _entry(tensor: onnx.TensorProto, key: str) -> str | None:
+def _external(tensors: Iterable[onnx.TensorProto]) -> Iterator[onnx.TensorProto]:
+    return (t for t in tensors if t.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _parts(sparse: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    return (part for tensor in sparse for part in (tensor.values, tensor.indices))
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files that the model at ``path`` keeps weights in, whether they are there or not.
+
+    Empty for what is not a model: whoever reads it will say so.
+    """
+    model = onnx.ModelProto()
+    try:
+        if not path.is_file():  # reading a pipe would wait, and take what others are to read
+            return []
+        model.ParseFromString(path.read_bytes())
+    except (OSError, DecodeError):
+        return []
+    places = {external_entry(tensor, "location") or "" for tensor in external_tensors(model)}
+    return [path.parent / place for place in sorted(p for p in places if isinstance(p, str) and p)]
+
+
+def external_entry(tensor: onnx.TensorProto, key: str) -> str | None:
+    """One of ``location``, ``offset``, ``length``, ``checksum``, as text; None if not there."""
     return next((item.value for item in tensor.external_data if item.key == key), None)
 
 
 def _location(tensor: onnx.TensorProto, path: Path) -> str:
-    location = _entry(tensor, "location")
+    location = external_entry(tensor, "location")
     if not location:
         raise ModelError(f"{path}: tensor '{tensor.name}' is external but names no file")
+    if not isinstance(location, str):  # protobuf hands out bytes for what is not UTF-8
+        raise ModelError(f"{path}: tensor '{tensor.name}' is in a file whose name is not UTF-8")
     absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute()
     if absolute or ".." in PurePosixPath(location.replace("\\", "/")).parts:
         raise ModelError(
@@ -93,8 +128,8 @@ def _check_range(tensor: onnx.TensorProto, path: Path, location: str, size: int)
     what = f"{path}: external data of '{tensor.name}'"
     needed = tensor_bytes(tensor.data_type, tensor.dims)
     try:
-        offset = int(_entry(tensor, "offset") or 0)
-        length = int(_entry(tensor, "length") or needed)
+        offset = int(external_entry(tensor, "offset") or 0)
+        length = int(external_entry(tensor, "length") or needed)
     except ValueError:
         raise ModelError(f"{what} has a malformed offset or length") from None
     if offset < 0 or length != needed:
@@ -119,27 +154,50 @@ def repoint_external_data(model: onnx.ModelProto, source: Path, target: Path) ->
         UsageError: ``target`` lies where a relative path without ``..`` cannot reach the data.
     """
     for tensor in external_tensors(model):
-        location = _location_from(tensor, source, target)
-        for item in tensor.external_data:
-            if item.key == "location":
-                item.value = location
+        _set_location(tensor, _location_from(tensor, source, target))
 
 
-def check_reachable(model: onnx.ModelProto, source: Path, target: Path) -> None:
-    """Fail early where :func:`repoint_external_data` would fail; nothing is changed.
-
-    Raises:
-        UsageError: ``target`` is the data, or lies where a relative path without ``..`` cannot
-            reach it.
-    """
-    folder, place = source.parent.resolve(), target.resolve()
-    for tensor in external_tensors(model):
-        if (folder / _location(tensor, source)).resolve() == place:
-            raise UsageError(
-                f"{target} holds weights of {source}, and inputs are never overwritten",
-                "choose another output",
-            )
+def is_reachable(tensor: onnx.TensorProto, source: Path, target: Path) -> bool:
+    """Whether a model at ``target`` can refer to the data of a tensor of that at ``source``."""
+    try:
         _location_from(tensor, source, target)
+    except UsageError:
+        return False
+    return True
+
+
+def settle_links(model: onnx.ModelProto, beside: Path) -> Path:
+    """Let references of a model whose data lies beside the model ``beside`` lead to no link.
+
+    A session that is given a model's bytes and a folder accepts no link out of that folder, though
+    one that is given a link to a model does (see :func:`check_external_data`).
+
+    Returns:
+        The model beside which the data lies now: ``beside``, or what it leads to.
+    """
+    folder, real = beside.parent.resolve(), beside.resolve()
+    tensors = list(external_tensors(model))
+    files = [(folder / _location(tensor, beside)).resolve() for tensor in tensors]
+    if all(file.is_relative_to(folder) for file in files):
+        return beside
+    if all(file.is_relative_to(real.parent) for file in files):
+        for tensor, file in zip(tensors, files, strict=True):
+            _set_location(tensor, file.relative_to(real.parent).as_posix())
+        return real
+    return beside
+
+
+def _set_location(tensor: onnx.TensorProto, location: str) -> None:
+    for item in tensor.external_data:
+        if item.key == "location":
+            item.value = location
+
+
+def set_external_entries(tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
+    """Let the tensor's data lie there: ``location``, ``offset``, ``length``."""
+    del tensor.external_data[:]
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
 
 
 def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
@@ -150,6 +208,7 @@ def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
     if not data.is_relative_to(there):
         raise UsageError(
             f"{target}: the weights in {data} cannot be referenced from there",
-            f"write the output into {data.parent} (ONNX allows external data only below the model)",
+            f"--weights copy or embed takes them along; or write the output into {data.parent} "
+            "(ONNX allows external data only below the model)",
         )
     return location if here == there else data.relative_to(there).as_posix()

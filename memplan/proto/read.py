@@ -24,8 +24,10 @@ MINIMUM_OPSET = 9
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
 
-def read_model(path: Path) -> onnx.ModelProto:
+def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
     """Parse ``path`` and check that it is one well-formed, sorted graph.
+
+    Its external data lies beside the model ``weights``, if that is given, else beside ``path``.
 
     Raises:
         ModelError: the file is missing, truncated, no ONNX model, uses an opset below 9, is not
@@ -35,7 +37,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     """
     model = parse_file(path)
     check_structure(model, path)
-    check_external_data(model, path)
+    check_external_data(model, weights or path)
     return model
 
 

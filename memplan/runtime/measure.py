@@ -6,11 +6,9 @@ survive anything that the runtime does.
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import RuntimeUnavailableError
+from memplan.processes import scratch_folder, started
 from memplan.runtime.archive import save_arrays
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import (
@@ -36,6 +35,7 @@ from memplan.runtime.messages import (
 
 Array = npt.NDArray[np.generic]
 AnswerOf = TypeVar("AnswerOf", bound=Answer)
+_CHILD = "memplan.runtime.child"
 
 
 def measure(
@@ -45,6 +45,7 @@ def measure(
     outputs: Path,
     further: Sequence[Draw] = (),
     time_limit: float | None = None,
+    weights: Path | None = None,
 ) -> Measurement:
     """Run ``model`` in a child process on the ``inputs`` archive; outputs go to ``outputs``.
 
@@ -55,11 +56,13 @@ def measure(
         outputs: where an ``.npz`` archive with the arrays ``o0``, ``o1``, ... is written.
         further: draws to run on once each, under the profiler too.
         time_limit: see :func:`run_child`.
+        weights: the model beside which external data lies, if not ``model``.
 
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
     """
-    task = MeasureTask(str(model), request, str(inputs), str(outputs), tuple(further))
+    place = None if weights is None else str(weights.parent.resolve())
+    task = MeasureTask(str(model), request, str(inputs), str(outputs), tuple(further), place)
     return run_child(task, Measurement, f"running {model.name}", time_limit=time_limit)
 
 
@@ -79,30 +82,29 @@ def run_child(
         environment: variables that the child gets besides those of this process.
         time_limit: seconds after which the child is killed; None: never.
 
+    The child ends when this process does, see :mod:`memplan.processes`.
+
     Raises:
         RuntimeUnavailableError: with the runtime's own reason in one line.
     """
     provider = task.request.provider
-    with tempfile.TemporaryDirectory(prefix="memplan-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         task_path, answer_path = folder / "task.json", folder / "answer.json"
         task_path.write_text(encode(task))
         # What the child leaves behind when it is killed goes with the folder.
-        variables = {**_child_environment(), "TMPDIR": name, **(environment or {})}
-        death = _run(
-            [sys.executable, "-m", "memplan.runtime.child", str(task_path), str(answer_path)],
-            variables,
-            folder / "stderr.txt",
-            time_limit,
-        )
+        variables = {"TMPDIR": str(folder), **(environment or {})}
+        try:
+            death = _run((str(task_path), str(answer_path)), variables, time_limit)
+        except OSError as error:
+            raise RuntimeUnavailableError(f"{what}: no process started: {error}") from None
         if death is None:
             raise RuntimeUnavailableError(
                 f"{what} took more than {time_limit:g} s and was stopped",
                 "give it longer with --time-limit, or look for a Loop that does not end",
             )
-        if not answer_path.exists():
+        result = _answered(answer_path)
+        if result is None:
             raise explain(death, what, provider)
-        result = decode_answer(answer_path.read_text())
     if isinstance(result, Failure):
         raise explain(result.error, what, provider)
     assert isinstance(result, answer)
@@ -110,38 +112,27 @@ def run_child(
 
 
 def _run(
-    command: Sequence[str], variables: Mapping[str, str], errors: Path, time_limit: float | None
+    arguments: Sequence[str], variables: Mapping[str, str], time_limit: float | None
 ) -> str | None:
     """Run a child to its end: how it died, if it did not answer; None if it took too long.
 
-    The child ends when its stdin does: this process may be killed. Whatever ends the waiting here
-    kills the child.
+    Raises:
+        OSError: no process can be started.
     """
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=dict(variables),
-        )
-        try:
-            code = process.wait(time_limit)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-    return _death(code, errors.read_text(errors="replace"))
+    try:
+        with started(_CHILD, *arguments, environment=variables) as child:
+            _, errors = child.communicate(timeout=time_limit)
+    except subprocess.TimeoutExpired:
+        return None
+    return _death(child.returncode, errors)
 
 
-def _child_environment() -> dict[str, str]:
-    """This process's variables (``ORT_DISABLE_TELEMETRY`` among them, see
-    :mod:`memplan.runtime`), and no import from the current directory: ``-m`` would run a
-    ``numpy.py`` that lies beside somebody's model."""
-    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+def _answered(path: Path) -> Answer | None:
+    """The child's answer, or None if it has not written (all of) it."""
+    try:
+        return decode_answer(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
 
 
 def _death(code: int, errors: str) -> str:
@@ -157,8 +148,7 @@ def _death(code: int, errors: str) -> str:
 @contextmanager
 def saved_inputs(feeds: Mapping[str, Array]) -> Iterator[tuple[Path, Path]]:
     """A temporary folder with ``feeds`` saved in it: (folder, archive)."""
-    with tempfile.TemporaryDirectory(prefix="memplan-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         archive = folder / "inputs.npz"
         save_arrays(archive, feeds)
         yield folder, archive

@@ -44,6 +44,9 @@ class MeasureTask:
     """Run ``model`` under the profiler, twice on ``inputs`` and once on every ``further`` draw;
     then ``runs`` times on ``inputs`` for its time, and not at all without the profiler if ``runs``
     is 0. The first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`.
+
+    In this and other tasks ``weights`` is the folder that external data is relative to; None: that
+    of the model.
     """
 
     model: str
@@ -51,20 +54,21 @@ class MeasureTask:
     inputs: str
     outputs: str
     further: tuple[Draw, ...] = ()
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TimeTask:
     """Run ``model`` under the profiler, ``warm_up`` runs that do not count first.
 
-    ``weights`` is the folder that external data is relative to. The answer is :class:`Timed`.
+    The answer is :class:`Timed`.
     """
 
     model: str
     request: RunRequest
     inputs: str
-    weights: str
     warm_up: int
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +80,13 @@ class OptimizeTask:
     request: RunRequest
     output: str
     level: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
     """Save ``model`` at ``output`` as a session holds it. The answer is :class:`Saved`.
 
-    ``weights``: a file name beside ``output`` for large weights; empty: they are saved in it.
     ``portable``: without what depends on the processor (:mod:`memplan.runtime.optimize`).
     ``indices``: the answer has ``order``.
     """
@@ -90,7 +94,7 @@ class LoadTask:
     model: str
     request: RunRequest
     output: str
-    weights: str = ""
+    weights: str | None = None
     portable: bool = False
     indices: bool = False
 

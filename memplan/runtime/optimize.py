@@ -8,8 +8,12 @@ from memplan.runtime.measure import run_child
 from memplan.runtime.messages import LoadTask, OptimizeTask, RunRequest, Saved
 
 
-def optimize_offline(model: Path, output: Path, level: str, provider: str) -> None:
+def optimize_offline(
+    model: Path, output: Path, level: str, provider: str, weights: Path | None = None
+) -> None:
     """Write ``model`` as the runtime's optimizer leaves it at ``level`` to ``output``.
+
+    External data is neither read nor copied: the result refers to it as ``model`` does.
 
     Fusions depend on the provider; the file may hold operators that only it can run.
 
@@ -18,13 +22,14 @@ def optimize_offline(model: Path, output: Path, level: str, provider: str) -> No
         output: where to write.
         level: ``basic`` or ``extended``.
         provider: ``cpu`` or ``cuda``.
+        weights: the model beside which external data lies, if not ``model``.
 
     Raises:
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
     # Bound dimensions would be written into the file and change its interface.
     request = RunRequest("default", provider)
-    task = OptimizeTask(str(model), request, str(output), level)
+    task = OptimizeTask(str(model), request, str(output), level, _text(weights))
     run_child(task, Saved, f"optimizing {model.name}")
 
 
@@ -34,7 +39,7 @@ def save_as_loaded(
     session: str,
     provider: str,
     *,
-    weights: str = "",
+    weights: Path | None = None,
     portable: bool = False,
 ) -> Saved:
     """Write ``model`` to ``output`` as a session of the given kind holds it; nothing is run.
@@ -47,7 +52,7 @@ def save_as_loaded(
         output: where to write.
         session: ``tuned`` or ``default``.
         provider: ``cpu`` or ``cuda``.
-        weights: a file name beside ``output`` for large weights; empty: they are saved in it.
+        weights: the model beside which external data lies, if not ``model``.
         portable: leave out layouts that depend on the processor, so that the answer is the same
             on any machine with this version of the runtime.
 
@@ -55,7 +60,7 @@ def save_as_loaded(
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
     request = RunRequest(session, provider)
-    task = LoadTask(str(model), request, str(output), weights, portable, session == "tuned")
+    task = LoadTask(str(model), request, str(output), _text(weights), portable, session == "tuned")
     return run_child(task, Saved, f"loading {model.name}")
 
 
@@ -86,3 +91,7 @@ def channels_per_block(folder: Path) -> int:
     onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
     save_as_loaded(path, saved, "default", "cpu")
     return max(int(tensor.dims[0]) for tensor in onnx.load(saved).graph.initializer)
+
+
+def _text(weights: Path | None) -> str | None:
+    return None if weights is None else str(weights.parent.resolve())

@@ -33,7 +33,7 @@ def time_nodes(model: Path, request: RunRequest, inputs: Path, weights: Path) ->
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
     """
-    task = TimeTask(str(model), request, str(inputs), str(weights.resolve()), WARM_UP_RUNS)
+    task = TimeTask(str(model), request, str(inputs), WARM_UP_RUNS, str(weights.resolve()))
     # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
     environment = {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {}
     return [*run_child(task, Timed, f"profiling {model.name}", environment).runs]

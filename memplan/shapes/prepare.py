@@ -51,7 +51,8 @@ class PreparedModel:
 
     ``proto`` keeps symbolic dimensions (a rewritten file must keep its interface); ``types`` has
     them bound. ``bound`` is the same model with the dimensions bound. ``bounded`` names tensors
-    whose shape is only an upper bound.
+    whose shape is only an upper bound. ``weights`` is the model beside which external data lies,
+    where it is not ``path``: that one was made from it.
     """
 
     path: Path
@@ -62,25 +63,41 @@ class PreparedModel:
     assumptions: tuple[str, ...]
     fingerprint: str
     bounded: tuple[str, ...] = ()
+    weights: Path | None = None
+
+    @property
+    def beside(self) -> Path:
+        """The model beside which external data lies."""
+        return self.weights or self.path
+
+    @property
+    def folder(self) -> Path:
+        """What external data is relative to."""
+        return self.beside.parent
 
 
-def load(path: Path, dims: Mapping[str, int] | None = None) -> PreparedModel:
+def load(
+    path: Path, dims: Mapping[str, int] | None = None, weights: Path | None = None
+) -> PreparedModel:
     """Read ``path`` and prepare it for planning.
 
     Args:
         path: an ONNX file; its weights are not read.
         dims: values for symbolic dimensions of the inputs.
+        weights: the model beside which its external data lies, if not ``path``.
 
     Raises:
         ModelError: see :func:`memplan.proto.read.read_model` and
             :func:`memplan.shapes.checks.require_shapes`.
         UsageError: ``dims`` names an unknown dimension.
     """
-    return prepare(read_model(path), path, dims or {})
+    return prepare(read_model(path, weights), path, dims or {}, weights)
 
 
-def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> PreparedModel:
-    """Prepare a model already in memory (``path`` says where its external data is relative to)."""
+def prepare(
+    model: onnx.ModelProto, path: Path, dims: Mapping[str, int], weights: Path | None = None
+) -> PreparedModel:
+    """Prepare a model already in memory; see :class:`PreparedModel` for ``path``, ``weights``."""
     functions = bool(model.functions)
     model, assumptions = inline_functions(model)
     if functions:
@@ -113,6 +130,7 @@ def prepare(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> Prep
         tuple(assumptions),
         fingerprint(model, dims),
         tuple(bounded),
+        weights,
     )
 
 

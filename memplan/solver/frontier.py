@@ -7,7 +7,7 @@ over a tighter one's plan where that is cheaper: the frontier is monotone by con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +37,11 @@ def budgets_between(floor: int, peak: int, points: int) -> list[int]:
 
 
 def trace_frontier(
-    problem: Problem, budgets: Sequence[int], seconds: float, seed: int = 0
+    problem: Problem,
+    budgets: Sequence[int],
+    seconds: float,
+    seed: int = 0,
+    progress: Callable[[int, int, int], None] | None = None,
 ) -> list[Point]:
     """A point per budget, ascending; infeasible ones carry the lowest peak that was reached.
 
@@ -46,13 +50,16 @@ def trace_frontier(
         budgets: dynamic bytes and workspace.
         seconds: for all budgets together, compilation not counted.
         seed: of the search.
+        progress: called before each budget with its index, their number, and the budget.
     """
     warm_up()
     ordered = sorted(set(budgets), reverse=True)
     share = seconds / max(len(ordered), 1)
     found: dict[int, Decision] = {}
     previous: Decision | None = None
-    for budget in ordered:
+    for index, budget in enumerate(ordered):
+        if progress is not None:
+            progress(index, len(ordered), budget)
         found[budget] = previous = _solve_point(
             replace(problem, budget=budget), previous, share, seed
         )

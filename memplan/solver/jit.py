@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
+import pickle
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from memplan.solver.cache import code_folder
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for compiled code (``MEMPLAN_CACHE_DIR`` overrides it)."""
-    if "MEMPLAN_CACHE_DIR" in os.environ:
-        return Path(os.environ["MEMPLAN_CACHE_DIR"])
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    return Path(base) / "memplan"
 
 
 def source_digest() -> str:
@@ -40,8 +31,10 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+_FOLDER = code_folder(source_digest())
 # numba reads the variable when it is first imported, so this must stand before the import.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba" / source_digest()))
+if _FOLDER is not None:
+    os.environ["NUMBA_CACHE_DIR"] = str(_FOLDER)
 
 # Functions are linked into their callers and optimized again there, so that higher levels cost a
 # tenth of the compile time; no difference in speed could be measured.
@@ -52,17 +45,61 @@ import numpy as np  # noqa: E402
 
 # numba's stubs do not know the wrapper options.
 _NJIT: Any = numba.njit
+_CACHING: Any = import_module("numba.core.caching")
+
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class _CheckedFile(_CACHING.IndexDataCacheFile):  # type: ignore[misc]
+    """Files of machine code that begin with a digest: what is damaged is not run but made again."""
+
+    def _load_index(self) -> Any:
+        try:
+            return super()._load_index()
+        except Exception:  # what unpickling damaged data raises
+            return {}
+
+    def _load_data(self, name: str) -> Any:
+        content = Path(self._data_path(name)).read_bytes()
+        digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(data).digest() != digest:
+            raise OSError(f"{name} is damaged")  # then numba takes it for missing
+        return pickle.loads(data)
+
+    def _save_data(self, name: str, data: Any) -> None:
+        content = self._dump(data)
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(hashlib.sha256(content).digest() + content)
+
+
+class _Cache(_CACHING.FunctionCache):  # type: ignore[misc]
+    """numba's cache of one function, except that a cache that fails is no reason to fail."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        implementation = self._impl
+        stamp = implementation.locator.get_source_stamp()
+        self._cache_file = _CheckedFile(self._cache_path, implementation.filename_base, stamp)
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        """Keep the code of ``function`` for these types, if there is room."""
+        with suppress(OSError):
+            super().save_overload(signature, data)
 
 
 def is_cold() -> bool:
     """Whether nothing of this version has been compiled yet."""
-    folder = Path(os.environ["NUMBA_CACHE_DIR"])
-    return not folder.is_dir() or not any(folder.rglob("*.nbc"))
+    return _FOLDER is None or not any(_FOLDER.rglob("*.nbc"))
 
 
 def compiled(function: Function) -> Function:
     """Compile ``function`` in nopython mode on first call and cache the machine code."""
-    return cast(Function, _NJIT(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
+    dispatcher = _NJIT(nogil=True, no_cfunc_wrapper=True)(function)
+    if _FOLDER is not None:
+        with suppress(RuntimeError):  # "no locator available": the folder is gone again
+            dispatcher._cache = _Cache(function)
+    return cast(Function, dispatcher)
 
 
 def inner(function: Function) -> Function:

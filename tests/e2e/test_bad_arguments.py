@@ -53,6 +53,8 @@ BAD_ARGUMENTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((*ANALYZE, "--top", "-1"), ("--top",)),
     ((*ANALYZE, "--top", "many"), ("many",)),
     ((*ANALYZE, "--loss", "nonsense"), ("--loss nonsense", "outputs: loss")),
+    ((*FULL, "--time-limit", "inf"), ("--time-limit", "not a finite number")),
+    ((*FULL, "--time-limit", "nan"), ("--time-limit",)),
     ((*ANALYZE, "--dim", "N"), ("--dim N", "NAME=SIZE")),
     ((*ANALYZE, "--dim", "N="), ("NAME=SIZE",)),
     ((*ANALYZE, "--dim", "=3"), ("NAME=SIZE",)),
@@ -164,8 +166,9 @@ def test_a_folder_from_which_the_weights_cannot_be_reached(
 ) -> None:
     odd.external(tmp_path / "model", MODEL)
     (tmp_path / "out").mkdir()
-    command = ("rewrite", f"model/{MODEL}", "--budget", "100%", "-o")
-    refused(EXIT_USAGE, ("cannot be referenced", "model"), *command, "out/model.onnx")
+    command = ("rewrite", f"model/{MODEL}", "--budget", "100%", "--weights", "reference", "-o")
+    words = ("cannot be referenced", "model", "--weights copy or embed")
+    refused(EXIT_USAGE, words, *command, "out/model.onnx")
 
 
 @pytest.mark.parametrize("optimize", ["none", "extended"])

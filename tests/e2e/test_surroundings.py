@@ -11,7 +11,7 @@ import pytest
 
 from helpers.models import SAMPLES
 from helpers.running import Memplan
-from memplan.solver.search import anytime
+from memplan.solver.search.warm_up import beam_compiled_beside
 
 pytestmark = pytest.mark.e2e
 
@@ -51,9 +51,9 @@ def test_nor_by_the_helper_that_compiles_beside(
     ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    helper = anytime._compile_beam_beside()
-    assert helper is not None
-    assert helper.wait(timeout=300) == 0
+    with beam_compiled_beside() as helper:
+        assert helper is not None
+    assert helper.returncode == 0
     assert not ran.exists(), ran.read_text()
 
 

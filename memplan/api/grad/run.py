@@ -22,7 +22,6 @@ from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.proto.checks import find_fault
-from memplan.proto.external import check_reachable, repoint_external_data
 from memplan.proto.metadata import (
     NEW_VALUES,
     PHASE_KEY,
@@ -31,7 +30,8 @@ from memplan.proto.metadata import (
     set_metadata,
 )
 from memplan.proto.read import read_model
-from memplan.proto.write import check_target, write_model
+from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
+from memplan.proto.write import check_target
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
@@ -47,7 +47,8 @@ class GradOptions:
     along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
     ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
     ``checkpoints``: see :func:`memplan.api.grad.checkpoints.with_checkpoints`. ``scan_recompute``:
-    see :class:`memplan.loops.cell.ScanRecompute`.
+    see :class:`memplan.loops.cell.ScanRecompute`. ``weights``: see
+    :class:`memplan.proto.weights.Weights`.
     """
 
     loss: str
@@ -58,6 +59,7 @@ class GradOptions:
     checkpoints: str = "none"
     forward_only: bool = False
     scan_recompute: str = "none"
+    weights: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,6 +84,7 @@ class TrainingGraph(Summary):
     new_values: Mapping[str, str] = field(default_factory=dict)
     statistics: Statistics = field(default_factory=Statistics)
     notes: tuple[str, ...] = ()
+    placement: Placement = NO_WEIGHTS
 
     @property
     def nodes(self) -> Mapping[Phase, int]:
@@ -131,6 +134,7 @@ class TrainingGraph(Summary):
             "nodes": {str(phase): count for phase, count in self.nodes.items()},
             "new_inputs": list(self.new_inputs),
             "new_outputs": list(self.new_outputs),
+            "weights": self.placement.how,
             "output": str(self.output) if self.output is not None else None,
         }
 
@@ -210,8 +214,9 @@ def grad(
         check_target(output, force, path)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
+    placement = NO_WEIGHTS
     if output is not None:
-        check_reachable(model, path, output)
+        placement = plan_weights(model, path, output, options.weights, force)
     require_differentiable(model)
     flat = flat_copy(model)
     loss, class_axis = _loss(flat, options)
@@ -234,8 +239,7 @@ def grad(
     if state:
         set_metadata(result, {**get_metadata(result), NEW_VALUES: state})
     if output is not None:
-        repoint_external_data(result, path, output)
-        write_model(result, output, force=force)
+        write_with_weights(result, path, output, placement, force=force)
     given = {value.name for value in (*model.graph.input, *model.graph.output)}
     return TrainingGraph(
         path=path,
@@ -253,6 +257,7 @@ def grad(
         new_values=state,
         statistics=statistics,
         notes=(*statistics.notes, *_notes_on_logits(model.graph, options)),
+        placement=placement,
     )
 
 

@@ -6,10 +6,8 @@ variant with one choice of what its loops store.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import onnx
 
@@ -19,7 +17,7 @@ from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.plain.as_loaded import as_loaded, changes_at_load
-from memplan.proto.external import external_tensors
+from memplan.processes import scratch_folder
 from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
@@ -81,8 +79,6 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
     own = _as_held(source, goal)
     if level == "none":
         return (own,)
-    if any(True for _ in external_tensors(source.prepared.proto)):
-        return (_noted(own, "not optimized offline: that would load and inline the weights"),)
     try:
         model, lost = _optimized(source, level, goal.options.provider, goal.options.loss)
     except ProviderMissingError as error:
@@ -153,14 +149,14 @@ def _optimized(
     from memplan.runtime.optimize import optimize_offline
 
     prepared = source.prepared
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        target = Path(folder) / "optimized.onnx"
-        optimize_offline(prepared.path, target, optimize, provider)
-        saved = read_model(target)
+    with scratch_folder() as folder:
+        target = folder / "optimized.onnx"
+        optimize_offline(prepared.path, target, optimize, provider, prepared.weights)
+        saved = read_model(target, prepared.beside)
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)
     lost = carry_marks(prepared.proto.graph, ordered.graph)
-    model = prepare_model(ordered, prepared.path, prepared.dims)
+    model = prepare_model(ordered, prepared.path, prepared.dims, prepared.weights)
     return opened(model, loss), lost
 
 

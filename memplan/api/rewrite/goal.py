@@ -11,6 +11,7 @@ from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.base import Pass
 from memplan.passes.manager import ALL
 from memplan.planning.costs import NodeCosts
+from memplan.proto.weights import NO_WEIGHTS, Placement
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
@@ -27,7 +28,8 @@ class RewriteOptions:
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
-    :func:`memplan.api.rewrite.loops.loops_policy`.
+    :func:`memplan.api.rewrite.loops.loops_policy`; ``weights`` in
+    :class:`memplan.proto.weights.Weights`.
     """
 
     budget: SizeSpec
@@ -46,16 +48,18 @@ class RewriteOptions:
     passes: str = ALL
     wrt: tuple[str, ...] = ()
     scan_recompute: str = ""
+    weights: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The file as it was read. ``original``: what it takes in a session of the kind that is
-    planned for; ``notes``: what was done to it."""
+    planned for; ``notes``: what was done to it; ``placement``: what becomes of external weights."""
 
     model: OpenModel
     original: Analysis
     notes: tuple[str, ...] = ()
+    placement: Placement = NO_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class _Maker:
         proto = store_less(prepared.proto, rows, bool(symbolic))
         known = symbolic_dims(proto)
         dims = {name: size for name, size in prepared.dims.items() if name in known}
-        after = opened(prepare(proto, prepared.path, dims), self.loss)
+        after = opened(prepare(proto, prepared.path, dims, prepared.weights), self.loss)
         changes = tuple(_change(step, kept) for step, kept in rows)
         count = sum(len(change.recomputed) for change in changes)
         loops = counted(len(changes), "backward loop")

@@ -34,7 +34,8 @@ class Rewrite(Summary):
     object when nothing was), both in a session of the kind that is planned for; ``passes`` lead
     to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
     ``plain`` tells what was added for plain sessions, None for tuned ones. ``equivalence``: what is
-    proved of the new graph and the optimized one.
+    proved of the new graph and the optimized one. ``weights``: what became of weights in other
+    files; None: there are none, or nothing was written.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Rewrite(Summary):
     equivalence: Equivalence
     plain: PlainModel | None = None
     passes: tuple[free.PassStep, ...] = ()
+    weights: str | None = None
 
     @property
     def planned(self) -> Graph:
@@ -138,6 +140,7 @@ class Rewrite(Summary):
             "planning_seconds": plan.planning_seconds,
             "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),
+            "weights": self.weights,
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
             "runtime": runtime_json(self.options.provider),

@@ -6,7 +6,6 @@ Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.candidates`,
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -37,10 +36,12 @@ from memplan.plain.as_loaded import changes_at_load, narrow_types, written_as_lo
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
-from memplan.proto.external import check_reachable, repoint_external_data
+from memplan.processes import scratch_folder
+from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import check_structure, read_model
+from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
@@ -106,9 +107,15 @@ def rewrite(
     passes = _passes(options, session)
     target = output if output is not None else default_output(path)
     if not dry_run:
-        check_target(target, force, path)
+        check_target(target, force, path, options.costs)
     with ExitStack() as stack:
-        source = _read(path, dims or {}, options, session, None if dry_run else target, stack)
+        proto = read_model(path)
+        placement = NO_WEIGHTS
+        if not dry_run:
+            placement = plan_weights(proto, path, target, options.weights, force)
+        source = replace(
+            _read(path, proto, dims or {}, options, session, stack), placement=placement
+        )
         goal = Goal(
             options=options,
             session=session,
@@ -125,11 +132,11 @@ def rewrite(
             raise _without_backward(source.model, error) from None
     applied = _apply(planned, goal)
     equivalence = _prove(planned, applied)
-    loaded_notes = _confirm_loaded(applied, goal)
+    loaded_notes = _confirm_loaded(applied, planned, goal)
     _record(applied, planned, goal)
     if not dry_run:
-        repoint_external_data(applied.model, path, target)
-        write_model(applied.model, target, force=force)
+        beside = source.model.prepared.beside
+        write_with_weights(applied.model, beside, target, source.placement, force=force)
     return _answer(
         path, None if dry_run else target, source, goal, planned, applied, equivalence, loaded_notes
     )
@@ -151,20 +158,17 @@ def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
 
 def _read(
     path: Path,
+    proto: onnx.ModelProto,
     dims: Mapping[str, int],
     options: RewriteOptions,
     session: SessionKind,
-    target: Path | None,
     stack: ExitStack,
 ) -> Source:
-    """The file, and what it takes. ``target``: where its external data must be reachable from.
+    """The file, and what it takes.
 
     With an older opset than plain sessions need it is raised; the model then lies in a temporary
     folder, which ``stack`` removes: the runtime reads it from there.
     """
-    proto = read_model(path)
-    if target is not None:
-        check_reachable(proto, path, target)
     model = opened(prepare(proto, path, dims), options.loss)
     if session.name == "default" and narrow_types(model.graph, session):
         raise UsageError(
@@ -175,11 +179,12 @@ def _read(
     notes: tuple[str, ...] = ()
     if session.name == "default" and default_opset(model.prepared.proto) < OLDEST_OPSET:
         raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memplan-"))
-        copy = Path(folder) / path.name
+        folder = stack.enter_context(scratch_folder())
+        copy = folder / path.name
+        weights = settle_links(raised, path)
         write_model(raised, copy, force=True)
         check_structure(raised, copy)
-        model = opened(prepare(raised, copy, dims), options.loss)
+        model = opened(prepare(raised, copy, dims, weights), options.loss)
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
     return Source(model, _original(model, session, options.loss), notes)
 
@@ -220,7 +225,7 @@ def _prove(planned: Planned, applied: _Applied) -> Equivalence:
         MemplanError: it may not; our bug, and nothing is written.
     """
     before = planned.candidate.variant.model.prepared
-    found = prove(reference_side(before), Side(applied.model, before.path.parent))
+    found = prove(reference_side(before), Side(applied.model, before.folder))
     if found.reason is not None:
         raise MemplanError(
             f"the plan was rejected: it would not compute the same: {found.reason}",
@@ -229,7 +234,7 @@ def _prove(planned: Planned, applied: _Applied) -> Equivalence:
     return found
 
 
-def _confirm_loaded(applied: _Applied, goal: Goal) -> tuple[str, ...]:
+def _confirm_loaded(applied: _Applied, planned: Planned, goal: Goal) -> tuple[str, ...]:
     """Ask the runtime whether a tuned session leaves the planned nodes as they are.
 
     It removes pairs of Casts and inserts others in any session. What to know where it was not asked
@@ -241,7 +246,7 @@ def _confirm_loaded(applied: _Applied, goal: Goal) -> tuple[str, ...]:
     session = goal.session
     if session.name != "tuned" or not changes_at_load(applied.timeline.graph, session):
         return ()
-    held = written_as_loaded(applied.model, session)
+    held = written_as_loaded(applied.model, session, planned.model.prepared.beside)
     if held is None:
         return ("not checked against what ONNX Runtime makes of the file when it loads it",)
     if held.unchanged:
@@ -287,10 +292,10 @@ def _answer(
     loaded_notes: tuple[str, ...],
 ) -> Rewrite:
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
-    plain_notes = planned.plain.notes if planned.plain else ()
-    notes = (*variant.notes, *plain_notes, *loaded_notes, *source.notes)
-    if equivalence.redrawn:
-        notes = (*notes, _REDRAWN)
+    placed = (source.placement.note,) if source.placement.note else ()
+    plain = planned.plain.notes if planned.plain else ()
+    redrawn = (_REDRAWN,) if equivalence.redrawn else ()
+    notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn)
     return Rewrite(
         path=path,
         output=output,
@@ -311,4 +316,5 @@ def _answer(
         costs=planned.costs,
         plain=planned.plain,
         passes=planned.steps,
+        weights=source.placement.how,
     )

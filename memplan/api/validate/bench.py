@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from memplan.api.validate.interface import without_inputs
 from memplan.api.validate.options import ValidateOptions
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
+from memplan.processes import scratch_folder
 from memplan.runtime.archive import save_arrays
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
@@ -89,7 +89,8 @@ class Bench:
         ]
         request = replace(self.request, session=session, runs=self.request.runs if timed else 0)
         further = [Draw(str(i), str(o)) for i, o in zip(rest, outputs[1:], strict=False)]
-        measured = measure(path, request, first, outputs[0], further, self.time_limit)
+        limit, weights = self.time_limit, model.prepared.weights
+        measured = measure(path, request, first, outputs[0], further, limit, weights)
         return Ran(measured, tuple(outputs[: 1 + len(measured.further_dynamic_bytes)]))
 
 
@@ -108,8 +109,8 @@ def opened_bench(
     Raises:
         UsageError: ``inputs`` do not fit, or none are given and some cannot be made up.
     """
-    with tempfile.TemporaryDirectory(prefix="memplan-") as name:
-        folder, notes = Path(name), []
+    with scratch_folder() as folder:
+        notes: list[str] = []
         draws: list[Path] = []
         fewer: list[Path] = []
         for k in range(options.draws):

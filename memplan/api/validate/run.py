@@ -32,6 +32,7 @@ from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.equivalence.prove import Equivalence
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded, changes_at_load
+from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import read_model
@@ -252,8 +253,9 @@ def _reference(case: _Case, bench: Bench) -> OpenModel:
     if default_opset(before.prepared.proto) < opset:
         raised = raise_opset(before.prepared.proto, opset, "the rewritten file's nodes")
         copy = bench.folder / before.prepared.path.name
+        weights = settle_links(raised, before.prepared.beside)
         write_model(raised, copy, force=True)
-        before = opened(prepare(raised, copy, before.prepared.dims))
+        before = opened(prepare(raised, copy, before.prepared.dims, weights))
     return _treat(before, case.level, bench) if case.fused else before
 
 
@@ -277,10 +279,12 @@ def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:
 
     bench.begin(f"fusing the original ({level})")
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
-    optimize_offline(before.prepared.path, saved, level, bench.request.provider)
-    sorted_model = restore_order(read_model(saved), before.prepared.proto)
+    prepared, provider = before.prepared, bench.request.provider
+    optimize_offline(prepared.path, saved, level, provider, prepared.weights)
+    sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
+    weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)
-    return opened(prepare(sorted_model, target, before.prepared.dims))
+    return opened(prepare(sorted_model, target, prepared.dims, weights))
 
 
 def _run(

@@ -54,6 +54,8 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
             f"'{new}' as '{old}' and so on (memplan.new_values in the file's metadata has all)"
         )
     lines += [scan_line(pair, result.dims, details) for pair in result.scans]
+    if result.placement.note:
+        lines.append(result.placement.note)
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")

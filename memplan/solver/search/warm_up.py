@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import numpy as np
 
+from memplan.processes import started
 from memplan.solver.jit import is_cold
 from memplan.solver.order.beam import resequence
 from memplan.solver.order.depth_first import default_order
@@ -22,16 +24,18 @@ def warm_up() -> None:
 
     The beam search is compiled by a second process meanwhile; where none can be started, here.
     """
-    helper = _compile_beam_beside() if is_cold() else None
+    with beam_compiled_beside() if is_cold() else nullcontext():
+        _warm_up_search()
+    warm_up_beam()
+
+
+def _warm_up_search() -> None:
     problem = tiny_problem()
     arrays, order, flags = problem.arrays, problem.order, problem.movable
     AnytimeSearch(problem, 0.0, SearchOptions(order=False, iterations=1)).run()
     improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
     reorder(arrays, order, flags, 3, 0)
     default_order(np.array([0, 0, 1]), np.array([0]))
-    if helper is not None:
-        helper.wait()
-    warm_up_beam()
 
 
 def warm_up_beam() -> None:
@@ -40,14 +44,19 @@ def warm_up_beam() -> None:
     resequence(problem.arrays, problem.order, problem.movable, 3, 0, 3, 1, 0.0)
 
 
-def _compile_beam_beside() -> subprocess.Popen[bytes] | None:
-    code = "from memplan.solver.search.warm_up import warm_up_beam; warm_up_beam()"
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        return None
+def main() -> None:
+    """What the second process does."""
+    warm_up_beam()
+
+
+@contextmanager
+def beam_compiled_beside() -> Iterator[subprocess.Popen[str] | None]:
+    """A second process compiles the beam search meanwhile; it is waited for. None: none started."""
+    with ExitStack() as stack:
+        helper = None
+        with suppress(OSError):
+            helper = stack.enter_context(started(__name__, output=subprocess.DEVNULL))
+        yield helper
 
 
 def tiny_problem() -> Problem:

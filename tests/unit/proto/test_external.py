@@ -11,8 +11,10 @@ from helpers import odd_models as odd
 from helpers.reading import refusal
 from memplan.api.analyze import analyze
 from memplan.errors import UsageError
-from memplan.proto.external import check_external_data, check_reachable, repoint_external_data
+from memplan.proto.external import check_external_data, repoint_external_data
 from memplan.proto.read import read_model
+from memplan.proto.weights import plan_weights
+from memplan.proto.write import check_target
 
 
 def _located(path: Path, location: str) -> None:
@@ -98,11 +100,11 @@ def test_an_output_that_holds_weights_or_cannot_reach_them_is_refused_early(tmp_
     before = model.SerializeToString()
     data = next(item.value for item in model.graph.initializer[0].external_data)
     with pytest.raises(UsageError, match="inputs are never overwritten"):
-        check_reachable(model, path, path.parent / data)
+        check_target(path.parent / data, True, path)
     (tmp_path / "other").mkdir()
     with pytest.raises(UsageError, match="cannot be referenced from there"):
-        check_reachable(model, path, tmp_path / "other/out.onnx")
-    check_reachable(model, path, tmp_path / "out.onnx")
+        plan_weights(model, path, tmp_path / "other/out.onnx", "reference")
+    plan_weights(model, path, tmp_path / "out.onnx", "reference")
     assert model.SerializeToString() == before
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memplan import processes
 from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan.runtime import measure
 from memplan.runtime.failures import INSTALL_CUDA, explain
@@ -63,7 +64,7 @@ def test_a_child_that_dies_leaves_the_parent_alive(
     killer = tmp_path / "killer.py"
     killer.write_text("#!/bin/sh\nkill -9 $$\n")
     killer.chmod(0o755)
-    monkeypatch.setattr(measure.sys, "executable", str(killer))
+    monkeypatch.setattr(processes.sys, "executable", str(killer))
     with pytest.raises(RuntimeUnavailableError) as caught:
         measure.run_child(START, Started, "running m")
     assert "ran out of memory" in caught.value.message or "killed" in caught.value.message
@@ -74,9 +75,9 @@ def test_a_child_that_reports_out_of_memory(
 ) -> None:
     child = tmp_path / "child.sh"
     answer = encode(Failure(ARENA))
-    child.write_text(f"#!/bin/sh\ncat > \"$4\" <<'END'\n{answer}\nEND\n")
+    child.write_text(f"#!/bin/sh\ncat > \"$6\" <<'END'\n{answer}\nEND\n")
     child.chmod(0o755)
-    monkeypatch.setattr(measure.sys, "executable", str(child))
+    monkeypatch.setattr(processes.sys, "executable", str(child))
     with pytest.raises(RuntimeUnavailableError, match="3,221,225,472 B"):
         measure.run_child(START, Started, "running m")
 

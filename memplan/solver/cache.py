@@ -1,0 +1,96 @@
+"""Where compiled code is kept between runs: a folder of the user's that nobody else can write.
+
+What is loaded from there is run, so a folder that others can put files into is not used, whoever
+named it. Where there is no other, code is kept in a temporary folder until the program ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import stat
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from memplan.errors import RuntimeUnavailableError
+from memplan.processes import scratch_folder
+
+_LOG = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path | None:
+    """The user's cache folder for compiled code; None if it cannot be told.
+
+    ``MEMPLAN_CACHE_DIR`` overrides it. Like ``XDG_CACHE_HOME`` it is an absolute path: an empty or
+    a relative one is ignored, or the current folder would decide what is run.
+    """
+    own = _absolute("MEMPLAN_CACHE_DIR")
+    if own is not None:
+        return own
+    try:
+        if sys.platform == "win32":
+            base = _absolute("LOCALAPPDATA") or _home() / "AppData" / "Local"
+        elif sys.platform == "darwin":
+            base = _home() / "Library" / "Caches"
+        else:
+            base = _absolute("XDG_CACHE_HOME") or _home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "memplan"
+
+
+def _home() -> Path:
+    """The user's home.
+
+    Raises:
+        RuntimeError: there is none, or nobody knows where.
+    """
+    home = _absolute("HOME") if "HOME" in os.environ else Path.home()
+    if home is None or not home.is_dir():
+        raise RuntimeError("no home")
+    return home
+
+
+def _absolute(variable: str) -> Path | None:
+    path = Path(os.environ.get(variable, ""))
+    return path if path.is_absolute() else None
+
+
+def code_folder(version: str) -> Path | None:
+    """A folder for the compiled code of this ``version`` of the sources, made where it is missing.
+
+    That of ``NUMBA_CACHE_DIR`` comes first: a process that started this one may have chosen it.
+    None where not even a temporary folder can be made: then nothing is kept.
+    """
+    given = _absolute("NUMBA_CACHE_DIR")
+    if given is not None and given.is_dir() and is_private(given):
+        return given
+    folder = cache_folder()
+    if folder is not None:
+        place = folder / "numba" / version
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if all(map(is_private, (place, place.parent, folder))) and os.access(place, os.W_OK):
+                return place
+            _LOG.warning("%s is not used: others can write there, or this user cannot", folder)
+        except OSError as error:
+            _LOG.warning("%s is not used: %s", folder, error.strerror)
+    stack = ExitStack()
+    try:
+        place = stack.enter_context(scratch_folder())
+    except RuntimeUnavailableError:
+        return None
+    atexit.register(stack.close)
+    return place
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this user owns ``folder``, and nobody else may write into it."""
+    if sys.platform == "win32":
+        return True
+    status = folder.lstat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return own and not status.st_mode & others

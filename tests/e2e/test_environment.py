@@ -1,0 +1,141 @@
+"""Disks that are full, files that are closed, folders that are gone, signals: never "a bug"."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import odd_models as odd
+from helpers.odd_models import saved
+from helpers.refusals import assert_refused
+from helpers.running import Memplan
+from memplan.errors import EXIT_ENVIRONMENT
+from memplan_cli.main import EXIT_INTERRUPTED, EXIT_TERMINATED
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+MODEL = "model.onnx"
+
+
+def shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in ``folder``, where ``memplan`` is the installed program."""
+    script = shutil.which("memplan", path=str(Path(sys.executable).parent))
+    assert script is not None
+    saved(odd.training(), folder)
+    line = f'memplan() {{ "{script}" "$@"; }}\n{line}'
+    command = ["bash", "-c", line]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+
+
+@full_disk
+@pytest.mark.parametrize("command", ["analyze model.onnx", "strategies", "analyze -h", "--version"])
+def test_stdout_on_a_full_disk(tmp_path: Path, command: str) -> None:
+    words = ("No space left on device",)
+    assert_refused(shell(tmp_path, f"memplan {command} > /dev/full"), EXIT_ENVIRONMENT, *words)
+
+
+def test_stdout_that_is_closed(tmp_path: Path) -> None:
+    done = shell(tmp_path, "memplan analyze model.onnx >&-")
+    assert_refused(done, EXIT_ENVIRONMENT, "output is closed")
+    # Who does not write to stdout does not need one; nor stdin, nor stderr.
+    assert shell(tmp_path, "memplan analyze model.onnx -o out.txt >&- <&- 2>&-").returncode == 0
+    assert "peak" in (tmp_path / "out.txt").read_text()
+
+
+@full_disk
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(tmp_path: Path, stderr: str) -> None:
+    done = shell(tmp_path, f"memplan analyze nothing.onnx {stderr}")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_a_current_folder_that_was_deleted(tmp_path: Path) -> None:
+    gone = 'mkdir gone; cd gone; rmdir "$PWD"; '
+    done = shell(tmp_path, f'here="$PWD"; {gone} memplan analyze "$here/model.onnx" -q')
+    assert done.returncode == 0, done.stderr
+    done = shell(tmp_path, f"{gone} memplan check")
+    assert done.returncode in (3, EXIT_ENVIRONMENT), done.stderr
+    done = shell(tmp_path, f"{gone} memplan analyze ../model.onnx")
+    assert_refused(done, EXIT_ENVIRONMENT, "the current folder does not exist")
+
+
+@pytest.mark.ort
+def test_a_temporary_folder_that_is_not_there(program: Memplan, tmp_path: Path) -> None:
+    """What cannot be made elsewhere is told in one line; analyze needs none."""
+    saved(odd.training(), tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    code = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv.pop(1);"
+        "from memplan_cli.main import run; run()"
+    )
+    for arguments, expected in (
+        (("analyze", MODEL), 0),
+        (("validate", MODEL, MODEL, "--runs", "1"), EXIT_ENVIRONMENT),
+        (("profile", MODEL, "-o", "costs.json"), EXIT_ENVIRONMENT),
+    ):
+        command = [sys.executable, "-c", code, str(tmp_path / "file"), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == expected, done.stderr
+        if expected:
+            assert "temporary files cannot be written" in done.stderr
+            assert "TMPDIR" in done.stderr
+
+
+def test_an_interrupt_inside_compiled_code_is_an_interrupt(
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numba hands a Ctrl-C on as the cause of a SystemError."""
+    saved(odd.training(), tmp_path)
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr("memplan.api.frontier.find_frontier", interrupted)
+    assert inside("analyze", MODEL, "--frontier").returncode == EXIT_INTERRUPTED
+
+    def failed(*arguments: object, **options: object) -> None:
+        raise SystemError("something else")
+
+    monkeypatch.setattr("memplan.api.frontier.find_frontier", failed)
+    assert inside("analyze", MODEL, "--frontier").returncode == 70
+
+
+WAITING = """
+import os, signal, sys
+import memplan.api.analyze as module
+def analyze(*arguments, **options):
+    os.kill(os.getpid(), int(sys.argv.pop()))
+    signal.pause()
+module.analyze = analyze
+from memplan_cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, EXIT_INTERRUPTED, "interrupted"),
+        (signal.SIGTERM, EXIT_TERMINATED, "terminated"),
+    ],
+)
+def test_a_signal_ends_a_command_in_good_order(
+    tmp_path: Path, number: signal.Signals, code: int, word: str
+) -> None:
+    saved(odd.training(), tmp_path)
+    source = WAITING.replace("sys.argv.pop()", str(int(number)))
+    command = [sys.executable, "-c", source, "analyze", MODEL]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=300
+    )
+    done.stderr = done.stderr.lstrip("\n")  # click ends the line in which ^C stands
+    assert_refused(done, code, word, "nothing was written")

@@ -1,0 +1,190 @@
+"""What a command may write, and what it never writes over; who chooses that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers import odd_models as odd
+from helpers.odd_models import saved
+from helpers.refusals import assert_harmless, assert_refused, snapshot
+from helpers.running import Memplan
+from memplan.check.lock import read_lock
+from memplan.check.write import updating
+from memplan.errors import EXIT_USAGE, RuntimeUnavailableError
+from memplan_cli.configuration import ALLOWED, REFUSED
+from memplan_cli.main import COMMANDS, cli
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "model.onnx"
+REWRITE = ("rewrite", MODEL, "--budget", "100%", "--optimize", "none")
+
+# --- A file that somebody else wrote --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+@pytest.mark.parametrize("table", ["tool.memplan", "tool.memplan.rewrite"])
+def test_a_checkout_cannot_choose_what_is_written_or_run(
+    inside: Memplan, tmp_path: Path, key: str, table: str
+) -> None:
+    saved(odd.training(), tmp_path)
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f'[{table}]\n{key} = "x"\n')
+    words = (str(file), f"tool.memplan.{key}", "not for a configuration file")
+    assert_harmless(inside, tmp_path, EXIT_USAGE, words, "analyze", MODEL)
+
+
+def test_every_option_is_for_a_configuration_file_or_is_not() -> None:
+    names = set()
+    for name in COMMANDS:
+        command = cli.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None
+        hidden = {p for p in command.params if getattr(p, "hidden", False)}
+        opts = [o for p in command.params if p not in hidden for o in p.opts]
+        names |= {o.removeprefix("--") for o in opts if o.startswith("--")}
+    assert names == ALLOWED | REFUSED
+    assert not ALLOWED & REFUSED
+
+
+def test_a_configured_default_says_where_it_stands(inside: Memplan, tmp_path: Path) -> None:
+    saved(odd.training(), tmp_path)
+    file = tmp_path / "pyproject.toml"
+    file.write_text('[tool.memplan]\nsession = "default"\nquiet = true\nbudget = "60%"\n')
+    where = f"quiet, session in [tool.memplan] of {file}"
+    assert f"memplan.configuration: defaults: {where}" in inside("analyze", MODEL, "-v").stderr
+    assert_refused(inside("analyze", MODEL, "--frontier"), EXIT_USAGE, f"configured: {where}")
+    assert "configured" not in inside("analyze", "nothing.onnx").stderr
+
+
+# --- Inputs ---------------------------------------------------------------------------------------
+
+WRITERS = (
+    ("analyze", MODEL),
+    ("check", MODEL),
+    REWRITE,
+    ("grad", MODEL, "--loss", "loss"),
+    ("profile", MODEL),
+    ("validate", MODEL, MODEL),
+)
+
+
+@pytest.mark.parametrize("arguments", WRITERS, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("name", [MODEL, "weights.bin", "hard.bin", "soft.bin"])
+def test_weights_are_never_written_over(
+    inside: Memplan, tmp_path: Path, arguments: tuple[str, ...], name: str
+) -> None:
+    odd.external(tmp_path, MODEL)
+    os.link(tmp_path / "weights.bin", tmp_path / "hard.bin")
+    (tmp_path / "soft.bin").symlink_to("weights.bin")
+    if arguments[0] == "check":
+        assert inside("check", "--update", MODEL).returncode == 0
+    words = (name, "inputs are never overwritten")
+    assert_harmless(inside, tmp_path, EXIT_USAGE, words, *arguments, "-o", name, "--force")
+
+
+def test_a_report_of_check_is_not_written_over_the_lock_or_what_it_names(
+    inside: Memplan, tmp_path: Path
+) -> None:
+    odd.external(tmp_path, MODEL)
+    assert inside("check", "--update", MODEL).returncode == 0
+    for name in ("memplan.lock", MODEL, "weights.bin"):
+        words = (name, "never overwritten")
+        assert_harmless(inside, tmp_path, EXIT_USAGE, words, "check", "-o", name, "--force")
+
+
+# --- Links ----------------------------------------------------------------------------------------
+
+
+def test_an_output_that_is_a_link_is_followed(inside: Memplan, tmp_path: Path) -> None:
+    saved(odd.training(), tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "real.onnx").write_bytes(b"old")
+    link = tmp_path / "out.onnx"
+    link.symlink_to("store/real.onnx")
+    assert inside(*REWRITE, "-o", "out.onnx").returncode == EXIT_USAGE
+    done = inside(*REWRITE, "-o", "out.onnx", "--force")
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert len(onnx.load(tmp_path / "store" / "real.onnx").graph.node) > 0
+    assert len(list((tmp_path / "store").iterdir())) == 1
+
+
+def test_a_lock_that_is_a_link_is_updated_where_it_is(inside: Memplan, tmp_path: Path) -> None:
+    saved(odd.training(), tmp_path)
+    saved(odd.training(), tmp_path, "second.onnx")
+    assert inside("check", "--update", MODEL).returncode == 0
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "memplan.lock").rename(tmp_path / "ci" / "memplan.lock")
+    (tmp_path / "memplan.lock").symlink_to("ci/memplan.lock")
+    assert inside("check", "--update", "second.onnx").returncode == 0
+    assert (tmp_path / "memplan.lock").is_symlink()
+    assert set(read_lock(tmp_path / "ci" / "memplan.lock").entries) == {MODEL, "second.onnx"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(*REWRITE, "-o", "out"), ("analyze", MODEL, "-o", "out"), ("check", "--update", MODEL)],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_link_to_nothing_is_refused_before_any_work(
+    inside: Memplan, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / MODEL).write_text("not a model: nothing has been read when the link is refused")
+    for name in ("out", "memplan.lock"):
+        (tmp_path / name).symlink_to("gone")
+    words = ("a link to", "does not exist") if arguments[0] != "check" else ("does not exist",)
+    done = inside(*arguments)
+    assert done.returncode in (EXIT_USAGE, 3)
+    for word in words:
+        assert word in done.stderr
+    assert "not an ONNX model" not in done.stderr
+
+
+# --- Two at once ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
+    names = [f"m{k}.onnx" for k in range(4)]
+    for name in names:
+        saved(odd.training(), tmp_path, name)
+    code = "import sys; from memplan_cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "check", "--update"]
+    running = [subprocess.Popen([*command, name], cwd=tmp_path) for name in names]
+    assert [process.wait(timeout=300) for process in running] == [0] * len(names)
+    assert set(read_lock(tmp_path / "memplan.lock").entries) == set(names)
+    assert set(snapshot(tmp_path)) == {*names, "memplan.lock"}
+
+
+def test_an_update_takes_the_lock_as_it_is_when_it_writes(
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memplan.check import run
+
+    for name in ("a.onnx", "b.onnx"):
+        saved(odd.training(), tmp_path, name)
+    measure = run.measure
+
+    def slow(*arguments: object) -> object:
+        monkeypatch.setattr(run, "measure", measure)
+        assert inside("check", "--update", "b.onnx").returncode == 0
+        return measure(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "measure", slow)
+    assert inside("check", "--update", "a.onnx").returncode == 0
+    assert set(read_lock(tmp_path / "memplan.lock").entries) == {"a.onnx", "b.onnx"}
+
+
+def test_an_update_that_waits_too_long_says_so(tmp_path: Path) -> None:
+    lock = tmp_path / "memplan.lock"
+    late = pytest.raises(RuntimeUnavailableError, match="being updated by another process")
+    with updating(lock), late, updating(lock, 0.1):
+        pass
+    with updating(lock, 0.0):
+        pass

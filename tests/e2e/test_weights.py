@@ -1,0 +1,287 @@
+"""Models whose weights lie in other files, as exporters write them, wherever the output goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from helpers import odd_models as odd
+from helpers.refusals import assert_harmless
+from helpers.running import Memplan
+from memplan.errors import EXIT_USAGE
+from memplan.proto.external import external_tensors
+from memplan.proto.read import read_model
+from memplan.proto.weights import plan_weights, write_with_weights
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "deep/model.onnx"
+MODES = ("reference", "copy", "embed")
+
+
+def place_for(mode: str, folder: Path) -> str:
+    """Where the output goes: to a folder from which the weights can(not) be referred to."""
+    (folder / "aside").mkdir(exist_ok=True)
+    return "out.onnx" if mode == "reference" else "aside/out.onnx"
+
+
+@pytest.mark.ort
+@pytest.mark.slow
+@pytest.mark.parametrize("session", ["tuned", "default"])
+def test_the_output_may_lie_anywhere_and_is_fused_and_proved(
+    inside: Memplan, tmp_path: Path, session: str
+) -> None:
+    odd.external(tmp_path, MODEL)
+    onnx.save(odd.training(), tmp_path / "whole.onnx")
+    options = ("--budget", "100%", "--session", session, "--format", "json")
+
+    def answer(*arguments: str) -> dict[str, object]:
+        done = inside("rewrite", *arguments, *options)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    def proof(model: str, out: str) -> dict[str, Any]:
+        done = inside("validate", model, out, "--runs", "1", "--format", "json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    whole = answer("whole.onnx", "-o", "whole.out.onnx")
+    assert whole["optimize"] == "extended"
+    assert whole["weights"] is None
+    for mode in MODES:
+        out = place_for(mode, tmp_path)
+        found = answer(MODEL, "-o", out, "--weights", mode, "--force")
+        assert found["weights"] == mode
+        # Nothing is lost by weights being elsewhere: neither fusions nor the look at what a plain
+        # session makes of the file.
+        for key in ("optimize", "predicted_peak_bytes", "recomputed_nodes", "assumptions"):
+            assert found[key] == whole[key], (mode, key)
+        shown, expected = proof(MODEL, out), proof("whole.onnx", "whole.out.onnx")
+        assert shown["equality"] == expected["equality"]
+        assert session == "default" or shown["equality"] == "bitwise"
+        for run in ("original", "rewritten"):
+            for peak in ("predicted_peak_bytes", "measured_peak_bytes"):
+                assert shown[run][peak] == expected[run][peak]
+        assert shown["notes"] == expected["notes"]
+
+
+def values(path: Path) -> dict[str, np.ndarray]:
+    model = onnx.load(path)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_training_graph_takes_its_weights_along(
+    inside: Memplan, tmp_path: Path, mode: str
+) -> None:
+    odd.external(tmp_path, MODEL)
+    out = place_for(mode, tmp_path)
+    done = inside("grad", MODEL, "-o", out, "--loss", "loss", "--weights", mode, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights"] == mode
+    read_model(tmp_path / out)
+    before, after = values(tmp_path / MODEL), values(tmp_path / out)
+    for name in ("w1", "w2"):
+        assert np.array_equal(before[name], after[name])
+    held = len(list(external_tensors(onnx.load(tmp_path / out, load_external_data=False))))
+    assert (held == 0) == (mode == "embed")
+    assert (tmp_path / "aside/out.onnx.data").exists() == (mode == "copy")
+
+
+def test_where_nobody_says_the_weights_are_referred_to_or_a_line_says_what_became_of_them(
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd.external(tmp_path, MODEL)
+    command = ("grad", MODEL, "--loss", "loss", "-o")
+    assert "weights, which" not in inside(*command, place_for("reference", tmp_path)).stdout
+    assert "weights, which aside/out.onnx cannot refer to, are in it" in inside(
+        *command, place_for("embed", tmp_path)
+    ).stdout.replace("\n", " ")
+    monkeypatch.setattr("memplan.proto.weights._SMALL_BYTES", 0)
+    done = inside(*command, place_for("copy", tmp_path), "--force")
+    assert "are copied to" in done.stdout.replace("\n", " ")
+    assert (tmp_path / "aside/out.onnx.data").exists()
+
+
+def test_a_copy_of_weights_is_written_over_nothing(inside: Memplan, tmp_path: Path) -> None:
+    odd.external(tmp_path, MODEL)
+    out = place_for("copy", tmp_path)
+    data = tmp_path / "aside/out.onnx.data"
+    command = ("grad", MODEL, "--loss", "loss", "--weights", "copy", "-o", out)
+    data.write_text("mine")
+    assert_harmless(inside, tmp_path, EXIT_USAGE, ("out.onnx.data exists",), *command)
+    data.unlink()
+    os.link(tmp_path / "deep/weights.bin", data)
+    words = ("inputs are never overwritten",)
+    assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command, "--force")
+    words = ("nothing lies beside stdout",)
+    assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command[:-1], "-")
+
+
+def test_a_copy_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = odd.external(tmp_path, MODEL)
+    out = tmp_path / place_for("copy", tmp_path)
+    data = out.with_name("out.onnx.data")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    for before in (None, b"of an output that is still there"):
+        if before is not None:
+            data.write_bytes(before)
+        model = read_model(path)
+        placement = plan_weights(model, path, out, "copy", force=True)
+        with monkeypatch.context() as context:
+            context.setattr("memplan.proto.weights.write_model", fail)
+            with pytest.raises(KeyboardInterrupt):
+                write_with_weights(model, path, out, placement, force=True)
+        assert (data.read_bytes() if data.exists() else None) == before
+        assert len(list(out.parent.iterdir())) == (before is not None)
+
+
+def _external(name: str, dims: list[int], offset: int = 0) -> onnx.TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+    tensor.data_location = TensorProto.EXTERNAL
+    nbytes = 4 * int(np.prod(dims))
+    for key, value in (("location", "w.bin"), ("offset", offset), ("length", nbytes)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+@pytest.mark.ort
+def test_gigabytes_of_weights_are_neither_read_nor_copied(inside: Memplan, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    rows, columns = 16384, 40960  # 2.5 GiB
+    with (tmp_path / "deep/w.bin").open("wb") as stream:
+        stream.truncate(4 * rows * columns)
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="product"),
+        helper.make_node("ReduceMean", ["a"], ["loss"], name="mean", keepdims=0),
+    ]
+    inputs = [info("x", TensorProto.FLOAT, [4, rows])]
+    outputs = [info("loss", TensorProto.FLOAT, [])]
+    weights = [_external("w", [rows, columns])]
+    graph = helper.make_graph(nodes, "large", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / MODEL)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = inside("rewrite", MODEL, "--budget", "100%", "-o", "out.onnx", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["optimize"], found["weights"]) == ("extended", "reference")
+    kib = 4 * rows * columns // 1024
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        assert resource.getrusage(who).ru_maxrss - before < kib // 4
+    words = ("do not fit", "--weights copy")
+    command = ("rewrite", MODEL, "--budget", "100%", "-o", "e.onnx", "--weights", "embed")
+    assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command)
+
+
+def everywhere() -> onnx.ModelProto:
+    """External tensors in an attribute, a body, a function and a sparse constant."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18, "f" : 1]>
+        g (float[4] x) => (float loss) <int64 n = {3}, bool yes = {1}> {
+            k = Constant <value: tensor = float[4] {1, 1, 1, 1}> ()
+            h = Add (x, k)
+            m = f.plus (h)
+            y = Loop (n, yes, m) <body = b (int64 i, bool c, float[4] v)
+                => (bool d, float[4] w) <float[4] inner = {1, 1, 1, 1}> {
+                    w = Add (v, inner)
+                    d = Identity (c)
+            }>
+            loss = ReduceMean <keepdims: int = 0> (y)
+        }
+        <domain: "f", opset_import: ["" : 18]>
+        plus (a) => (r) {
+            one = Constant <value: tensor = float[4] {1, 1, 1, 1}> ()
+            r = Add (a, one)
+        }"""
+    )
+    attribute = model.graph.node[0].attribute[0]
+    attribute.t.CopyFrom(_external("", [4]))
+    body = next(node for node in model.graph.node if node.op_type == "Loop").attribute[0].g
+    body.initializer[0].CopyFrom(_external("inner", [4], 16))
+    model.functions[0].node[0].attribute[0].t.CopyFrom(_external("", [4], 32))
+    return model
+
+
+def _saved_everywhere(folder: Path) -> Path:
+    (folder / "deep").mkdir(exist_ok=True)
+    (folder / "deep/w.bin").write_bytes(np.arange(12, dtype=np.float32).tobytes())
+    onnx.save(everywhere(), folder / MODEL)
+    return folder / MODEL
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_constants_wherever_they_stand_are_looked_for_near_the_model(
+    inside: Memplan, tmp_path: Path, place: int
+) -> None:
+    path = _saved_everywhere(tmp_path)
+    model = everywhere()
+    tensors = list(external_tensors(model))
+    assert len(tensors) == 3
+    tensors[place].external_data[0].value = "../secret.bin"
+    onnx.save(model, path)
+    (tmp_path / "secret.bin").write_bytes(bytes(100))
+    assert_harmless(inside, tmp_path, 3, ("outside the model's folder",), "analyze", MODEL)
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("mode", MODES)
+def test_constants_wherever_they_stand_go_along(inside: Memplan, tmp_path: Path, mode: str) -> None:
+    path = _saved_everywhere(tmp_path)
+    assert inside("analyze", MODEL).returncode == 0
+    out = place_for(mode, tmp_path)
+    command = ("rewrite", MODEL, "--budget", "100%", "-o", out, "--weights", mode)
+    done = inside(*command)
+    assert done.returncode == 0, done.stderr
+    written = onnx.load(tmp_path / out)  # with the data, which must be found
+    found = sorted(
+        float(numpy_helper.to_array(tensor)[0])
+        for tensor in _constants(written.graph)
+        if list(tensor.dims) == [4]
+    )
+    assert found == [0.0, 4.0, 8.0]
+    assert onnx.load(path, load_external_data=False) == everywhere()
+
+
+def _constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    found = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                found.append(attribute.t)
+            elif attribute.type == onnx.AttributeProto.GRAPH:
+                found += _constants(attribute.g)
+    return found
+
+
+@pytest.mark.ort
+@pytest.mark.slow
+def test_a_store_of_links_as_model_hubs_make_it_is_fused_and_proved(
+    inside: Memplan, tmp_path: Path
+) -> None:
+    stored = odd.external(tmp_path, "store/abc", "def")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/model.onnx").symlink_to(stored)
+    (tmp_path / "snapshot/def").symlink_to(tmp_path / "store/def")
+    model, out = "snapshot/model.onnx", "snapshot/out.onnx"
+    done = inside("rewrite", model, "--budget", "100%", "-o", out, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["optimize"] == "extended"
+    assert inside("validate", model, out, "--runs", "1").returncode == 0
+    assert inside("profile", model, "-o", "costs.json", "--runs", "1").returncode == 0

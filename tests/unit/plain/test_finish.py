@@ -22,6 +22,8 @@ from memplan.simulate.session import session_kind
 from memplan.solver.pins import Peaks
 from memplan.strategies.builtin import parse_strategy
 
+pytestmark = pytest.mark.rejects
+
 DEFAULT = session_kind("default")
 CHAIN = """
 g (float[256] x) => (float y, float[256] z)

@@ -19,6 +19,8 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.strategies.builtin import parse_strategy
 
+pytestmark = pytest.mark.rejects
+
 CHAIN = """
 g (float[256] x, float[256] spare) => (float y, float last)
 {

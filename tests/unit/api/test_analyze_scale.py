@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.analyze_scale import chain
 from helpers.graphs import REUSING, TUNED, open_text
-from helpers.models import SAMPLES
+from helpers.models import SAMPLES, load_benchmark
 from memplan.api.analyze import analyze, analyze_open
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
@@ -21,6 +20,8 @@ from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
+
+chain = load_benchmark("analyze_scale").chain
 
 
 def calls(nodes: int, session: SessionKind) -> tuple[int, int]:

@@ -20,10 +20,10 @@ from memplan.errors import UsageError
 _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
 ALLOWED = frozenset(
-    {"dim", "loss", "session", "provider", "runs", "seed", "threads", "plain", "device"}
+    {"dim", "loss", "session", "provider", "runs", "draws", "seed", "threads", "plain"}
     | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
-    | {"scan-recompute", "time-limit", "dry-run", "weights"}
+    | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
 )
 """The options that a configuration file may set."""

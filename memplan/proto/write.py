@@ -77,7 +77,11 @@ def keep_inputs(path: Path, *inputs: Path | None) -> None:
         UsageError: ``path`` is one of ``inputs`` or of what they refer to, by whatever name or
             link.
     """
-    if not path.exists():  # nothing is lost
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # not a name at all, which the check of the output says
+        there = False
+    if not there:  # nothing is lost
         return
     for source in inputs:
         if source is None:

@@ -184,7 +184,7 @@ def test_an_update_takes_the_lock_as_it_is_when_it_writes(
 def test_an_update_that_waits_too_long_says_so(tmp_path: Path) -> None:
     lock = tmp_path / "memplan.lock"
     late = pytest.raises(RuntimeUnavailableError, match="being updated by another process")
-    with updating(lock), late, updating(lock, 0.1):
+    with updating(lock), late, updating(lock, 0.0):
         pass
     with updating(lock, 0.0):
         pass

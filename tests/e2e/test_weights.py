@@ -41,7 +41,9 @@ def test_the_output_may_lie_anywhere_and_is_fused_and_proved(
 ) -> None:
     odd.external(tmp_path, MODEL)
     onnx.save(odd.training(), tmp_path / "whole.onnx")
-    options = ("--budget", "100%", "--session", session, "--format", "json")
+    # Later runs of a plain session hold a block beside.
+    budget = "100%" if session == "tuned" else "150%"
+    options = ("--budget", budget, "--session", session, "--format", "json")
 
     def answer(*arguments: str) -> dict[str, object]:
         done = inside("rewrite", *arguments, *options)
@@ -51,7 +53,7 @@ def test_the_output_may_lie_anywhere_and_is_fused_and_proved(
 
     def proof(model: str, out: str) -> dict[str, Any]:
         done = inside("validate", model, out, "--runs", "1", "--format", "json")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 

@@ -35,7 +35,6 @@ from memplan.equivalence.terms import (
 )
 from memplan.ops.memory import (
     CONTROL_FLOW_OPS,
-    EFFECT_OPS,
     OPTIONAL_OUTPUTS,
     RANDOM_OPS,
     has_effects,
@@ -70,7 +69,8 @@ class Numbered:
 
 @dataclass(slots=True)
 class Numbering:
-    """The terms of one graph by tensor name, in ``names``; ``nodes`` in file order.
+    """The terms of one graph by tensor name, in ``names``; ``nodes`` in file order; ``defaults``
+    of graph inputs that need not be given.
 
     Args:
         terms: shared by the graphs that are compared.
@@ -87,20 +87,30 @@ class Numbering:
     opset: int
     functions: Mapping[str, str] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
+    defaults: dict[str, int] = field(default_factory=dict)
     nodes: list[Numbered] = field(default_factory=list)
 
     def graph(self, graph: onnx.GraphProto) -> None:
         """Number the inputs, constants and nodes of a main graph."""
-        for value in graph.input:
-            form = Input(value.name, _type(value))
-            self.names[value.name] = self.terms.of(form, self.facts.get(value.name, UNKNOWN))
-        self.constants(graph, self.names)
+        self.interface(graph)
         for node in graph.node:
             self.nodes.append(self.node(node, self.names, 0))
 
-    def constants(self, graph: onnx.GraphProto, names: dict[str, int]) -> None:
-        """Number the initializers of a graph; a default of an input, which a run may replace, is
-        not its value."""
+    def interface(self, graph: onnx.GraphProto) -> None:
+        """Number the inputs and constants of a main graph.
+
+        The default of an input, which a run may replace, is not its value.
+        """
+        for value in graph.input:
+            form = Input(value.name, type_bytes(value))
+            self.names[value.name] = self.terms.of(form, self.facts.get(value.name, UNKNOWN))
+        constants: dict[str, int] = {}
+        self._constants(graph, constants)
+        self.defaults = {name: term for name, term in constants.items() if name in self.names}
+        self.names = {**constants, **self.names}
+
+    def _constants(self, graph: onnx.GraphProto, names: dict[str, int]) -> None:
+        """Number the initializers of a graph."""
         for tensor in graph.initializer:
             names.setdefault(tensor.name, self.terms.tensor(tensor, self.folder))
         for sparse in graph.sparse_initializer:
@@ -158,7 +168,7 @@ class Numbering:
         body = next(a.g for a in node.attribute if a.name == "body")
         steps = Steps(self.terms, self.opset, inside, call.steps)
         symbols = [
-            self.terms.of(State(inside, place, _type(value)), UNKNOWN, 1 << inside)
+            self.terms.of(State(inside, place, type_bytes(value)), UNKNOWN, 1 << inside)
             for place, value in enumerate(body.input[: len(call.states)])
         ]
         symbols += [steps.element(*sequence) for sequence in call.sequences]
@@ -228,7 +238,7 @@ class Numbering:
         """
         names = dict(outer)
         for place, value in enumerate(body.input):
-            form = Formal(depth, attribute, place, _type(value))
+            form = Formal(depth, attribute, place, type_bytes(value))
             names[value.name] = self.terms.of(form, UNKNOWN, 1 << depth)
         return len(body.input), *self._inside(body, names, depth)
 
@@ -237,14 +247,15 @@ class Numbering:
     ) -> tuple[tuple[int, ...], tuple[Applied, ...]]:
         """Output terms of a body whose inputs are in ``names``, and what in it is no function."""
         own: dict[str, int] = {}
-        self.constants(body, own)
+        self._constants(body, own)
         names.update(own)
         nodes = [self.node(node, names, depth) for node in body.node]
         marked = tuple(n.applied for n in nodes if n.applied.occurrence)
         return tuple(names[value.name] for value in body.output), marked
 
 
-def _type(value: onnx.ValueInfoProto) -> bytes:
+def type_bytes(value: onnx.ValueInfoProto) -> bytes:
+    """A tensor's type as the file states it, in a form to compare."""
     content: bytes = value.type.SerializeToString(deterministic=True)
     return content
 
@@ -279,9 +290,7 @@ def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
 
 def _is_function(key: str) -> bool:
     """Whether equal inputs give equal outputs, and nothing else happens."""
-    return key in CONTROL_FLOW_OPS or not (
-        key in RANDOM_OPS or key in EFFECT_OPS or has_effects(key)
-    )
+    return key in CONTROL_FLOW_OPS or not (key in RANDOM_OPS or has_effects(key))
 
 
 def occurrence_of(node: onnx.NodeProto) -> str:

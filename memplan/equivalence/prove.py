@@ -22,6 +22,7 @@ from memplan.equivalence.numbering import (
     Numbered,
     Numbering,
     occurrence_of,
+    type_bytes,
     unseeded,
     with_inner,
 )
@@ -139,18 +140,15 @@ class _Proof:
         )
 
     def _inputs(self) -> None:
-        types = {
-            v.name: v.type.SerializeToString(deterministic=True) for v in self.first.graph.input
-        }
+        types = {value.name: type_bytes(value) for value in self.first.graph.input}
         for value in self.second.graph.input:
-            if types.get(value.name) != value.type.SerializeToString(deterministic=True):
+            if types.get(value.name) != type_bytes(value):
                 raise _Refuted(f"the graph input '{value.name}' is not one of the original's")
 
     def _number_second(self) -> None:
         new, graph = self.new, self.second.graph
         seen: Counter[Applied] = Counter()
-        new.graph(onnx.GraphProto(input=graph.input))
-        new.constants(graph, new.names)
+        new.interface(graph)
         self._defaults()
         for node in graph.node:
             numbered = new.node(node, new.names, 0)
@@ -160,18 +158,9 @@ class _Proof:
 
     def _defaults(self) -> None:
         """Inputs that need not be given must have the default that they had."""
-        given = {value.name for value in self.second.graph.input}
-        defaults = [
-            {
-                t.name: self.terms.tensor(t, side.folder)
-                for t in model.graph.initializer
-                if t.name in given
-            }
-            for model, side in ((self.first, self.old), (self.second, self.new))
-        ]
-        for name in sorted(given):
-            if defaults[0].get(name) != defaults[1].get(name):
-                raise _Refuted(f"the default of the graph input '{name}' is another")
+        for value in self.second.graph.input:
+            if self.old.defaults.get(value.name) != self.new.defaults.get(value.name):
+                raise _Refuted(f"the default of the graph input '{value.name}' is another")
 
     def _classify(self, numbered: Numbered, seen: Counter[Applied]) -> None:
         """Count a node under what it is, or put it among those that wait for an explanation."""
@@ -235,7 +224,7 @@ class _Proof:
         for name, value in now.items():
             if name not in was:
                 raise _Refuted(f"the graph output '{name}' is not one of the original's")
-            if _type(was[name]) != _type(value):
+            if type_bytes(was[name]) != type_bytes(value):
                 raise _Refuted(f"the graph output '{name}' has another type")
             if self.new.names[name] != self.old.names[name]:
                 raise _Refuted(
@@ -282,11 +271,6 @@ class _Proof:
         if mine == its:
             return f"{what} reads a '{mine}' as input {slot} that is not what it was"
         return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
-
-
-def _type(value: onnx.ValueInfoProto) -> bytes:
-    content: bytes = value.type.SerializeToString(deterministic=True)
-    return content
 
 
 def reference_side(prepared: PreparedModel) -> Side:

@@ -111,6 +111,7 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
 
 WAITING = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 import memplan.api.analyze as module
 def analyze(*arguments, **options):
     os.kill(os.getpid(), int(sys.argv.pop()))

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from helpers.graphs import open_text
-from memplan.errors import InfeasibleError, MemplanError
+from memplan.errors import InfeasibleError
 from memplan.plain import finish as finishing
 from memplan.plain import plan as planning
 from memplan.plain.finish import Draft, Limits, finish
@@ -43,11 +43,7 @@ def a_draft() -> Draft:
 @pytest.fixture
 def no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not loaded by the runtime, which takes a process for each."""
-
-    def refuse(*_: Any) -> None:
-        raise MemplanError("not asked")
-
-    monkeypatch.setattr(planning, "as_loaded", refuse)
+    monkeypatch.setattr(planning, "written_as_loaded", lambda *_: None)
 
 
 def planned(model: OpenModel) -> onnx.ModelProto:

@@ -28,13 +28,17 @@ from memplan.shapes.nchwc import in_blocks, state_block
 from memplan.shapes.prepare import load, prepare
 from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.session import SessionKind
-from memplan.simulate.timeline import removable_casts
-from memplan.units import format_bytes
+from memplan.simulate.timeline import removable_casts, simulate
+from memplan.units import counted, format_bytes
+
+NOT_ASKED = "not checked against what ONNX Runtime makes of the file when it loads it"
+"""What to say of a rewritten file where the runtime could not be asked."""
 
 MOST_WEIGHTS = 4 * 10**9
 """Bytes of external weights up to which a file is loaded for a tuned session: the order of its
 nodes is only told by a format that holds all weights."""
 
+_NAMED = 3  # nodes that a sentence names
 # Types around which the CPU puts Casts where a kernel is missing (insert_cast_transformer.cc).
 _NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
@@ -58,6 +62,19 @@ class Loaded:
     def unchanged(self) -> bool:
         """Whether the runtime runs the file's own nodes."""
         return not self.gone and not self.new
+
+    def peak_bytes(self) -> int:
+        """Of the first run, by simulation; workspace included."""
+        return simulate(self.model.graph, self.kind).peak_with_workspace_bytes
+
+    def change(self, peak: int) -> str:
+        """What the runtime does to a plan, in a sentence; ``peak`` is what it then needs."""
+        names = ", ".join((*self.gone, *self.new)[:_NAMED])
+        return (
+            "ONNX Runtime changes the planned nodes when it loads them "
+            f"({counted(len(self.gone), 'node')} removed, {len(self.new)} new: {names}) and then "
+            f"needs {format_bytes(peak)}"
+        )
 
 
 def changes_at_load(graph: Graph, session: SessionKind) -> bool:

@@ -9,7 +9,7 @@ import onnx
 
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
-from memplan.plain.as_loaded import Loaded, written_as_loaded
+from memplan.plain.as_loaded import NOT_ASKED, written_as_loaded
 from memplan.plain.finish import Draft, Limits, PlainModel, finish
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
@@ -17,9 +17,8 @@ from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
-from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import counted, format_bytes
+from memplan.units import format_bytes
 
 SEARCH_SECONDS = 5.0
 """When the search for the fewest input fences and pins ends."""
@@ -144,15 +143,15 @@ def _finished(draft: Draft, limits: Limits, weights: Path) -> PlainModel:
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
         needed |= frozenset(held.gone)
-    if held is not None and not held.unchanged:
-        peak = simulate(held.model.graph, held.kind).peak_with_workspace_bytes
+    notes = _later_notes(result, limits.first)
+    if held is None:
+        notes.append(NOT_ASKED)
+    elif not held.unchanged:
+        peak = held.peak_bytes()
+        notes.append(held.change(peak))
         if peak > limits.first:
-            raise Rejected(
-                f"ONNX Runtime changes the planned nodes when it loads them ({len(held.gone)} "
-                f"removed, {len(held.new)} new) and then needs {peak:,} B"
-            )
-    notes = (*_later_notes(result, limits.first), *_load_notes(held, limits.first))
-    return replace(result, notes=notes)
+            raise Rejected(notes[-1])
+    return replace(result, notes=tuple(notes))
 
 
 def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
@@ -187,21 +186,4 @@ def _later_notes(plain: PlainModel, budget: int) -> list[str]:
         f"later runs take {format_bytes(later)}, over the budget: no plan was found that keeps it "
         "with the block of the memory pattern; enable_mem_pattern = False in the session options "
         f"makes every run like the first ({format_bytes(first)})"
-    ]
-
-
-def _load_notes(held: Loaded | None, budget: int) -> list[str]:
-    """What the runtime makes of a rewritten model when it loads it, where that is not the plan."""
-    if held is None:
-        return ["not checked against what ONNX Runtime makes of the file when it loads it"]
-    if held.unchanged:
-        return []
-    timeline = simulate(held.model.graph, held.kind)
-    peak = timeline.peak_with_workspace_bytes
-    verdict = "within the budget" if peak <= budget else "OVER THE BUDGET"
-    names = ", ".join((*held.gone, *held.new)[:3])
-    return [
-        "ONNX Runtime changes the graph when it loads it "
-        f"({counted(len(held.gone), 'node')} removed, {len(held.new)} new: {names}); "
-        f"first run then {format_bytes(peak)}, {verdict}"
     ]

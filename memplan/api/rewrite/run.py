@@ -32,7 +32,7 @@ from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
 from memplan.passes.manager import passes_for, recorded
-from memplan.plain.as_loaded import changes_at_load, narrow_types, written_as_loaded
+from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
@@ -46,10 +46,9 @@ from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline
 from memplan.solver.strategy import Progress
 from memplan.strategies.builtin import parse_strategy
-from memplan.units import format_bytes
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
@@ -248,14 +247,11 @@ def _confirm_loaded(applied: _Applied, planned: Planned, goal: Goal) -> tuple[st
         return ()
     held = written_as_loaded(applied.model, session, planned.model.prepared.beside)
     if held is None:
-        return ("not checked against what ONNX Runtime makes of the file when it loads it",)
+        return (NOT_ASKED,)
     if held.unchanged:
         return ()
-    peak = simulate(held.model.graph, held.kind).peak_with_workspace_bytes
-    changed = (
-        f"ONNX Runtime changes the planned nodes when it loads them ({len(held.gone)} removed, "
-        f"{len(held.new)} new) and then needs {format_bytes(peak)}"
-    )
+    peak = held.peak_bytes()
+    changed = held.change(peak)
     if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
         raise InfeasibleError(
             f"{changed}, over the budget", "try another budget or --optimize none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -11,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from memplan.errors import UsageError
+from memplan.processes.scratch import scratch_folder
 
 Model = onnx.ModelProto | PathLike[str] | str
 _IN_MEMORY = "model.onnx"
@@ -24,6 +24,7 @@ def as_file(model: Model) -> Iterator[Path]:
     Raises:
         UsageError: it is neither a path nor a ModelProto, or a ModelProto whose weights are in
             other files, or one of more than 2 GiB.
+        RuntimeUnavailableError: there is no room for a temporary file.
     """
     if not isinstance(model, onnx.ModelProto):
         yield as_path(model)
@@ -41,8 +42,8 @@ def as_file(model: Model) -> Iterator[Path]:
             f"the ModelProto cannot be written to a file: {str(error).splitlines()[0]}",
             "a protobuf file holds at most 2 GiB: save the weights apart, and give the path",
         ) from None
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        path = Path(folder) / _IN_MEMORY
+    with scratch_folder() as folder:
+        path = folder / _IN_MEMORY
         path.write_bytes(data)
         yield path
 

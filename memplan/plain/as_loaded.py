@@ -17,7 +17,7 @@ import onnx
 from memplan.errors import MemplanError
 from memplan.ir.graph import Graph
 from memplan.ops.kernels import COPY_OPS
-from memplan.processes import scratch_folder
+from memplan.processes.scratch import scratch_folder
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.external import external_bytes, settle_links
 from memplan.proto.metadata import get_metadata, set_metadata

@@ -1,6 +1,6 @@
 """Runs one task in a process of its own and reports what came of it.
 
-    python -m memplan.processes FOLDERS memplan.runtime.child TASK.json ANSWER.json
+    python -m memplan.processes.child FOLDERS memplan.runtime.child TASK.json ANSWER.json
 
 See :mod:`memplan.runtime.messages` for both.
 """

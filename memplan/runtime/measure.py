@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import RuntimeUnavailableError
-from memplan.processes import scratch_folder, started
+from memplan.processes.child import started
+from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import (
@@ -82,7 +83,7 @@ def run_child(
         environment: variables that the child gets besides those of this process.
         time_limit: seconds after which the child is killed; None: never.
 
-    The child ends when this process does, see :mod:`memplan.processes`.
+    The child ends when this process does, see :mod:`memplan.processes.child`.
 
     Raises:
         RuntimeUnavailableError: with the runtime's own reason in one line.

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError
-from memplan.processes import scratch_folder
+from memplan.processes.scratch import scratch_folder
 
 _LOG = logging.getLogger(__name__)
 

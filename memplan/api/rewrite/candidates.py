@@ -17,7 +17,7 @@ from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.plain.as_loaded import as_loaded, changes_at_load
-from memplan.processes import scratch_folder
+from memplan.processes.scratch import scratch_folder
 from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order

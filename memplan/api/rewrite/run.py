@@ -36,7 +36,7 @@ from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, wr
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
-from memplan.processes import scratch_folder
+from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset

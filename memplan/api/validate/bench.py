@@ -11,7 +11,7 @@ from memplan.api.validate.interface import without_inputs
 from memplan.api.validate.options import ValidateOptions
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
-from memplan.processes import scratch_folder
+from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
 from memplan.runtime.compare import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import numpy as np
 
-from memplan.processes import started
+from memplan.processes.child import started
 from memplan.solver.jit import is_cold
 from memplan.solver.order.beam import resequence
 from memplan.solver.order.depth_first import default_order

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan import processes
 from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
+from memplan.processes import child as children
 from memplan.runtime import measure
 from memplan.runtime.failures import INSTALL_CUDA, explain
 from memplan.runtime.gpu import find_gpu
@@ -64,7 +64,7 @@ def test_a_child_that_dies_leaves_the_parent_alive(
     killer = tmp_path / "killer.py"
     killer.write_text("#!/bin/sh\nkill -9 $$\n")
     killer.chmod(0o755)
-    monkeypatch.setattr(processes.sys, "executable", str(killer))
+    monkeypatch.setattr(children.sys, "executable", str(killer))
     with pytest.raises(RuntimeUnavailableError) as caught:
         measure.run_child(START, Started, "running m")
     assert "ran out of memory" in caught.value.message or "killed" in caught.value.message
@@ -77,7 +77,7 @@ def test_a_child_that_reports_out_of_memory(
     answer = encode(Failure(ARENA))
     child.write_text(f"#!/bin/sh\ncat > \"$6\" <<'END'\n{answer}\nEND\n")
     child.chmod(0o755)
-    monkeypatch.setattr(processes.sys, "executable", str(child))
+    monkeypatch.setattr(children.sys, "executable", str(child))
     with pytest.raises(RuntimeUnavailableError, match="3,221,225,472 B"):
         measure.run_child(START, Started, "running m")
 

@@ -1,30 +1,22 @@
-"""Child processes and scratch folders, neither of which outlives the program.
+"""Scratch folders, which do not outlive the program.
 
-A child watches a pipe that only its parent holds open: when the parent ends, however it ends, the
-pipe closes, and the child removes the parent's scratch folders and ends as well. A folder whose
-owner ended with no child at work (SIGKILL, power) is removed by the next program that needs one:
-an owner keeps its folders locked, and locks end with the process.
-
-    python -m memplan.processes FOLDERS MODULE ARGUMENT...
-
-is the child: it calls ``main(ARGUMENT...)`` of MODULE; FOLDERS is a JSON list of paths.
+A folder whose owner was killed with a child at work is removed by the child
+(:mod:`memplan.processes.child`). One whose owner ended with no child at work (SIGKILL, power) is
+removed by the next program that needs one: an owner keeps its folders locked, and locks end with
+the process.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError
@@ -38,6 +30,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # What this process has made and not removed yet, and whether it has cleaned up after others.
 _open_folders: set[str] = set()
 _swept: set[str] = set()
+
+
+def open_folders() -> list[str]:
+    """The scratch folders of this process that are there now."""
+    return sorted(_open_folders)
 
 
 @contextmanager
@@ -116,77 +113,3 @@ def _remove_if_left(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(handle)
-
-
-@contextmanager
-def started(
-    module: str,
-    *arguments: str,
-    environment: Mapping[str, str] | None = None,
-    output: int = subprocess.PIPE,
-) -> Iterator[subprocess.Popen[str]]:
-    """A child that runs ``main(*arguments)`` of a module, and ends when this process does.
-
-    When the block is left by an exception, the child is killed; else it is waited for.
-
-    Args:
-        module: its name.
-        arguments: texts.
-        environment: variables that the child gets besides those of this process.
-        output: where its stdout and stderr go, as :class:`subprocess.Popen` takes it.
-
-    Raises:
-        OSError: no process can be started.
-    """
-    # No import from the current directory: "-m" would run a numpy.py that lies beside a model.
-    variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "memplan.processes", json.dumps(sorted(_open_folders))]
-    reader, writer = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [*command, module, *arguments],
-            stdin=reader,
-            stdout=output,
-            stderr=output,
-            text=True,
-            env={**variables, **(environment or {})},
-        )
-    except BaseException:
-        os.close(writer)
-        raise
-    finally:
-        os.close(reader)
-    try:
-        with process:
-            try:
-                yield process
-            except BaseException:
-                process.kill()
-                raise
-    finally:
-        os.close(writer)
-
-
-def _follow_parent(folders: Sequence[str]) -> None:
-    """End this process, and remove the folders, when the other end of stdin closes."""
-
-    def follow() -> None:
-        # Not through sys.stdin, whose lock would be held.
-        while os.read(0, 4096):
-            pass
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Follow the parent, and run what it asks for."""
-    folders, module, *rest = arguments
-    _follow_parent(json.loads(folders))
-    return int(import_module(module).main(*rest) or 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

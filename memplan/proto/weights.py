@@ -6,7 +6,6 @@ Only what is copied or embedded is read, and copied in pieces.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from memplan.proto.external import (
     repoint_external_data,
     set_external_entries,
 )
-from memplan.proto.write import check_target, followed, put, write_model
+from memplan.proto.write import check_target, followed, made_beside, put, write_model
 from memplan.units import format_bytes
 
 # Weights of so few bytes are rather put into a file than copied beside it.
@@ -212,28 +211,20 @@ def _copies(model: onnx.ModelProto, folder: Path, data: Path, force: bool) -> It
 def _copy_beside(model: onnx.ModelProto, folder: Path, data: Path) -> str:
     """The name of a temporary file with the data; ``model`` refers to where ``data`` will be."""
     places: dict[_Place, int] = {}
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".memplan-", dir=data.parent)
-        with os.fdopen(handle, "wb") as stream:
+        with made_beside(data) as made:
             for tensor in external_tensors(model):
                 place = _place(tensor, folder)
                 if place not in places:
-                    places[place] = -(-stream.tell() // _ALIGNMENT) * _ALIGNMENT
-                    stream.seek(places[place])
+                    places[place] = -(-made.stream.tell() // _ALIGNMENT) * _ALIGNMENT
+                    made.stream.seek(places[place])
                     for piece in place.pieces():
-                        stream.write(piece)
+                        made.stream.write(piece)
                 set_external_entries(tensor, _entries(data, places[place], place.nbytes))
-            stream.truncate()
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException as error:
-        if temporary:
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise UsageError(f"{data} cannot be written: {error.strerror}") from None
-        raise
-    return temporary
+            made.stream.truncate()
+    except OSError as error:
+        raise UsageError(f"{data} cannot be written: {error.strerror}") from None
+    return made.name
 
 
 def _entries(data: Path, offset: int, nbytes: int) -> Mapping[str, str]:

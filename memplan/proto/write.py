@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import onnx
 
@@ -116,19 +119,42 @@ def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
     """
     check_output(path, force)
     path = followed(path)
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".memplan-", dir=path.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        put(temporary, path, force)
+        with made_beside(path) as made:
+            made.stream.write(data)
+        try:
+            put(made.name, path, force)
+        finally:
+            if os.path.lexists(made.name):
+                os.unlink(made.name)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        if temporary is not None and os.path.lexists(temporary):
-            os.unlink(temporary)
+
+
+class Made(NamedTuple):
+    """A temporary file: its name, and where to write its content."""
+
+    name: str
+    stream: IO[bytes]
+
+
+@contextmanager
+def made_beside(path: Path) -> Iterator[Made]:
+    """A temporary file in the folder of ``path``, which is on the disk when the block has ended,
+    and then the caller's to move or remove. If the block fails, it is removed.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    handle, name = tempfile.mkstemp(prefix=".memplan-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield Made(name, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def put(temporary: str, path: Path, force: bool) -> None:

@@ -229,19 +229,10 @@ def analyze(
         UsageError: an unknown dimension, loss output, session or provider was named.
     """
     kind = session_kind(session, provider)
-    if not isinstance(path, Path):
-        with as_file(path) as file:
-            found = analyze(
-                file,
-                dims,
-                session=session,
-                provider=provider,
-                loss=loss,
-                placement=placement,
-            )
-            return replace(found, path=shown_path(path))
-    analysis = analyze_session(open_model(path, dims, loss), kind, loss)
-    return with_placement(analysis) if placement else analysis
+    with as_file(path) as file:
+        analysis = analyze_session(open_model(file, dims, loss), kind, loss)
+    found = with_placement(analysis) if placement else analysis
+    return replace(found, path=shown_path(path))
 
 
 def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) -> Analysis:

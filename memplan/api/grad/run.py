@@ -203,14 +203,19 @@ def grad(
         ModelError: the model cannot be read or differentiated; the loss is no scalar.
         UsageError: bad option or output path.
     """
-    if not isinstance(path, Path):
-        with as_file(path) as file:
-            found = grad(file, options, output, dims=dims, force=force)
-            return replace(found, path=shown_path(path))
     if not isinstance(options, GradOptions):
         options = GradOptions(loss=options)
+    target = Path(output) if output is not None else None
+    with as_file(path) as file:
+        found = _grad(file, options, target, dims or {}, force)
+    return replace(found, path=shown_path(path))
+
+
+def _grad(
+    path: Path, options: GradOptions, output: Path | None, dims: Mapping[str, int], force: bool
+) -> TrainingGraph:
+    """The same for a file."""
     if output is not None:
-        output = Path(output)
         check_target(output, force, path)
     optimizer = parse_optimizer(options.optimizer)
     model = read_model(path)
@@ -234,7 +239,7 @@ def grad(
     _require_output(result.graph, loss, types[loss].dtype)
     result = _finished(result)
     if not options.forward_only:
-        result = _checkpointed(result, path, options.checkpoints, dims or {}, loss)
+        result = _checkpointed(result, path, options.checkpoints, dims, loss)
     state = _new_values(result.graph, statistics)
     if state:
         set_metadata(result, {**get_metadata(result), NEW_VALUES: state})
@@ -253,7 +258,7 @@ def grad(
         new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
         class_axis=class_axis,
         scans=scan_layers(result),
-        dims=dims or {},
+        dims=dims,
         new_values=state,
         statistics=statistics,
         notes=(*statistics.notes, *_notes_on_logits(model.graph, options)),

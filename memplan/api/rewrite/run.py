@@ -85,36 +85,36 @@ def rewrite(
         ModelError, UsageError: bad model, option, costs or output path.
         RuntimeUnavailableError: ``profile`` was asked for, and a run failed.
     """
-    if not isinstance(path, Path):
-        unwritten = output is None and isinstance(path, onnx.ModelProto)
-        with as_file(path) as file:
-            result = rewrite(
-                file,
-                budget,
-                output,
-                dims=dims,
-                force=force,
-                dry_run=dry_run or unwritten,
-                progress=progress,
-            )
-            return replace(result, path=shown_path(path))
     options = given_options(budget)
-    output = Path(output) if output is not None else None
+    in_memory = output is None and isinstance(path, onnx.ModelProto)
+    with as_file(path) as file:
+        target = Path(output) if output is not None else default_output(file)
+        unwritten = dry_run or in_memory
+        result = _rewrite(file, options, None if unwritten else target, dims or {}, force, progress)
+    return replace(result, path=shown_path(path))
+
+
+def _rewrite(
+    path: Path,
+    options: RewriteOptions,
+    target: Path | None,
+    dims: Mapping[str, int],
+    force: bool,
+    progress: Progress | None,
+) -> Rewrite:
+    """The same for a file; ``target``: where to write, None: nowhere."""
     check_cost_options(options)
     session = session_kind(options.session, options.provider)
     strategy = parse_strategy(options.strategy)
     passes = _passes(options, session)
-    target = output if output is not None else default_output(path)
-    if not dry_run:
+    if target is not None:
         check_target(target, force, path, options.costs)
     with ExitStack() as stack:
         proto = read_model(path)
         placement = NO_WEIGHTS
-        if not dry_run:
+        if target is not None:
             placement = plan_weights(proto, path, target, options.weights, force)
-        source = replace(
-            _read(path, proto, dims or {}, options, session, stack), placement=placement
-        )
+        source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
         goal = Goal(
             options=options,
             session=session,
@@ -133,12 +133,10 @@ def rewrite(
     equivalence = _prove(planned, applied)
     loaded_notes = _confirm_loaded(applied, planned, goal)
     _record(applied, planned, goal)
-    if not dry_run:
+    if target is not None:
         beside = source.model.prepared.beside
-        write_with_weights(applied.model, beside, target, source.placement, force=force)
-    return _answer(
-        path, None if dry_run else target, source, goal, planned, applied, equivalence, loaded_notes
-    )
+        write_with_weights(applied.model, beside, target, placement, force=force)
+    return _answer(path, target, source, goal, planned, applied, equivalence, loaded_notes)
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:

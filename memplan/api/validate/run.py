@@ -73,9 +73,17 @@ def validate(
         ModelError, UsageError: a bad model or bad inputs.
     """
     options = options or ValidateOptions()
-    if not (isinstance(original, Path) and isinstance(rewritten, Path)):
-        with as_file(original) as one, as_file(rewritten) as other:
-            return validate(one, other, options, dims=dims, progress=progress)
+    with as_file(original) as one, as_file(rewritten) as other:
+        return _of_files(one, other, options, dims, progress)
+
+
+def _of_files(
+    original: Path,
+    rewritten: Path,
+    options: ValidateOptions,
+    dims: Mapping[str, int] | None,
+    progress: Progress | None,
+) -> Validation:
     first, second = read_model(original), read_model(rewritten)
     metadata = get_metadata(second)
     bound = dict(dims or _dims(metadata))

@@ -32,7 +32,8 @@ class Search(Strategy):
 
     ``order``: 1 to move nodes, 0 to keep the file's order. ``iterations``: stop after so many
     rounds instead of at the time limit (0: the time limit); the plan then depends on ``seed``
-    alone. ``certify``: 1 to look for a lower bound on the extra time beside the search.
+    alone. ``certify``: 1 to look for a lower bound on the extra time beside the search. ``gap``:
+    percentage points within which of the bound a plan is good enough to stop.
     """
 
     name: ClassVar[str] = "search"
@@ -43,6 +44,7 @@ class Search(Strategy):
     seed: int = 0
     iterations: int = 0
     certify: int = 1
+    gap: float = 0.1
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
@@ -50,7 +52,9 @@ class Search(Strategy):
         """See :func:`memplan.strategies.portfolio.solve_portfolio`."""
         from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
 
-        options = PortfolioOptions(bool(self.order), self.seed, self.iterations, bool(self.certify))
+        options = PortfolioOptions(
+            bool(self.order), self.seed, self.iterations, bool(self.certify), self.gap / 100
+        )
         decision, bound = solve_portfolio(problem, time_limit, options, progress)
         return Outcome(decision, bound.seconds, bound.kind)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
-from memplan.strategies.links import Links, boundary, links_of
+from memplan.solver.links import Cut, Links, boundary, links_of, sequence_keeping
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,29 +38,10 @@ class TrainingStep:
     stash: list[int]
 
     def sequence_for(self, kept: Set[int]) -> Ints:
-        """The sequence in which of the forward storages only ``kept`` and fixed roots survive.
-
-        What is dropped is recomputed right before its first reader in the backward part, together
-        with whatever that needs, in the original order; from then on it stays until its last
-        reader (as in Chen et al. 2016, section 3, and in PyTorch's partitioners).
-        """
-        links, rank = self.links, self.problem.arrays.rank
-        there = bytearray(len(links.maker))
-        for node in self.sequence[: self.cut]:
-            for t in links.writes[node]:
-                there[t] = links.root[t] in kept or links.root[t] in links.fixed
-        result = self.sequence[: self.cut]
-        for node in self.sequence[self.cut :]:
-            missing = [t for t in links.reads[node] if not there[t]]
-            if missing:
-                for clone in sorted(_closure(links, there, missing), key=rank.__getitem__):
-                    result.append(clone)
-                    for t in links.writes[clone]:
-                        there[t] = 1
-            result.append(node)
-            for t in links.writes[node]:
-                there[t] = 1
-        return np.asarray(result, dtype=np.int64)
+        """The sequence in which of the forward storages only ``kept`` and fixed roots survive
+        (:func:`memplan.solver.links.sequence_keeping`)."""
+        rank = self.problem.arrays.rank
+        return sequence_keeping(self.links, rank, self.sequence, (Cut(self.cut, kept),))
 
 
 def step_of(problem: Problem) -> TrainingStep:
@@ -74,18 +55,6 @@ def step_of(problem: Problem) -> TrainingStep:
     made = {links.root[t]: None for node in sequence[:cut] for t in links.writes[node]}
     read = {links.root[t] for node in sequence[cut:] for t in links.reads[node]}
     return TrainingStep(problem, links, sequence, cut, [r for r in made if r in read])
-
-
-def _closure(links: Links, there: bytearray, missing: list[int]) -> set[int]:
-    """The nodes that make ``missing`` from what is there."""
-    nodes: set[int] = set()
-    waiting = list(missing)
-    while waiting:
-        node = links.maker[waiting.pop()]
-        if node not in nodes:
-            nodes.add(node)
-            waiting.extend(t for t in links.reads[node] if not there[t])
-    return nodes
 
 
 def judge(problem: Problem, sequence: Ints) -> Decision:

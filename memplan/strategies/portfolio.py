@@ -1,7 +1,12 @@
-"""Several searches at once: the file's order kept, nodes moved, and a certificate beside them.
+"""Several searches at once: nodes moved, the file's order kept, and a certificate beside them.
 
-The compiled search and HiGHS both release Python's global lock, so threads use the cores. Without
-a time limit (``iterations``) everything runs one after the other and depends on the seed alone.
+The certificate (:mod:`memplan.solver.bound.order_free`) takes and gives: its events are where the
+best plan is full, and what its solutions keep is a start of a search. Once the best plan is within
+the gap of the bound, everything ends.
+
+The compiled search and HiGHS both release Python's global lock, so threads use the cores. Where
+rounds are counted (``iterations``) everything runs one after the other and depends on the seed
+alone (:mod:`memplan.strategies.counted`).
 """
 
 from __future__ import annotations
@@ -9,44 +14,52 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
+from memplan.solver.bound.milp import Effort
+from memplan.solver.bound.order_free import OrderFreeBound
 from memplan.solver.evaluate import decide
-from memplan.solver.problem import Decision, Ints, Problem, better
+from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
+from memplan.solver.search.lowest_peak import lowest_peak, solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
 from memplan.solver.strategy import Progress
-from memplan.strategies.dtr import Dtr
-from memplan.strategies.keepset import Baseline
-from memplan.strategies.knapsack import Knapsack
-from memplan.strategies.mincut import MinCut
-from memplan.strategies.segments import Segments
+from memplan.strategies.published import baseline_decisions
+from memplan.strategies.standing import Certificate, Standing
 
 _LOG = logging.getLogger(__name__)
+
+# What a certificate in trouble raises; the plan is kept.
+TROUBLE = (ArithmeticError, ImportError, MemoryError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class PortfolioParams:
     """Constants of the portfolio; none of them was tuned on a record that we have."""
 
-    in_order: float = 0.3
-    """Share of the time for a search in the file's order, which is what the certificate speaks of,
-    when nodes may move."""
+    in_order: float = 0.1
+    """Share of the time for a search in the file's order when nodes may move."""
     first_stage: float = 0.4
     """Share of the first of two stages when they may not: the second goes on from the better
     result (0: greedy only)."""
-    baselines: float = 0.25
+    certificate: float = 0.5
+    """Share of the time left that the certificate may take at once."""
+    followed_start: float = 0.08
+    """Share of the time for the search from what a solution of the certificate keeps."""
+    baselines: float = 0.15
     """Share of the time for the plans of published planners (0: their plans are not looked at,
     unless nothing else fits)."""
-    baselines_patient: float = 0.5
+    baselines_patient: float = 0.3
     """The same while nothing else fits."""
     one_baseline: float = 0.6
     """Share of what is left of that for each: none may use up the time of those behind it."""
     followed: int = 3
-    """How many of their plans are starts of a search (0: none)."""
-    poll_seconds: float = 0.1
+    """How many plans of others are starts of a search (0: none)."""
+    lowest: float = 0.5
+    """Share of the time left in which the lowest peak is driven for while nothing fits."""
+    poll_seconds: float = 0.05
     """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
 
 
@@ -54,26 +67,16 @@ class PortfolioParams:
 class PortfolioOptions:
     """``order``: nodes may be moved. ``iterations``: rounds instead of time, see
     :class:`~memplan.solver.search.params.SearchOptions`. ``certify``: look for a lower bound beside
-    the search.
+    the search. ``gap``: share of the step's time within which of the bound a plan is enough.
     """
 
     order: bool = True
     seed: int = 0
     iterations: int = 0
     certify: bool = True
+    gap: float = 0.001
     params: PortfolioParams = PortfolioParams()
     search: SearchParams = PARAMS
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """A lower bound on the extra cost in seconds, and what it holds for."""
-
-    seconds: float
-    kind: str
-
-
-NO_CERTIFICATE = Certificate(0.0, "trivial")
 
 
 def solve_portfolio(
@@ -87,48 +90,10 @@ def solve_portfolio(
     Stops early when the bound is reached, and on Ctrl-C, with the best sequence so far.
     """
     if options.iterations or time_limit <= 0:
-        return _one_by_one(problem, time_limit, options, progress), NO_CERTIFICATE
+        from memplan.strategies.counted import solve_counted
+
+        return solve_counted(problem, time_limit, options, progress)
     return _Portfolio(problem, time_limit, options, progress).run()
-
-
-def _one_by_one(
-    problem: Problem, time_limit: float, options: PortfolioOptions, progress: Progress | None
-) -> Decision:
-    limit = time_limit if not options.iterations else float("inf")
-    fixed = SearchOptions(
-        order=False, seed=options.seed, iterations=options.iterations, params=options.search
-    )
-    best = solve(problem, limit, fixed, progress)
-    if options.order:
-        moved = solve(problem, limit, replace(fixed, order=True), progress)
-        best = moved if better(moved, best) else best
-    return best
-
-
-def baseline_decisions(
-    problem: Problem, left: Callable[[], float], share: float = 0.6
-) -> Iterator[tuple[str, Decision]]:
-    """What published planners decide, by name, quickest first, while ``left()`` seconds are left.
-
-    The search starts from their plans, too: where one of them has a better idea, ours is at least
-    as good. Those that must know the forward nodes are left out where the problem does not say.
-    Each is given ``share`` of the time left.
-    """
-    local = Dtr(heuristic="h_local")
-    planners: tuple[Baseline, ...] = (
-        Knapsack(cut=0),
-        Segments(),
-        local,
-        Knapsack(),
-        MinCut(),
-        Dtr(),
-    )
-    for planner in planners:
-        seconds = left()
-        if seconds <= 0:
-            return
-        if problem.forward is not None or isinstance(planner, Dtr):
-            yield planner.name, planner.solve(problem, share * seconds).decision
 
 
 class _Portfolio:
@@ -145,17 +110,15 @@ class _Portfolio:
         self.params = options.params
         self.limit = time_limit
         self.halt = threading.Event()
-        self.best: Decision | None = None
-        self.source = ""
-        self.fixed_best: Decision | None = None
-        self.shared: Ints | None = None
-        self.certificate = NO_CERTIFICATE
+        self.standing = Standing(problem, options.gap)
+        self.fixed_extra: float | None = None
+        self.order_free: OrderFreeBound | None = None
         self.bound: Future[None] | None = None
         self.started = 0.0
         self.lock = threading.Lock()
 
     def run(self) -> tuple[Decision, Certificate]:
-        """The searches; the certificate runs beside them from the first plan in order on."""
+        """The searches, and the certificate between or beside them."""
         self.started = time.perf_counter()
         with ThreadPoolExecutor(max_workers=3) as pool:
             try:
@@ -164,46 +127,91 @@ class _Portfolio:
                 else:
                     self._keep_order(pool)
                 # In the file's order nothing is left but to close the gap.
-                if self.bound is not None and not self.options.order:
+                if self.bound is not None:
                     self._wait([self.bound])
                 self.halt.set()
-                if self.bound is not None:
-                    self.bound.result()
             except KeyboardInterrupt:
                 # Anytime: what was found by now is a whole answer.
                 self.halt.set()
-        if self.best is None:
+        best = self.standing.best
+        if best is None:
             raise KeyboardInterrupt
-        certificate = self._final_certificate()
         _LOG.info(
             "plan by %s after %.1f s; %s",
-            self.source,
+            self.standing.source,
             time.perf_counter() - self.started,
-            self._why_stopped(certificate),
+            self.standing.why_stopped(self._left() <= 0),
         )
-        return self.best, certificate
+        return best, self.standing.certificate()
 
-    def _why_stopped(self, certificate: Certificate) -> str:
-        assert self.best is not None
-        if self.best.feasible and self.best.extra_cost <= certificate.seconds * (1 + 1e-9):
-            return "nothing can be cheaper"
-        return "time is over" if self._left() <= 0 else "nothing more came"
+    # Nodes may move: one thread explores all the time, the other has many things to do.
 
     def _explore(self, pool: ThreadPoolExecutor) -> None:
-        """One thread explores orders all the time, the other after a search in the file's order
-        and from the plans of others."""
         free = SearchOptions(seed=self.options.seed, params=self.options.search)
         first = pool.submit(self._search, free, self.limit)
-        fixed = pool.submit(
-            self._search, replace(free, order=False), self.params.in_order * self.limit
-        )
-        self._wait([fixed])
-        self._certify(pool)
-        searches = [first]
-        if self._left() > 0 and not self._closed():
-            other = replace(free, seed=free.seed + 1)
-            searches.append(pool.submit(self._follow_baselines, other))
-        self._wait(searches)
+        second = pool.submit(self._second_thread, replace(free, seed=free.seed + 1))
+        self._wait([first, second])
+
+    def _second_thread(self, options: SearchOptions) -> None:
+        """The file's order, the certificate and its starts, the plans of others; then explore, and
+        look at the bound again where the best plan is full by then."""
+        self._search(replace(options, order=False), self.params.in_order * self.limit)
+        self._certify(options)
+        if not self.standing.fits and not self._done():
+            self._drive_down(options)
+        if not self._done():
+            self._follow_baselines(options)
+        self._certify(options)
+        if not self._done():
+            self._search(options, self._left())
+
+    def _certify(self, options: SearchOptions) -> None:
+        """Bound, search from what the solutions keep, and again where that brought another plan."""
+        if not self.options.certify:
+            return
+        try:
+            fresh = True
+            while fresh and not self._done():
+                fresh = self._bound_once(options)
+        except TROUBLE as error:
+            self.standing.without_bound(error)
+
+    def _bound_once(self, options: SearchOptions) -> bool:
+        """One look at the bound, and searches from its starts; whether anything was new."""
+        deadline = time.perf_counter() + self.params.certificate * self._left()
+        effort = Effort(deadline, self._done)
+        if self.order_free is None:
+            self.order_free = OrderFreeBound(self.problem, effort, self.standing.learn)
+        self.order_free.effort = effort
+        best = self.standing.best
+        fits = best is not None and best.feasible
+        sequence = best.sequence if best is not None and fits else self.problem.order
+        fresh = self.order_free.look(sequence, self.standing.wanted())
+        starts, self.order_free.starts = self.order_free.starts, []
+        judged = [decide(self.problem, start) for start in starts]
+        judged.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
+        for start in judged[: self.params.followed]:
+            if self._done():
+                break
+            seconds = min(self.params.followed_start * self.limit, self._left())
+            self._keep(self._search_from(start.sequence, seconds, options), "certificate")
+        return fresh
+
+    def _search_from(self, start: Ints, seconds: float, options: SearchOptions) -> Decision:
+        return solve_from(self.problem, start, seconds, options, self._tell(), self._enough)
+
+    def _drive_down(self, options: SearchOptions) -> None:
+        """Nothing fits: a plan for less may be easier to find, and what is lowest is worth knowing.
+
+        Greedy gets stuck in front of its aim; on the way to a lower one it may pass the budget.
+        """
+        effort = Effort(time.perf_counter() + self.params.lowest * self._left(), self._fits)
+        best = self.standing.best
+        begin = best if best is not None else decide(self.problem, self.problem.start)
+        self._keep(lowest_peak(self.problem, begin, effort, options), "drive for the lowest peak")
+
+    def _fits(self) -> bool:
+        return self.halt.is_set() or self.standing.fits
 
     def _follow_baselines(self, options: SearchOptions) -> None:
         """Explore from what published planners decide, too."""
@@ -212,23 +220,26 @@ class _Portfolio:
         found: list[Decision] = []
 
         def left() -> float:
-            over = self.halt.is_set() or self._left() <= 0
-            lost = self.best is None or not self.best.feasible
-            return 0.0 if over else self._left() - (patient if lost else until)
+            if self._done():
+                return 0.0
+            return self._left() - (until if self.standing.fits else patient)
 
         for name, decision in baseline_decisions(self.problem, left, self.params.one_baseline):
             found.append(decision)
             self._keep(decision, name)
         found.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
-        starts = tuple(decision.sequence for decision in found[: self.params.followed])
-        if self._left() > 0:
-            self._search(replace(options, starts=starts), self._left())
+        for decision in found[: self.params.followed]:
+            if not self._done():
+                seconds = min(self.params.followed_start * self.limit, self._left())
+                self._keep(self._search_from(decision.sequence, seconds, options), "search")
+
+    # The file's order kept: two searches at a time, and a certificate of their own.
 
     def _keep_order(self, pool: ThreadPoolExecutor) -> None:
         """Two stages of two searches in the file's order."""
         fixed = SearchOptions(order=False, seed=self.options.seed, params=self.options.search)
         for stage, share in enumerate((self.params.first_stage, 1.0)):
-            if self._left() <= 0 or self._closed():
+            if self._done():
                 return
             seconds = min(share * self.limit, self._left())
             futures = [
@@ -237,12 +248,37 @@ class _Portfolio:
             ]
             self._wait(futures)
             if stage == 0:
-                self._certify(pool)
-                if self.best is not None and self.best.feasible:
-                    fixed = replace(fixed, begin=self.best.sequence)
+                self._certify_order(pool)
+                if self.standing.best is not None and self.standing.fits:
+                    fixed = replace(fixed, begin=self.standing.best.sequence)
+
+    def _certify_order(self, pool: ThreadPoolExecutor) -> None:
+        """Begin to look for a bound, if there is anything to bound."""
+        if not self.options.certify or self._left() <= 0:
+            return
+        if self.fixed_extra is None or self.fixed_extra > 0:
+            self.bound = pool.submit(self._bound_order, self._left(), self.fixed_extra)
+
+    def _bound_order(self, seconds: float, upper: float | None) -> None:
+        from memplan.solver.bound.certify import lower_bound
+
+        try:
+            found = lower_bound(self.problem, seconds, upper, self.halt.is_set)
+        except TROUBLE as error:
+            self.standing.without_bound(error)
+            return
+        self.standing.learn(found.seconds, found.kind)
+        # It knows nothing of recomputations that were asked for.
+        if found.sequence is not None and not self.problem.protected.any():
+            self._keep(decide(self.problem, found.sequence), "certificate")
+
+    # What both need.
 
     def _left(self) -> float:
         return self.limit - (time.perf_counter() - self.started)
+
+    def _done(self) -> bool:
+        return self.halt.is_set() or self._left() <= 0 or self.standing.closed
 
     def _wait(self, futures: list[Future[None]]) -> None:
         """Join the searches, but stay open to Ctrl-C."""
@@ -254,27 +290,13 @@ class _Portfolio:
                 return
 
     def _search(self, options: SearchOptions, seconds: float) -> None:
-        decision = solve(
-            self.problem, seconds, options, self._tell(), self._enough, self._meet(options)
-        )
+        meet: Callable[[Ints], Ints] | None = self.standing.meet if options.order else None
+        decision = solve(self.problem, seconds, options, self._tell(), self._enough, meet)
         self._keep(decision, "search")
         with self.lock:
-            if not options.order and (self.fixed_best is None or better(decision, self.fixed_best)):
-                self.fixed_best = decision
-
-    def _meet(self, options: SearchOptions) -> Callable[[Ints], Ints] | None:
-        """Searches that may move nodes go on from the best of all before their last part."""
-        if not options.order:
-            return None
-
-        def meet(sequence: Ints) -> Ints:
-            with self.lock:
-                cost = self.problem.arrays.cost
-                if self.shared is None or cost[sequence].sum() < cost[self.shared].sum():
-                    self.shared = sequence
-                return self.shared
-
-        return meet
+            better = self.fixed_extra is None or decision.extra_cost < self.fixed_extra
+            if not options.order and decision.feasible and better:
+                self.fixed_extra = decision.extra_cost
 
     def _tell(self) -> Progress | None:
         if self.progress is None:
@@ -289,60 +311,7 @@ class _Portfolio:
 
     def _enough(self, extra: float) -> bool:
         """Whether a search with this extra cost may stop."""
-        closed = self.certificate.seconds > 0 and extra <= self.certificate.seconds * (1 + 1e-9)
-        return self.halt.is_set() or (closed and not self.options.order)
-
-    def _closed(self) -> bool:
-        return self.best is not None and self.best.feasible and self._enough(self.best.extra_cost)
-
-    def _certify(self, pool: ThreadPoolExecutor) -> None:
-        """Begin to look for a bound, if there is anything to bound."""
-        fixed = self.fixed_best
-        if not self.options.certify or self._left() <= 0:
-            return
-        upper = fixed.extra_cost if fixed is not None and fixed.feasible else None
-        if upper is None or upper > 0:
-            self.bound = pool.submit(self._bound, self._left(), upper)
-
-    def _bound(self, seconds: float, upper: float | None) -> None:
-        from memplan.solver.bound.certify import lower_bound
-
-        try:
-            found = lower_bound(self.problem, seconds, upper, self.halt.is_set)
-        except (ArithmeticError, ImportError, MemoryError, RuntimeError, ValueError) as error:
-            # A plan is good without a bound; losing it to the bound's trouble would be worse.
-            self.certificate = Certificate(0.0, f"none: the certificate failed ({error})")
-            return
-        with self.lock:
-            if found.seconds > 0:
-                self.certificate = Certificate(found.seconds, found.kind)
-        if found.sequence is not None:
-            self._consider(found.sequence)
-
-    def _consider(self, sequence: Ints) -> None:
-        """A plan that the certificate came upon, evaluated like any other."""
-        # It knows nothing of recomputations that were asked for.
-        if not self.problem.protected.any():
-            self._keep(decide(self.problem, sequence), "certificate")
+        return self.halt.is_set() or self.standing.closed or self.standing.enough(extra)
 
     def _keep(self, decision: Decision, source: str) -> None:
-        """Remember a decision if it is the best so far, and who made it."""
-        with self.lock:
-            if self.best is not None and not better(decision, self.best):
-                return
-            self.best, self.source = decision, source
-        base = self.problem.base_cost or 1.0
-        if decision.feasible:
-            _LOG.info("best so far: +%.3f%% by %s", 100 * decision.extra_cost / base, source)
-        else:
-            _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
-
-    def _final_certificate(self) -> Certificate:
-        """Never a bound above the plan: a moved order is not what a fixed-order bound speaks of."""
-        assert self.best is not None
-        if not self.best.feasible or self.certificate.seconds <= self.best.extra_cost * (1 + 1e-9):
-            return self.certificate
-        share = 100 * self.certificate.seconds / max(self.problem.base_cost, 1e-300)
-        return Certificate(
-            0.0, f"order-free; with the file's node order kept it would be {share:.2f}%"
-        )
+        self.standing.keep(decision, source)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.solver.bound.blocks import Blocks
+from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.relaxation import (
     contract,
     free_small,
@@ -123,7 +124,7 @@ class _Certifier:
             ordered = sorted(checkpoints)
             places = {ordered.index(s) for s in crowded if s in checkpoints}
             blocks = Blocks(relaxation, ordered, places, self.problem.base_cost)
-            answer = blocks.program.solve(self._left(), _GAP, self._enough(), self.stop)
+            answer = blocks.program.solve(Effort(self.deadline, self.stop), _GAP, self._enough())
             self._learn(answer.bound, len(ordered))
             _LOG.debug("certificate: %d checkpoints, %.6g s or more", len(ordered), self.best)
             if answer.values is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,29 @@ class Answer:
 
     bound: float
     values: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """When to give up: at ``deadline`` (``time.perf_counter``), when ``stop`` says so, or, whatever
+    the machine, after so many ``nodes`` of the branch-and-bound tree (0: no limit)."""
+
+    deadline: float = np.inf
+    stop: Callable[[], bool] | None = None
+    nodes: int = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.deadline - time.perf_counter()
+
+    def over(self) -> bool:
+        """Whether to give up."""
+        return self.left <= 0 or (self.stop is not None and self.stop())
+
+    def share(self, share: float) -> Effort:
+        """The same with a share of the time left."""
+        return replace(self, deadline=time.perf_counter() + share * self.left)
 
 
 class Program:
@@ -64,16 +87,14 @@ class Program:
         self.low.append(low)
         self.high.append(high)
 
-    def solve(
-        self, seconds: float, gap: float, enough: float, stop: Callable[[], bool] | None
-    ) -> Answer:
+    def solve(self, effort: Effort, gap: float, enough: float, relaxed: bool = False) -> Answer:
         """Bound the least cost.
 
         Args:
-            seconds: time limit.
+            effort: when to give up.
             gap: relative distance between bound and best solution at which to be content.
             enough: a bound at which to be content.
-            stop: asked now and then whether to give up.
+            relaxed: no variable need be whole.
         """
         import highspy
 
@@ -81,37 +102,37 @@ class Program:
             return self._trivial()
         make: Any = highspy.Highs  # not annotated
         solver = make()
-        options = {
-            "output_flag": False,
-            "threads": 1,
-            "mip_rel_gap": gap,
-            "time_limit": max(seconds, 0.01),
-        }
+        options: dict[str, object] = {"output_flag": False, "threads": 1, "mip_rel_gap": gap}
+        if np.isfinite(effort.deadline):
+            options["time_limit"] = max(effort.left, 0.01)
+        if effort.nodes:
+            options["mip_max_nodes"] = effort.nodes
         for name, value in options.items():
             solver.setOptionValue(name, value)
-        solver.passModel(self._model())
-        deadline, target = time.perf_counter() + seconds, enough * self.scale
+        solver.passModel(self._model(relaxed))
+        target = enough * self.scale
 
         def watch(event: Any) -> None:
-            halted = stop is not None and stop()
-            done = halted or event.data_out.mip_dual_bound >= target
-            if done or time.perf_counter() > deadline:
+            if effort.over() or (not relaxed and event.data_out.mip_dual_bound >= target):
                 event.data_in.user_interrupt = True
 
         solver.cbMipInterrupt += watch
+        solver.cbSimplexInterrupt += watch
         solver.run()
-        return self._answer(solver)
+        return self._answer(solver, relaxed)
 
     def _trivial(self) -> Answer:
         fits = all(low <= 0 <= high for low, high in zip(self.low, self.high, strict=True))
         return Answer(0.0 if fits else np.inf, np.zeros(0) if fits else None)
 
-    def _answer(self, solver: highspy.Highs) -> Answer:
+    def _answer(self, solver: highspy.Highs, relaxed: bool) -> Answer:
         import highspy
 
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Answer(np.inf, None)
+        if relaxed:
+            return self._relaxed_answer(solver)
         # The dual bound is -inf until the first relaxation is solved; costs are not negative.
         bound = max(0.0, info.mip_dual_bound) / self.scale
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -119,7 +140,16 @@ class Program:
         value = info.objective_function_value / self.scale if found else np.inf
         return Answer(min(bound, value), values)
 
-    def _model(self) -> highspy.HighsLp:
+    def _relaxed_answer(self, solver: highspy.Highs) -> Answer:
+        """Of a linear program only the optimum bounds anything."""
+        import highspy
+
+        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return Answer(0.0, None)
+        value = max(0.0, solver.getInfo().objective_function_value) / self.scale
+        return Answer(value, np.asarray(solver.getSolution().col_value))
+
+    def _model(self, relaxed: bool) -> highspy.HighsLp:
         import highspy
 
         model = highspy.HighsLp()
@@ -132,5 +162,6 @@ class Program:
         model.a_matrix_.index_ = np.asarray(self.index, dtype=np.int32)
         model.a_matrix_.value_ = np.asarray(self.value)
         whole, any_ = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        model.integrality_ = [whole if flag else any_ for flag in self.whole]
+        if not relaxed:
+            model.integrality_ = [whole if flag else any_ for flag in self.whole]
         return model

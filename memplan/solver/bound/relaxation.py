@@ -56,6 +56,11 @@ class Relaxation:
         """Length of the order."""
         return len(self.node_at)
 
+    def held_from_first_run(self) -> dict[int, int]:
+        """Node → bytes that its first run takes for good: graph outputs, and what nobody reads."""
+        grows = np.diff(self.always, prepend=0)
+        return {self.node_at[step]: int(grows[step]) for step in np.flatnonzero(grows)}
+
     def nodes(self) -> list[int]:
         """All nodes, those in the order first."""
         return self.node_at + [i for i, step in enumerate(self.step_of) if step == NONE]

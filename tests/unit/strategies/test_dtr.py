@@ -12,7 +12,7 @@ from helpers.steps import chain, check, problem_of, random_step
 from memplan.strategies.dtr import Dtr
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Classes
 from memplan.strategies.keepset import judge
-from memplan.strategies.links import links_of
+from memplan.solver.links import links_of
 
 SECONDS = 30.0
 

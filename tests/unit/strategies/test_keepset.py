@@ -12,7 +12,7 @@ from helpers.steps import chain, problem_of
 from memplan.errors import UsageError
 from memplan.strategies.builtin import parse_strategy
 from memplan.strategies.keepset import step_of, without_unread
-from memplan.strategies.links import boundary, links_of
+from memplan.solver.links import boundary, links_of
 
 SECONDS = 30.0
 

@@ -24,7 +24,7 @@ from memplan.strategies.dtr import Dtr
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Frame
 from memplan.strategies.keepset import judge, step_of
 from memplan.strategies.knapsack import Knapsack
-from memplan.strategies.links import links_of
+from memplan.solver.links import links_of
 from memplan.strategies.mincut import MinCut
 from memplan.strategies.segments import Segments
 from memplan.units import parse_size

@@ -1,0 +1,221 @@
+"""The certificate for any order: how much better can any plan be?
+
+The least cost of every event program (:mod:`memplan.solver.bound.events`) is a lower bound, so the
+question is which events to take. Those at which the best plan found is full: there it has to give
+something up. Their linear relaxations, which take a fraction of a second, tell which of them are
+worth solving in whole numbers. Then events are added where the plan that the best solution
+describes breaks the budget: cutting planes in time.
+
+The solutions say what to keep across an event, which local moves hardly find: each is made a
+sequence from which a search may start.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from memplan.solver.bound.events import EventBound, EventProgram
+from memplan.solver.bound.milp import Effort
+from memplan.solver.bound.precedence import Precedence, find_precedence
+from memplan.solver.bound.relaxation import Relaxation, relax
+from memplan.solver.evaluate import evaluate
+from memplan.solver.links import Cut, Links, links_of, sequence_keeping
+from memplan.solver.order.local import settle
+from memplan.solver.problem import Ints, Problem
+
+_LOG = logging.getLogger(__name__)
+
+KIND = "order-free"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFreeParams:
+    """Constants of the certificate; none was tuned on a record that we have."""
+
+    full: float = 0.97
+    """An event is where a plan takes this share of the budget, or more."""
+    looks: int = 16
+    """Linear relaxations per round and number of events."""
+    solved: int = 5
+    """Of these, so many are solved in whole numbers, best first."""
+    worth: float = 0.8
+    """Only those whose relaxation reaches this share of the best bound."""
+    most_events: int = 4
+    """Events of one program, at most: more of them make its relaxation weaker."""
+    gap: float = 1e-4
+    """Relative distance between bound and solution at which a program counts as solved."""
+    share: float = 0.5
+    """Of the time left, what one program may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Events, and the bound that their linear relaxation gives (seconds)."""
+
+    seconds: float
+    events: tuple[int, ...]
+
+
+class OrderFreeBound:
+    """The best bound so far, and what to look at next. ``seconds`` is infinite where it is proven
+    that nothing keeps the budget."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        effort: Effort,
+        tell: Callable[[float], None] | None = None,
+        params: OrderFreeParams | None = None,
+    ) -> None:
+        """``effort``: when to give up; ``tell``: called with every better bound (seconds)."""
+        self.problem, self.effort, self.tell = problem, effort, tell
+        self.params = params or OrderFreeParams()
+        self.seconds = 0.0
+        self.starts: list[Ints] = []
+        self.scored: dict[tuple[int, ...], Scored] = {}
+        self.solved: set[tuple[int, ...]] = set()
+        self.relaxation: Relaxation = relax(problem)
+        self.precedence: Precedence = find_precedence(problem)
+        self.links: Links = links_of(problem)
+        self.originals = frozenset(problem.order.tolist())
+
+    def look(self, sequence: Ints, enough: float) -> bool:
+        """Look for better bounds where ``sequence`` is full, until one reaches ``enough`` seconds.
+
+        Sequences that solutions describe are added to ``starts``. Returns whether anything was
+        looked at that had not been before.
+        """
+        full = self._full(sequence)
+        before = len(self.scored)
+        best = self._round([(node,) for node in full], sequence, enough)
+        while best is not None and len(best) < self.params.most_events:
+            wider = self._widened(best, full, sequence)
+            found = self._round(wider, sequence, enough)
+            best = found if found is not None and len(found) > len(best) else None
+        return len(self.scored) > before
+
+    def _over(self, enough: float) -> bool:
+        return self.seconds >= enough or self.effort.over()
+
+    def _full(self, sequence: Ints) -> list[int]:
+        """Nodes at whose first run ``sequence`` is nearly full, fullest first."""
+        total = evaluate(self.problem.arrays, sequence).total
+        limit = self.params.full * min(self.problem.budget, int(total.max(initial=0)))
+        first: dict[int, int] = {}
+        for position, node in enumerate(sequence.tolist()):
+            first.setdefault(node, position)
+        full = [n for n, at in first.items() if n in self.originals and total[at] >= limit]
+        full.sort(key=lambda node: -int(total[first[node]]))
+        return _spread(full, self.params.looks)
+
+    def _round(
+        self, candidates: Sequence[tuple[int, ...]], sequence: Ints, enough: float
+    ) -> tuple[int, ...] | None:
+        """Score the candidates, solve the best; those events that gave the best bound so far."""
+        for events in candidates:
+            if self._over(enough):
+                return None
+            if events not in self.scored:
+                found = self._program(events).solve(self._effort(), 0.0, enough, relaxed=True)
+                self.scored[events] = Scored(found.seconds, events)
+                self._learn(found, events)
+        ranked = sorted(
+            (self.scored[e] for e in candidates if e in self.scored and e not in self.solved),
+            key=lambda scored: -scored.seconds,
+        )
+        best: tuple[int, ...] | None = None
+        for scored in ranked[: self.params.solved]:
+            if self._over(enough) or scored.seconds < self.params.worth * self.seconds:
+                break
+            self.solved.add(scored.events)
+            found = self._program(scored.events).solve(self._effort(), self.params.gap, enough)
+            self._start_from(found, scored.events, sequence)
+            if self._learn(found, scored.events) or best is None:
+                best = scored.events
+        return best
+
+    def _program(self, events: Sequence[int]) -> EventProgram:
+        return EventProgram(self.relaxation, self.precedence, events, self.problem.base_cost)
+
+    def _effort(self) -> Effort:
+        return self.effort.share(self.params.share)
+
+    def _learn(self, found: EventBound, events: Sequence[int]) -> bool:
+        if found.seconds <= self.seconds:
+            return False
+        self.seconds = found.seconds
+        base = self.problem.base_cost or 1.0
+        _LOG.debug("certificate: +%.4f%% by %d events", 100 * found.seconds / base, len(events))
+        if self.tell is not None:
+            self.tell(found.seconds)
+        return True
+
+    def _start_from(self, found: EventBound, events: Sequence[int], sequence: Ints) -> None:
+        if found.held is not None:
+            self.starts.append(self._described(found, found.held, events, sequence))
+
+    def _described(
+        self,
+        found: EventBound,
+        held: Sequence[frozenset[int]],
+        events: Sequence[int],
+        sequence: Ints,
+    ) -> Ints:
+        """The plan in which, in the order of ``sequence``, just ``held`` survives the events."""
+        order = list(dict.fromkeys(n for n in sequence.tolist() if n in self.originals))
+        place = {node: position for position, node in enumerate(order)}
+        cuts = [Cut(place[e] + 1, kept) for e, kept in zip(events, held, strict=True)]
+        rank = self.problem.arrays.rank
+        described = sequence_keeping(self.links, rank, order, cuts, found.stage)
+        return settle(self.problem.arrays, described)
+
+    def _widened(
+        self, events: tuple[int, ...], full: Sequence[int], sequence: Ints
+    ) -> list[tuple[int, ...]]:
+        """``events`` and one more: where the latest start is over the budget, or a plan is full."""
+        start = self.starts[-1] if self.starts else sequence
+        total = evaluate(self.problem.arrays, start).total
+        over: list[int] = []
+        seen: set[int] = set()
+        for position, node in enumerate(start.tolist()):
+            if (
+                node in self.originals
+                and node not in seen
+                and total[position] > self.problem.budget
+            ):
+                over.append(position)
+            seen.add(node)
+        over.sort(key=lambda position: -int(total[position]))
+        worst = [int(start[position]) for position in over[: self.params.looks]]
+        wider = [self._chain((*events, node)) for node in dict.fromkeys([*worst, *full])]
+        return [found for found in wider if found is not None][: self.params.looks]
+
+    def _chain(self, events: Sequence[int]) -> tuple[int, ...] | None:
+        """The events in the order in which every sequence has them; None where there is none."""
+        if len(set(events)) < len(events):
+            return None
+        after = {event: self.precedence.descendants(event) for event in events}
+        ordered = sorted(events, key=lambda event: sum(event in found for found in after.values()))
+        if all(second in after[first] for first, second in pairwise(ordered)):
+            return tuple(ordered)
+        return None
+
+
+def _spread(items: list[int], most: int) -> list[int]:
+    """Half of ``most`` from the front, the others evenly from the rest."""
+    if len(items) <= most:
+        return items
+    front, rest = items[: most // 2], items[most // 2 :]
+    places = np.linspace(0, len(rest) - 1, most - len(front)).astype(int)
+    return front + [rest[place] for place in dict.fromkeys(places.tolist())]
+
+
+def timed(seconds: float, stop: Callable[[], bool] | None = None) -> Effort:
+    """Effort until ``seconds`` from now are over."""
+    return Effort(deadline=time.perf_counter() + seconds, stop=stop)

@@ -1,0 +1,78 @@
+"""The plan of least peak, whatever it costs; and a search from one given plan.
+
+What greedy reaches for a budget depends on where it comes from: it gets stuck in front of its aim.
+So the aim goes down step by step, each time from the lowest plan so far, as a frontier is traced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from memplan.solver.bound.milp import Effort
+from memplan.solver.problem import Decision, Ints, Problem
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.params import SearchOptions
+from memplan.solver.strategy import Progress
+
+_LOG = logging.getLogger(__name__)
+
+# Steps end when they are smaller than this share of the lowest peak.
+_FINEST = 1e-3
+# Restarts with noise for one aim, and the share of the time left that it may take.
+_RESTARTS, _SHARE = 12, 0.2
+# Where rounds are counted, so many aims.
+_AIMS = 24
+
+
+def solve_from(
+    problem: Problem,
+    start: Ints,
+    seconds: float,
+    options: SearchOptions,
+    progress: Progress | None = None,
+    enough: Callable[[float], bool] | None = None,
+) -> Decision:
+    """The best sequence found within ``seconds`` from ``start`` alone, which need not fit."""
+    from memplan.solver.evaluate import decide
+
+    narrow = replace(options, params=replace(options.params, explore=0.0, keep_shaking=False))
+    if decide(problem, start).feasible:
+        return solve(problem, seconds, replace(narrow, starts=(start,)), progress, enough)
+    return solve(replace(problem, start=start), seconds, narrow, progress, enough)
+
+
+def lowest_peak(
+    problem: Problem, begin: Decision, effort: Effort, options: SearchOptions, floor: int = 0
+) -> Decision:
+    """The lowest peak that aims from ``begin`` downwards reach; ``floor``: no plan goes below.
+
+    The decision speaks of the problem's own budget, and is as cheap as pruning makes it.
+    """
+    from memplan.solver.evaluate import decide
+
+    params = replace(options.params, explore=0.0, struggles=_RESTARTS, keep_shaking=False)
+    quick = replace(options, params=params, refine=True)
+    best, low = begin, floor
+    for _ in range(_AIMS if options.iterations else 1_000):
+        if effort.over() or best.peak - low <= _FINEST * best.peak:
+            break
+        aim = low + (best.peak - low) // 2
+        seconds = _SHARE * effort.left if not options.iterations else float("inf")
+
+        def fits(_: float) -> bool:
+            return effort.over()
+
+        found = solve(
+            replace(problem, budget=aim, start=best.sequence),
+            seconds,
+            replace(quick, refine=not options.iterations),
+            enough=fits,
+        )
+        _LOG.debug("aim %d B: lowest peak %d B", aim, found.peak)
+        if found.peak < best.peak:
+            best = decide(problem, found.sequence)
+        if found.peak > aim:
+            low = aim
+    return best

@@ -1,0 +1,87 @@
+"""The portfolio by rounds, not by the clock: the same plan on every machine and under every load.
+
+Searches and certificate take turns in one thread; HiGHS is given nodes of its tree instead of
+seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memplan.solver.bound.milp import Effort
+from memplan.solver.bound.order_free import OrderFreeBound
+
+from memplan.solver.problem import Decision, Problem
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.lowest_peak import lowest_peak, solve_from
+from memplan.solver.search.params import SearchOptions
+from memplan.solver.strategy import Progress
+from memplan.strategies.standing import Certificate, Standing
+
+if TYPE_CHECKING:
+    from memplan.strategies.portfolio import PortfolioOptions
+
+# Nodes of the branch-and-bound tree per program, and turns of certificate and searches.
+_TREE, _TURNS = 60, 2
+
+
+def solve_counted(
+    problem: Problem,
+    time_limit: float,
+    options: PortfolioOptions,
+    progress: Progress | None = None,
+) -> tuple[Decision, Certificate]:
+    """The best sequence after ``options.iterations`` rounds of every search, and its bound.
+
+    Without rounds (``iterations`` 0) the searches end at ``time_limit`` seconds each, and nothing
+    is certified.
+    """
+    standing = Standing(problem, options.gap if options.iterations else 0.0)
+    limit = math.inf if options.iterations else time_limit
+    fixed = SearchOptions(
+        order=False, seed=options.seed, iterations=options.iterations, params=options.search
+    )
+    free = replace(fixed, order=options.order)
+
+    def enough(extra: float) -> bool:
+        return standing.closed or standing.enough(extra)
+
+    standing.keep(solve(problem, limit, fixed, progress, enough), "search")
+    if options.order and not standing.closed:
+        standing.keep(solve(problem, limit, free, progress, enough), "search")
+    if options.iterations and not standing.fits:
+        assert standing.best is not None
+        found = lowest_peak(problem, standing.best, Effort(stop=lambda: standing.fits), free)
+        standing.keep(found, "drive for the lowest peak")
+    if options.iterations and options.certify and options.order:
+        _certify(problem, standing, free, progress)
+    assert standing.best is not None
+    return standing.best, standing.certificate()
+
+
+def _certify(
+    problem: Problem, standing: Standing, options: SearchOptions, progress: Progress | None
+) -> None:
+    """Look at the bound where the best plan is full, search from its starts, and again."""
+    from memplan.strategies.portfolio import TROUBLE
+
+    try:
+        order_free = OrderFreeBound(problem, Effort(nodes=_TREE), standing.learn)
+        for _ in range(_TURNS):
+            best = standing.best
+            assert best is not None
+            if standing.closed:
+                return
+            sequence = best.sequence if best.feasible else problem.order
+            if not order_free.look(sequence, standing.wanted()):
+                return
+            starts, order_free.starts = order_free.starts, []
+            for start in starts[:2]:
+                if not standing.closed:
+                    found = solve_from(problem, start, math.inf, options, progress, standing.enough)
+                    standing.keep(found, "certificate")
+    except TROUBLE as error:
+        standing.without_bound(error)

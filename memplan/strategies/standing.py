@@ -1,0 +1,123 @@
+"""What the searches of one run share: the best plan, the best bound, and whether that is enough."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from dataclasses import dataclass
+
+from memplan.solver.bound.order_free import KIND
+from memplan.solver.problem import Decision, Ints, Problem, better
+
+_LOG = logging.getLogger(__name__)
+
+# Rounding of sums of seconds.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A lower bound on the extra cost in seconds, and what it holds for."""
+
+    seconds: float
+    kind: str
+
+
+NO_CERTIFICATE = Certificate(0.0, "trivial")
+
+
+class Standing:
+    """The best plan and the best bound; several threads report here.
+
+    ``gap``: a plan whose extra cost is within this share of the step above the bound is enough.
+    """
+
+    def __init__(self, problem: Problem, gap: float) -> None:
+        self.problem, self.gap = problem, gap
+        self.best: Decision | None = None
+        self.source = ""
+        self.bound = NO_CERTIFICATE
+        self.shared: Ints | None = None
+        self.lock = threading.Lock()
+
+    @property
+    def base(self) -> float:
+        """Seconds of the step."""
+        return self.problem.base_cost or 1.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan that keeps the budget."""
+        return self.best is not None and self.best.feasible
+
+    @property
+    def proven_impossible(self) -> bool:
+        """Whether the bound says that nothing keeps the budget."""
+        return math.isinf(self.bound.seconds)
+
+    def keep(self, decision: Decision, source: str) -> None:
+        """Remember a decision if it is the best so far, and who made it."""
+        with self.lock:
+            if self.best is not None and not better(decision, self.best):
+                return
+            self.best, self.source = decision, source
+        if decision.feasible:
+            extra = 100 * decision.extra_cost / self.base
+            _LOG.info("best so far: +%.3f%% by %s", extra, source)
+        else:
+            _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
+
+    def learn(self, seconds: float, kind: str = KIND) -> None:
+        """Remember a bound if it is the best so far."""
+        with self.lock:
+            if seconds > self.bound.seconds:
+                self.bound = Certificate(seconds, kind)
+
+    def without_bound(self, error: Exception) -> None:
+        """A plan is good without a bound; losing it to the bound's trouble would be worse."""
+        with self.lock:
+            self.bound = Certificate(0.0, f"none: the certificate failed ({error})")
+
+    def wanted(self) -> float:
+        """The bound at which the best plan is enough, in seconds."""
+        if self.best is None or not self.best.feasible:
+            return math.inf
+        return self.best.extra_cost - self.gap * self.base
+
+    def enough(self, extra: float) -> bool:
+        """Whether a plan of this extra cost may end the search."""
+        return extra <= self.bound.seconds * (1 + _TOLERANCE) + self.gap * self.base
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to do."""
+        if self.proven_impossible:
+            return True
+        return self.best is not None and self.best.feasible and self.enough(self.best.extra_cost)
+
+    def meet(self, sequence: Ints) -> Ints:
+        """Of a search's sequence and those of the others, the cheapest."""
+        cost = self.problem.arrays.cost
+        with self.lock:
+            if self.shared is None or cost[sequence].sum() < cost[self.shared].sum():
+                self.shared = sequence
+            return self.shared
+
+    def why_stopped(self, late: bool) -> str:
+        """For the log."""
+        assert self.best is not None
+        if self.closed:
+            return "nothing can be much cheaper" if self.gap else "nothing can be cheaper"
+        return "time is over" if late else "nothing more came"
+
+    def certificate(self) -> Certificate:
+        """The bound, in the end: never above the plan, and none where it contradicts it."""
+        assert self.best is not None
+        if not self.best.feasible or math.isinf(self.bound.seconds):
+            return self.bound
+        extra, slack = self.best.extra_cost, 1e-6 * self.base
+        if self.bound.seconds > extra + slack:
+            _LOG.error("the certificate contradicts a plan: %s", self.bound)
+            return Certificate(0.0, "none: the certificate contradicts the plan; please report it")
+        return Certificate(min(self.bound.seconds, extra), self.bound.kind)

@@ -23,18 +23,38 @@ _COMMAND = re.compile(r"#(?=#(?:vso)?\[)")
 
 @dataclass(frozen=True, slots=True)
 class SizeSpec:
-    """A size that may be relative: ``nbytes`` or ``fraction`` (of a peak not yet known) is set."""
+    """A size that may be relative: ``nbytes`` or ``fraction`` (of a peak not yet known) is set.
+
+    Neither is where the least is asked for, whatever it comes to (:data:`LOWEST`).
+    """
 
     text: str
     nbytes: int | None
     fraction: Fraction | None
 
+    @property
+    def is_lowest(self) -> bool:
+        """Whether it is the least there is."""
+        return self.nbytes is None and self.fraction is None
+
     def resolve(self, whole: int) -> int:
-        """The size in bytes; a percentage is taken of ``whole`` (bytes) and rounded down."""
+        """The size in bytes; a percentage is taken of ``whole`` (bytes) and rounded down. 0 where
+        the least is asked for."""
         if self.fraction is None:
-            assert self.nbytes is not None
-            return self.nbytes
+            return self.nbytes or 0
         return int(self.fraction * whole)
+
+
+LOWEST = SizeSpec("min", None, None)
+
+
+def parse_budget(text: str) -> SizeSpec:
+    """Read a size, or ``min`` for the least that can be reached.
+
+    Raises:
+        UsageError: as :func:`parse_size`.
+    """
+    return LOWEST if text.strip().lower() == LOWEST.text else parse_size(text)
 
 
 def parse_size(text: str) -> SizeSpec:

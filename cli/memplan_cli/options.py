@@ -56,13 +56,13 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
     )
 
 
-def finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+def finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """The callback of an option whose number has an end.
 
     Raises:
         click.BadParameter: it is infinite, or not a number.
     """
-    if not math.isfinite(value):
+    if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number.", ctx, parameter)
     return value
 

@@ -71,12 +71,14 @@ def _status_line(report: Report) -> Iterator[_StatusLine | None]:
 
 @contextmanager
 def planning_progress(
-    report: Report, budget: str, seconds: float
+    report: Report, budget: str, seconds: float | None
 ) -> Iterator[Callable[[int, float], None] | None]:
     """Yields a callback for the planner's present peak in bytes and extra cost, or None.
 
-    ``budget`` is what is aimed at, as it was given, ``seconds`` the time for it.
+    ``budget`` is what is aimed at, as it was given, ``seconds`` the time for it (None:
+    as long as it takes).
     """
+    limit = "" if seconds is None else f", at most {seconds:g} s"
     if not report.quiet:
         announce_compilation()
     with _status_line(report) as line:
@@ -84,7 +86,7 @@ def planning_progress(
             None
             if line is None
             else lambda peak, extra: line.show(
-                f"planning for {budget}, at most {seconds:g} s: peak {format_bytes(peak)}, "
+                f"planning for {budget}{limit}: peak {format_bytes(peak)}, "
                 f"{100 * extra:.2f}% extra time"
             )
         )

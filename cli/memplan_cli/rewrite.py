@@ -38,8 +38,8 @@ from memplan_cli.progress import planning_progress
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="4GB, 3.7GiB, plain bytes, or 60% of the peak before. Required, except for strategies "
-    "that ignore it: those get 100%.",
+    help="4GB, 3.7GiB, plain bytes, 60% of the peak before, or min for the lowest peak there is. "
+    "Required, except for strategies that ignore it: those get 100%.",
 )
 @click.option(
     "-o", "--output", type=PATH, help="A file, or - for stdout.  [default: MODEL.memplan.onnx]"
@@ -99,6 +99,21 @@ from memplan_cli.progress import planning_progress
     metavar="S",
     help="Seconds for planning.",
 )
+@click.option(
+    "--effort",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Plan by rounds, not by the clock: N of every search. The same file on every machine.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Of the search.  [default: 0]")
+@click.option(
+    "--gap",
+    type=click.FloatRange(min=0),
+    callback=finite,
+    metavar="P",
+    help="Stop within P percentage points of the bound on the extra time.  [default: 0.1]",
+)
 @weights_option
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Form of the report on stdout.")
@@ -118,16 +133,18 @@ def command(
     file. MODEL is not touched.
     """
     from memplan.api.rewrite.run import RewriteOptions, rewrite
-    from memplan.units import parse_size
+    from memplan.units import parse_budget, parse_size
 
     budget = _budget(budget, options["strategy"])
     if reserve:
         options["reserve"] = parse_size(reserve)
-    asked = RewriteOptions(budget=parse_size(budget), **options)
+    options["effort"] = options["effort"] or 0
+    asked = RewriteOptions(budget=parse_budget(budget), **options)
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, model, asked.costs)
-    with planning_progress(report, budget, asked.time_limit) as progress:
+    seconds = None if asked.effort else asked.time_limit
+    with planning_progress(report, budget, seconds) as progress:
         try:
             result = rewrite(
                 model,

@@ -74,9 +74,10 @@ def parse_passes(text: str) -> tuple[str, ...]:
 
 
 def make_passes(
-    names: Sequence[str], wrt: tuple[str, ...] = (), seconds: float = 2.0
+    names: Sequence[str], wrt: tuple[str, ...] = (), seconds: float = 2.0, rounds: int = 0
 ) -> tuple[Pass, ...]:
-    """The passes of these names. ``wrt``: see :class:`Prune`; ``seconds``: for the order.
+    """The passes of these names. ``wrt``: see :class:`Prune`; ``seconds``: for the order, or
+    ``rounds`` instead.
 
     Raises:
         UsageError: ``wrt`` is given, and no pass would heed it.
@@ -90,13 +91,13 @@ def make_passes(
         Elide.name: Elide(),
         Prune.name: Prune(wrt),
         EarlyUpdate.name: EarlyUpdate(),
-        Order.name: Order(seconds),
+        Order.name: Order(seconds, rounds),
     }
     return tuple(known[name] for name in names)
 
 
 def passes_for(
-    session: SessionKind, text: str, wrt: tuple[str, ...], seconds: float
+    session: SessionKind, text: str, wrt: tuple[str, ...], seconds: float, rounds: int = 0
 ) -> tuple[Pass, ...]:
     """The passes that ``text`` names, as far as they fit the kind of session.
 
@@ -109,7 +110,7 @@ def passes_for(
     names = parse_passes(text)
     if not session.priority_order:
         names = tuple(name for name in names if name == Prune.name)
-    return make_passes(names, wrt, seconds)
+    return make_passes(names, wrt, seconds, rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,8 @@ _LOADS = 4
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
 _UNBOUNDED = 1 << 62
+# How much more than the lowest plan a plain session is allowed, as shares, one after the other.
+_ROOM = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def plan_plain(
@@ -54,10 +57,34 @@ def plan_plain(
         InfeasibleError: not even the first run can keep the budget.
         UsageError: the graph has no input.
     """
+    if request.lowest:
+        return _plan_lowest(model, request, strategy, time_limit, progress)
     try:
         return _plan(model, request, strategy, time_limit, progress, later=True)
     except InfeasibleError:
         return _plan(model, request, strategy, time_limit, progress, later=False)
+
+
+def _plan_lowest(
+    model: OpenModel,
+    request: PlanRequest,
+    strategy: Strategy,
+    time_limit: float,
+    progress: Progress | None,
+) -> tuple[Plan, PlainModel]:
+    """The lowest plan with a node order that is kept, and if need be a little more room for the
+    buffers of a plain session, until the first run fits."""
+    lowest = make_plan(prepare(_as_pinned(request, 0, False)), strategy, time_limit, progress)
+    failure: InfeasibleError | None = None
+    for share in _ROOM:
+        budget = int(lowest.predicted_peak_with_workspace_bytes * (1 + share))
+        wanted = replace(request, lowest=False, budget_bytes=budget)
+        try:
+            return _plan(model, wanted, strategy, time_limit / 2, progress, later=False)
+        except InfeasibleError as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def _plan(
@@ -73,6 +100,7 @@ def _plan(
     cheaper."""
     budget = target = request.budget_bytes
     limits = Limits(budget, budget if later else _UNBOUNDED)
+    pinning = SEARCH_SECONDS if math.isfinite(time_limit) else math.inf
     best: tuple[Plan, PlainModel] | None = None
     rejected: Rejected | None = None
     low, high, seconds = 0, 0, time_limit  # targets that are too low, and too high; 0: none yet
@@ -87,7 +115,8 @@ def _plan(
             low, over = target, 0
         else:
             try:
-                result, over = _tried(model, _draft(model, plan, request.session), limits)
+                draft = _draft(model, plan, request.session)
+                result, over = _tried(model, draft, limits, pinning)
             except Rejected as error:
                 rejected, result, over = error, None, max(1, int(_CLOSE * budget))
             if result is not None and (best is None or _cost(plan) < _cost(best[0])):
@@ -111,7 +140,9 @@ def _plan(
     return best
 
 
-def _tried(model: OpenModel, draft: Draft, limits: Limits) -> tuple[PlainModel | None, int]:
+def _tried(
+    model: OpenModel, draft: Draft, limits: Limits, seconds: float
+) -> tuple[PlainModel | None, int]:
     """The finished model if it keeps the limits, and by how many bytes it breaks them else.
 
     Raises:
@@ -120,7 +151,7 @@ def _tried(model: OpenModel, draft: Draft, limits: Limits) -> tuple[PlainModel |
     over = limits.excess(draft.peaks(), draft.resident)
     if over > 0:
         return None, over
-    result = _finished(draft, limits, model.prepared.beside)
+    result = _finished(draft, limits, model.prepared.beside, seconds)
     ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
     over = limits.excess(result.peaks, 0)
     return (result if over <= 0 else None), over
@@ -130,7 +161,7 @@ def _cost(plan: Plan) -> float:
     return plan.extra_cost_fraction
 
 
-def _finished(draft: Draft, limits: Limits, weights: Path) -> PlainModel:
+def _finished(draft: Draft, limits: Limits, weights: Path, seconds: float) -> PlainModel:
     """The model with the fewest fences and pins that the runtime leaves as it is.
 
     Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
@@ -138,7 +169,7 @@ def _finished(draft: Draft, limits: Limits, weights: Path) -> PlainModel:
     """
     needed: frozenset[str] = frozenset()
     for _ in range(_LOADS):
-        result = finish(draft, limits, SEARCH_SECONDS, needed)
+        result = finish(draft, limits, seconds, needed)
         held = written_as_loaded(result.model, draft.kind, weights)
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break

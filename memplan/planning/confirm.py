@@ -81,6 +81,14 @@ def confirmed_plan(
             timeline = ensure(prepared.proto, model, plan, prepared.types, request.session)
         except Rejected as rejected:
             rejections.append(rejected)
+            if (
+                request.lowest
+            ):  # what the plan was said to take, or a little more, is the budget now
+                request = replace(request, lowest=False)
+                budget = target = rejected.peak_bytes or plan.budget_bytes + max(
+                    1, int(_MARGIN * plan.budget_bytes)
+                )
+                continue
             _LOG.info("a plan was rejected, planning again: %s", rejected.reason)
             over = (rejected.peak_bytes or 0) - budget
             target -= over if over > 0 else margin

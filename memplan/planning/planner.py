@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.checked import checked
+from memplan.strategies.lowest import Lowest
 from memplan.units import format_bytes
 
 Array = npt.NDArray[np.generic]
@@ -40,7 +42,8 @@ class PlanRequest:
     those that are recomputed whatever the budget; ``forward`` the nodes that the loss depends on,
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
-    as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`).
+    as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
+    budget is what the lowest plan takes, not ``budget_bytes``.
     """
 
     graph: Graph
@@ -54,6 +57,7 @@ class PlanRequest:
     forward: frozenset[int] | None = None
     differentiated: frozenset[int] | None = None
     outputs_reserved: bool = False
+    lowest: bool = False
 
 
 def plan_request(
@@ -146,13 +150,15 @@ def make_plan(
 
     request = prepared.request
     if prepared.peak_bytes <= request.budget_bytes and not (
-        request.force or strategy.ignores_budget
+        request.force or strategy.ignores_budget or request.lowest
     ):
         # The constants of rules that nothing needs must not break a budget that holds.
         prepared = prepare(request, rebuild=False)
     resident = prepared.resident_bytes
     room = request.budget_bytes - resident
-    if room < prepared.floor.with_workspace:
+    if request.lowest:
+        room = max(prepared.floor.with_workspace, prepared.reserved_bytes)
+    elif room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
     warm_up()
@@ -164,12 +170,18 @@ def make_plan(
         if progress is not None:
             progress(outside + peak, extra)
 
-    outcome = checked(strategy, problem, time_limit, tell)
+    if request.lowest:
+        lowest = Lowest(strategy)
+        outcome = checked(lowest, problem, time_limit, tell)
+        problem = replace(problem, budget=outcome.decision.peak)
+        outcome = replace(outcome, decision=replace(outcome.decision, feasible=True))
+    else:
+        outcome = checked(strategy, problem, time_limit, tell)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
         if strategy.ignores_budget:
             raise _over(prepared, outcome.decision, strategy.name)
-        raise _not_found(prepared, outcome.decision)
+        raise _not_found(prepared, outcome.decision, math.isinf(outcome.bound_seconds))
     outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=strategy.clone_tags)
@@ -262,9 +274,15 @@ def _below_floor(prepared: Prepared) -> InfeasibleError:
     )
 
 
-def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
+def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> InfeasibleError:
     reached = prepared.resident_bytes + prepared.reserved_bytes + decision.peak
     need = prepared.resident_bytes + prepared.floor.with_workspace
+    if proven:
+        return InfeasibleError(
+            f"no order and no recomputation keeps {prepared.request.budget_bytes:,} B: that is "
+            f"proven; the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
+            f"a budget of at least {reached:,} B works",
+        )
     return InfeasibleError(
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",

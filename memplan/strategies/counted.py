@@ -7,13 +7,11 @@ seconds.
 from __future__ import annotations
 
 import math
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound
-
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from

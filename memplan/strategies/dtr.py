@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memplan.solver.links import links_of
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours
 from memplan.strategies.keepset import Baseline, Contest
-from memplan.solver.links import links_of
 
 # Runs with other budgets of its own, since its accounting differs from the runtime's.
 _TRIES = 8

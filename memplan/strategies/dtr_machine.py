@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memplan.solver.problem import NONE, Floats, Ints, Problem
 from memplan.solver.links import Links
+from memplan.solver.problem import NONE, Floats, Ints, Problem
 
 # A run that takes this many times the cost of the step only thrashes.
 _THRASHING = 5.0

@@ -17,9 +17,9 @@ from functools import cached_property
 
 import numpy as np
 
+from memplan.solver.links import Cut, Links, boundary, links_of, sequence_keeping
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
-from memplan.solver.links import Cut, Links, boundary, links_of, sequence_keeping
 
 _LOG = logging.getLogger(__name__)
 

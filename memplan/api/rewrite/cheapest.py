@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memplan.api.rewrite.candidates import Candidate, candidates, variants
 from memplan.api.rewrite.goal import Goal, Source
@@ -80,11 +80,11 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
     Raises:
         InfeasibleError: there is no plan; why, of the last candidate.
     """
-    seconds = goal.options.time_limit / len(every)
+    seconds = goal.seconds / len(every)
     plans: list[Planned] = []
     failure: InfeasibleError | None = None
     for candidate in every:
-        if any(plan.extra_cost <= candidate.least_cost for plan in plans):
+        if not goal.lowest and any(p.extra_cost <= candidate.least_cost for p in plans):
             break
         try:
             plans.append(try_plan(candidate, goal, seconds))
@@ -93,7 +93,14 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
     if not plans:
         assert failure is not None
         raise failure
-    return min(plans, key=lambda plan: plan.extra_cost)
+    return _preferred(plans, goal)
+
+
+def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:
+    """The cheapest; where the budget says nothing, or the least is asked for, the lowest."""
+    if goal.lowest or goal.strategy.ignores_budget:
+        return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
+    return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
 
 
 def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
@@ -121,9 +128,7 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
             failure = error
     if failure is not None and not plans:
         raise failure
-    if goal.strategy.ignores_budget:
-        return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
-    return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
+    return _preferred(plans, goal)
 
 
 def _orders(steps: tuple[PassStep, ...], strategy: Strategy) -> list[tuple[PassStep, ...]]:
@@ -141,6 +146,7 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     request = plan_request(
         model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
     )
+    request = replace(request, lowest=goal.lowest)
     plain: PlainModel | None = None
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from memplan.proto.weights import NO_WEIGHTS, Placement
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import SizeSpec, parse_size
+from memplan.strategies.builtin import Search, parse_strategy
+from memplan.units import SizeSpec, parse_budget, parse_size
 
 _MOST_LIKELY_PERCENT = 100
 
@@ -29,7 +31,12 @@ class RewriteOptions:
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
     :func:`memplan.api.rewrite.loops.loops_policy`; ``weights`` in
-    :class:`memplan.proto.weights.Weights`.
+    :class:`memplan.proto.weights.Weights`. ``budget`` may be ``min``: the lowest
+    peak that is found, at the least extra time for it.
+
+    ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
+    on every machine; with ``seed``. ``gap``: percentage points within which of the bound a plan of
+    the search is good enough to stop; None leaves both to the strategy.
     """
 
     budget: SizeSpec
@@ -39,6 +46,9 @@ class RewriteOptions:
     provider: str = "cpu"
     optimize: str = "extended"
     time_limit: float = 10.0
+    effort: int = 0
+    seed: int | None = None
+    gap: float | None = None
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     costs: Path | None = None
@@ -81,6 +91,16 @@ class Goal:
     progress: Progress | None = None
 
     @property
+    def lowest(self) -> bool:
+        """Whether the lowest peak is asked for, and no budget."""
+        return self.options.budget.is_lowest
+
+    @property
+    def seconds(self) -> float:
+        """For planning; infinite where rounds are counted."""
+        return math.inf if self.options.effort else self.options.time_limit
+
+    @property
     def early_costs(self) -> NodeCosts:
         """Seconds to choose by before anything is measured."""
         return self.costs or estimated_costs(self.options)
@@ -109,7 +129,30 @@ def _size(given: object) -> SizeSpec:
             f"a budget is a size, not {type(given).__name__}",
             "write '4GB', '60%' of the peak before, or a whole number of bytes",
         )
-    return parse_size(given)
+    return parse_budget(given)
+
+
+def strategy_for(options: RewriteOptions) -> Strategy:
+    """The strategy, with effort, seed and gap where they are given.
+
+    Raises:
+        UsageError: there is no such strategy, or it has no seed or gap to set.
+    """
+    strategy = parse_strategy(options.strategy)
+    if isinstance(strategy, Search):
+        return replace(
+            strategy,
+            iterations=options.effort or strategy.iterations,
+            seed=strategy.seed if options.seed is None else options.seed,
+            gap=strategy.gap if options.gap is None else options.gap,
+        )
+    for name, value in (("seed", options.seed), ("gap", options.gap)):
+        if value is not None:
+            raise UsageError(
+                f"strategy '{strategy.name}' has no {name}",
+                f"leave out --{name}, or use --strategy auto",
+            )
+    return strategy
 
 
 def estimated_costs(options: RewriteOptions) -> NodeCosts:
@@ -138,6 +181,10 @@ def budget_bytes(options: RewriteOptions, original: Analysis) -> int:
     Raises:
         UsageError: nothing is left.
     """
+    if options.budget.is_lowest:
+        if options.reserve.resolve(1 << 40):
+            raise UsageError("--budget min leaves nothing to take a reserve off")
+        return 0
     whole = original.timeline.peak_with_workspace_bytes
     budget = options.budget.resolve(whole) - options.reserve.resolve(whole)
     if budget <= 0:

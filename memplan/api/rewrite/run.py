@@ -22,7 +22,14 @@ from memplan.api.analyze import (
     no_backward_notes,
 )
 from memplan.api.rewrite.cheapest import Planned, find_plan
-from memplan.api.rewrite.goal import Goal, RewriteOptions, Source, budget_bytes, given_options
+from memplan.api.rewrite.goal import (
+    Goal,
+    RewriteOptions,
+    Source,
+    budget_bytes,
+    given_options,
+    strategy_for,
+)
 from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
@@ -48,7 +55,6 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline
 from memplan.solver.strategy import Progress
-from memplan.strategies.builtin import parse_strategy
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
@@ -105,7 +111,7 @@ def _rewrite(
     """The same for a file; ``target``: where to write, None: nowhere."""
     check_cost_options(options)
     session = session_kind(options.session, options.provider)
-    strategy = parse_strategy(options.strategy)
+    strategy = strategy_for(options)
     passes = _passes(options, session)
     if target is not None:
         check_target(target, force, path, options.costs)
@@ -129,6 +135,8 @@ def _rewrite(
             planned = find_plan(source, goal)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
+    if goal.lowest:
+        goal = replace(goal, budget_bytes=planned.plan.budget_bytes)
     applied = _apply(planned, goal)
     equivalence = _prove(planned, applied)
     loaded_notes = _confirm_loaded(applied, planned, goal)
@@ -150,7 +158,7 @@ def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleErr
 
 def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
     seconds = min(_ORDER_SECONDS, _ORDER_SHARE * options.time_limit)
-    return passes_for(session, options.passes, options.wrt, seconds)
+    return passes_for(session, options.passes, options.wrt, seconds, options.effort)
 
 
 def _read(

@@ -52,7 +52,7 @@ def costs_for(model: OpenModel, timeline: Timeline, goal: Goal) -> NodeCosts:
     if goal.costs is not None:
         return goal.costs
     options, floor = goal.options, structural_floor(model.graph, timeline)
-    if goal.budget_bytes < timeline.resident_bytes + floor.with_workspace:
+    if not goal.lowest and goal.budget_bytes < timeline.resident_bytes + floor.with_workspace:
         return estimated_costs(options)  # the planner refuses it, whatever the costs
     found = profile_open(model, ProfileOptions(options.provider))
     device = device_profile(options)

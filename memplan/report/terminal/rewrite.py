@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from memplan.api.rewrite.run import Rewrite
     from memplan.equivalence.prove import Equivalence
     from memplan.plain.finish import PlainModel
+    from memplan.planning.plan import Plan
 
 _OPERATORS_SHOWN = 12
+# A gap, in percentage points, that is rounding and nothing else.
+_OPTIMAL_POINTS = 0.0005
 
 
 def render(result: Rewrite, *, details: bool = False) -> Group:
@@ -66,10 +69,22 @@ def _headline(result: Rewrite) -> str:
 
 def _planning_line(result: Rewrite) -> str:
     plan = result.plan
-    return (
-        f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; lower bound on the extra "
-        f"time: {100 * plan.bound_fraction:.2f}% ({plan.bound_kind})"
-    )
+    return f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; {_how_good(plan)}"
+
+
+def _how_good(plan: Plan) -> str:
+    """What the bound says of the plan."""
+    bound = f"no plan takes less than {100 * plan.bound_fraction:.2f}% more time"
+    gap = 100 * (plan.extra_cost_fraction - plan.bound_fraction)
+    if plan.bound_kind.startswith(("none", "trivial")):
+        if not plan.clones:
+            return "nothing is recomputed"
+        return f"how much less a plan could cost is not known ({plan.bound_kind})"
+    whatever = "any order" if plan.bound_kind == "order-free" else plan.bound_kind
+    if gap < _OPTIMAL_POINTS:
+        return f"optimal: {bound} ({whatever})"
+    digits = 2 if gap >= 0.01 else 3
+    return f"within {gap:.{digits}f} points of the best possible: {bound} ({whatever})"
 
 
 def _bits_line(result: Rewrite) -> str:

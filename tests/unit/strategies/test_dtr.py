@@ -9,10 +9,10 @@ import pytest
 
 from helpers.problems import Case, Op
 from helpers.steps import chain, check, problem_of, random_step
+from memplan.solver.links import links_of
 from memplan.strategies.dtr import Dtr
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Classes
 from memplan.strategies.keepset import judge
-from memplan.solver.links import links_of
 
 SECONDS = 30.0
 

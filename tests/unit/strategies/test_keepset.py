@@ -10,9 +10,9 @@ import pytest
 from helpers.problems import Case, Op
 from helpers.steps import chain, problem_of
 from memplan.errors import UsageError
+from memplan.solver.links import boundary, links_of
 from memplan.strategies.builtin import parse_strategy
 from memplan.strategies.keepset import step_of, without_unread
-from memplan.solver.links import boundary, links_of
 
 SECONDS = 30.0
 

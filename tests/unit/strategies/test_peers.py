@@ -18,13 +18,13 @@ from memplan.errors import InfeasibleError, UsageError
 from memplan.ir.graph import Phase
 from memplan.simulate.opened import open_model
 from memplan.solver.evaluate import IMPOSSIBLE
+from memplan.solver.links import links_of
 from memplan.solver.problem import Ints
 from memplan.strategies.builtin import parse_strategy
 from memplan.strategies.dtr import Dtr
 from memplan.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Frame
 from memplan.strategies.keepset import judge, step_of
 from memplan.strategies.knapsack import Knapsack
-from memplan.solver.links import links_of
 from memplan.strategies.mincut import MinCut
 from memplan.strategies.segments import Segments
 from memplan.units import parse_size

@@ -1,0 +1,68 @@
+"""The lowest peak that any plan reaches, then the cheapest plan that does."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from memplan.solver.problem import Decision, Problem
+from memplan.solver.strategy import Outcome, Progress, Strategy
+
+# Shares of the time: for published planners, and for driving the peak down; the rest is for cost.
+_OTHERS, _DOWN = 0.15, 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Lowest(Strategy):
+    """``--budget min``: not by name. The problem's budget is the floor: no plan goes below it.
+
+    ``strategy`` makes the plan for the lowest budget; where it is not the search, the lowest is
+    what it reaches itself.
+    """
+
+    name: ClassVar[str] = "lowest"
+    summary: ClassVar[str] = "the lowest peak, then the least extra time"
+    source: ClassVar[str] = "memplan (docs/how/planner.md)"
+    strategy: Strategy
+
+    def solve(
+        self, problem: Problem, time_limit: float, progress: Progress | None = None
+    ) -> Outcome:
+        """The outcome for the least budget at which something was found."""
+        begun = time.perf_counter()
+        down = self._down(problem, time_limit)
+        left = max(0.01, time_limit - (time.perf_counter() - begun))
+        outcome = self.strategy.solve(replace(problem, budget=down.peak), left, progress)
+        if not outcome.decision.feasible or outcome.decision.extra_cost > down.extra_cost:
+            return replace(outcome, decision=down)
+        return outcome
+
+    def _down(self, problem: Problem, time_limit: float) -> Decision:
+        from memplan.solver.bound.milp import Effort
+        from memplan.solver.evaluate import decide
+        from memplan.solver.search.lowest_peak import lowest_peak
+        from memplan.solver.search.params import SearchOptions
+        from memplan.strategies.builtin import Search
+        from memplan.strategies.published import baseline_decisions
+
+        if not isinstance(self.strategy, Search):
+            return self.strategy.solve(problem, _DOWN * time_limit).decision
+        started = time.perf_counter()
+
+        def left() -> float:
+            return _OTHERS * time_limit - (time.perf_counter() - started)
+
+        counted = self.strategy.iterations
+        plans = [decide(problem, problem.start)]
+        if not counted:
+            plans += [decision for _, decision in baseline_decisions(problem, left)]
+        effort = Effort() if counted else Effort(started + _DOWN * time_limit)
+        options = SearchOptions(
+            order=bool(self.strategy.order), seed=self.strategy.seed, iterations=counted
+        )
+        begin = min(plans, key=lambda plan: plan.peak)
+        found = lowest_peak(problem, begin, effort, options, problem.budget)
+        assert not math.isinf(found.extra_cost)
+        return found

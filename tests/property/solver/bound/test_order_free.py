@@ -1,0 +1,155 @@
+"""The order-free certificate against brute force over all orders and recomputations."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from helpers.every_order import cheapest_by_peak, every_sequence, loose_case
+from helpers.problems import Case, Op
+from helpers.steps import random_step
+from memplan.solver.bound.events import EventProgram
+from memplan.solver.bound.milp import Effort
+from memplan.solver.bound.order_free import OrderFreeBound
+from memplan.solver.bound.precedence import Precedence, find_precedence
+from memplan.solver.bound.relaxation import relax
+from memplan.solver.evaluate import evaluate
+from memplan.solver.problem import Ints
+from memplan.strategies.builtin import parse_strategy
+
+AGAIN = 2  # further runs that brute force tries
+
+
+def chains(case: Case, precedence: Precedence, draw: Random) -> list[tuple[int, ...]]:
+    """Every node as an event, and some chains of two and three."""
+    order = case.order.tolist()
+    longer: list[tuple[int, ...]] = []
+    for first in order:
+        for second in sorted(precedence.descendants(first) & set(order)):
+            longer.append((first, second))
+            thirds = sorted(precedence.descendants(second) & set(order))
+            longer.extend((first, second, third) for third in thirds)
+    return [(node,) for node in order] + draw.sample(longer, min(6, len(longer)))
+
+
+def examine(seed: int) -> list[bool]:
+    """Whether some events meet the optimum, for every budget of a case; none may exceed it."""
+    case, draw, met = loose_case(seed), Random(seed), []
+    costs = cheapest_by_peak(case, AGAIN, most=4000)
+    precedence = find_precedence(case.problem(1))
+    peak = case.peak(case.order)
+    for budget in sorted({min(costs), (min(costs) + peak) // 2, peak - 1}):
+        problem = case.problem(budget)
+        best = min((c for p, c in costs.items() if p <= budget), default=np.inf)
+        found = 0.0
+        for events in chains(case, precedence, draw):
+            program = EventProgram(relax(problem), precedence, events, problem.base_cost)
+            whole = program.solve(Effort(), 1e-6, np.inf).seconds
+            relaxed = program.solve(Effort(), 1e-6, np.inf, relaxed=True).seconds
+            assert relaxed <= whole + 1e-4 * max(1.0, best), (seed, budget, events)
+            assert whole <= best * (1 + 1e-5) + 1e-4, (seed, budget, events)
+            found = max(found, whole)
+        if 0 < best < np.inf:
+            met.append(found > best - 1e-3)
+    return met
+
+
+@pytest.mark.slow
+def test_no_plan_in_any_order_is_cheaper_than_the_bound() -> None:
+    met = [flag for seed in range(150) for flag in examine(seed)]
+    assert len(met) > 40
+    # A bound of 0 would be sound, too.
+    assert np.mean(met) > 0.4
+
+
+def test_what_is_certain_to_run_before_did_in_every_order() -> None:
+    for seed in range(60):
+        case = loose_case(seed)
+        precedence = find_precedence(case.problem(1))
+        ancestors = {n: precedence.ancestors(n) for n in case.order.tolist()}
+        descendants = {n: precedence.descendants(n) for n in case.order.tolist()}
+        for node, found in ancestors.items():
+            assert all(node in descendants[other] for other in found & set(descendants))
+        for count, sequence in enumerate(every_sequence(case, 1)):
+            first = first_runs(sequence)
+            for node, found in ancestors.items():
+                assert all(first[other] < first[node] for other in found), (seed, node)
+            if count > 200:
+                break
+
+
+def first_runs(sequence: Ints) -> dict[int, int]:
+    """Node → position of its first run."""
+    return {node: p for p, node in reversed(list(enumerate(sequence.tolist())))}
+
+
+def test_a_rule_that_may_run_first_leaves_no_certainty() -> None:
+    case = Case(
+        Op("a", "x", again=False),
+        Op("b", "a", output=True),
+        Op("rule", "x", rebuilds="a"),
+        resident="x",
+    )
+    precedence = find_precedence(case.problem(1))
+    assert precedence.ancestors(case.place["b"]) == set()
+
+
+def test_a_rule_that_reads_what_its_node_makes_beside_changes_nothing() -> None:
+    case = Case(
+        Op("a", "x", again=False, more=(("mask", 1),)),
+        Op("b", "a", output=True),
+        Op("rule", "mask", rebuilds="a"),
+        resident="x",
+    )
+    precedence = find_precedence(case.problem(1))
+    assert precedence.ancestors(case.place["b"]) == {case.place["a"]}
+
+
+def test_no_strategy_undercuts_the_bound() -> None:
+    tried = 0
+    for seed in range(6):
+        _, problem = random_step(seed)
+        bound = OrderFreeBound(problem, Effort(nodes=40))
+        for name in ("search{iterations=10}", "greedy", "dtr", "knapsack", "segments", "min-cut"):
+            decision = parse_strategy(name).solve(problem, 20.0).decision
+            if decision.feasible:
+                bound.look(decision.sequence, np.inf)
+                assert bound.seconds <= decision.extra_cost * (1 + 1e-6), (seed, name)
+                tried += 1
+    assert tried > 12
+
+
+def test_a_bound_of_nothing_but_impossible_says_so() -> None:
+    case = Case(
+        Op("a", "x", 4), Op("b", "x", 4), Op("c", "a b", 4, output=True), resident="x"
+    )
+    problem = case.problem(11)  # c needs all three
+    bound = OrderFreeBound(problem, Effort())
+    bound.look(problem.order, np.inf)
+    assert bound.seconds == np.inf
+
+
+def test_starts_run_every_node_and_read_nothing_unmade() -> None:
+    described = 0
+    for seed in range(8):
+        _, problem = random_step(seed)
+        bound = OrderFreeBound(problem, Effort(nodes=40))
+        bound.look(problem.order, np.inf)
+        for start in bound.starts:
+            assert set(problem.order.tolist()) <= set(start.tolist())
+            assert evaluate(problem.arrays, start).total.max() < 1 << 59
+            described += 1
+    assert described > 5
+
+
+def test_counted_effort_gives_the_same_bound_again() -> None:
+    _, problem = random_step(3)
+
+    def bound() -> float:
+        found = OrderFreeBound(problem, Effort(nodes=5))
+        found.look(problem.order, np.inf)
+        return found.seconds
+
+    assert bound() == bound()

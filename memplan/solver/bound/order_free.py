@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -157,23 +158,31 @@ class OrderFreeBound:
         return True
 
     def _start_from(self, found: EventBound, events: Sequence[int], sequence: Ints) -> None:
-        if found.held is not None:
-            self.starts.append(self._described(found, found.held, events, sequence))
-
-    def _described(
-        self,
-        found: EventBound,
-        held: Sequence[frozenset[int]],
-        events: Sequence[int],
-        sequence: Ints,
-    ) -> Ints:
-        """The plan in which, in the order of ``sequence``, just ``held`` survives the events."""
-        order = list(dict.fromkeys(n for n in sequence.tolist() if n in self.originals))
+        """Remember the plan in which, as near as may be to the order of ``sequence``, nodes run in
+        the stages of the solution, and just what it holds survives the events."""
+        if found.held is None:
+            return
+        order = self._staged(found.stage, events, sequence)
         place = {node: position for position, node in enumerate(order)}
-        cuts = [Cut(place[e] + 1, kept) for e, kept in zip(events, held, strict=True)]
+        cuts = [Cut(place[e] + 1, kept) for e, kept in zip(events, found.held, strict=True)]
         rank = self.problem.arrays.rank
         described = sequence_keeping(self.links, rank, order, cuts, found.stage)
-        return settle(self.problem.arrays, described)
+        self.starts.append(settle(self.problem.arrays, described))
+
+    def _staged(
+        self, stage: Mapping[int, int], events: Sequence[int], sequence: Ints
+    ) -> list[int]:
+        """First runs in the order of ``sequence``; those that are to run before an event but do
+        not, as early as they can."""
+        order = list(dict.fromkeys(n for n in sequence.tolist() if n in self.originals))
+        key = {node: position for position, node in enumerate(order)}
+        begins = [-1, *(key[event] for event in events)]
+        for node in order:
+            at = bisect_left(begins, key[node]) - 1
+            if stage.get(node, at) < at:
+                before = (key[other] for other in self.precedence.before[node] if other in key)
+                key[node] = max(before, default=-1)
+        return sorted(order, key=key.__getitem__)
 
     def _widened(
         self, events: tuple[int, ...], full: Sequence[int], sequence: Ints

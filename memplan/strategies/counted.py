@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Nodes of the branch-and-bound tree per program, and turns of certificate and searches.
 _TREE, _TURNS = 60, 2
+# Plans of solutions that are searched from, per turn.
+_FOLLOWED = 2
 
 
 def solve_counted(
@@ -74,12 +76,13 @@ def _certify(
             if standing.closed:
                 return
             sequence = best.sequence if best.feasible else problem.order
-            if not order_free.look(sequence, standing.wanted()):
-                return
-            starts, order_free.starts = order_free.starts, []
-            for start in starts[:2]:
-                if not standing.closed:
+            followed = 0
+            for start in order_free.look(sequence, standing.wanted):
+                if followed < _FOLLOWED and not standing.closed:
+                    followed += 1
                     found = solve_from(problem, start, math.inf, options, progress, standing.enough)
                     standing.keep(found, "certificate")
+            if not order_free.fresh:
+                return
     except TROUBLE as error:
         standing.without_bound(error)

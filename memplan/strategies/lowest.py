@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,14 +11,16 @@ from memplan.solver.strategy import Outcome, Progress, Strategy
 
 # Shares of the time: for published planners, and for driving the peak down; the rest is for cost.
 _OTHERS, _DOWN = 0.15, 0.6
+# Budgets that a strategy other than the search is asked for.
+_HALVES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Lowest(Strategy):
     """``--budget min``: not by name. The problem's budget is the floor: no plan goes below it.
 
-    ``strategy`` makes the plan for the lowest budget; where it is not the search, the lowest is
-    what it reaches itself.
+    ``strategy`` makes the plan for the lowest budget; where it is not the search, that is the lowest
+    of those that it is asked for by halving.
     """
 
     name: ClassVar[str] = "lowest"
@@ -39,6 +40,21 @@ class Lowest(Strategy):
             return replace(outcome, decision=down)
         return outcome
 
+    def _halved(self, problem: Problem, time_limit: float) -> Decision:
+        """The lowest plan of the strategy itself, for budgets between floor and peak."""
+        from memplan.solver.evaluate import decide
+
+        best, low = decide(problem, problem.start), problem.budget
+        for _ in range(_HALVES):
+            aim = low + (best.peak - low) // 2
+            seconds = time_limit / _HALVES
+            found = self.strategy.solve(replace(problem, budget=aim), seconds).decision
+            if found.peak < best.peak:
+                best = found
+            if found.peak > aim:
+                low = aim
+        return best
+
     def _down(self, problem: Problem, time_limit: float) -> Decision:
         from memplan.solver.bound.milp import Effort
         from memplan.solver.evaluate import decide
@@ -48,7 +64,7 @@ class Lowest(Strategy):
         from memplan.strategies.published import baseline_decisions
 
         if not isinstance(self.strategy, Search):
-            return self.strategy.solve(problem, _DOWN * time_limit).decision
+            return self._halved(problem, _DOWN * time_limit)
         started = time.perf_counter()
 
         def left() -> float:
@@ -63,6 +79,4 @@ class Lowest(Strategy):
             order=bool(self.strategy.order), seed=self.strategy.seed, iterations=counted
         )
         begin = min(plans, key=lambda plan: plan.peak)
-        found = lowest_peak(problem, begin, effort, options, problem.budget)
-        assert not math.isinf(found.extra_cost)
-        return found
+        return lowest_peak(problem, begin, effort, options, problem.budget)

@@ -186,16 +186,13 @@ class _Portfolio:
         best = self.standing.best
         fits = best is not None and best.feasible
         sequence = best.sequence if best is not None and fits else self.problem.order
-        fresh = self.order_free.look(sequence, self.standing.wanted())
-        starts, self.order_free.starts = self.order_free.starts, []
-        judged = [decide(self.problem, start) for start in starts]
-        judged.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
-        for start in judged[: self.params.followed]:
-            if self._done():
-                break
-            seconds = min(self.params.followed_start * self.limit, self._left())
-            self._keep(self._search_from(start.sequence, seconds, options), "certificate")
-        return fresh
+        followed = 0
+        for start in self.order_free.look(sequence, self.standing.wanted):
+            if followed < self.params.followed and not self._done():
+                followed += 1
+                seconds = min(self.params.followed_start * self.limit, self._left())
+                self._keep(self._search_from(start, seconds, options), "certificate")
+        return self.order_free.fresh
 
     def _search_from(self, start: Ints, seconds: float, options: SearchOptions) -> Decision:
         return solve_from(self.problem, start, seconds, options, self._tell(), self._enough)

@@ -27,6 +27,11 @@ class Certificate:
 NO_CERTIFICATE = Certificate(0.0, "trivial")
 
 
+def contradicted(what: str) -> None:
+    """A bound above a plan: a bug of ours, told in the log and in the report. Tests fail on it."""
+    _LOG.error("the certificate contradicts a plan: %s", what)
+
+
 class Standing:
     """The best plan and the best bound; several threads report here.
 
@@ -118,6 +123,6 @@ class Standing:
             return self.bound
         extra, slack = self.best.extra_cost, 1e-6 * self.base
         if self.bound.seconds > extra + slack:
-            _LOG.error("the certificate contradicts a plan: %s", self.bound)
+            contradicted(f"{self.bound} but a plan costs {extra}")
             return Certificate(0.0, "none: the certificate contradicts the plan; please report it")
         return Certificate(min(self.bound.seconds, extra), self.bound.kind)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -55,14 +55,6 @@ class OrderFreeParams:
     """Of the time left, what one program may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Events, and the bound that their linear relaxation gives (seconds)."""
-
-    seconds: float
-    events: tuple[int, ...]
-
-
 class OrderFreeBound:
     """The best bound so far, and what to look at next. ``seconds`` is infinite where it is proven
     that nothing keeps the budget."""
@@ -78,31 +70,32 @@ class OrderFreeBound:
         self.problem, self.effort, self.tell = problem, effort, tell
         self.params = params or OrderFreeParams()
         self.seconds = 0.0
-        self.starts: list[Ints] = []
-        self.scored: dict[tuple[int, ...], Scored] = {}
+        self.fresh = False
+        self.latest: Ints | None = None  # the plan that the latest solution describes
+        self.scored: dict[tuple[int, ...], float] = {}  # events → bound of the linear relaxation
         self.solved: set[tuple[int, ...]] = set()
         self.relaxation: Relaxation = relax(problem)
         self.precedence: Precedence = find_precedence(problem)
         self.links: Links = links_of(problem)
         self.originals = frozenset(problem.order.tolist())
 
-    def look(self, sequence: Ints, enough: float) -> bool:
-        """Look for better bounds where ``sequence`` is full, until one reaches ``enough`` seconds.
+    def look(self, sequence: Ints, wanted: Callable[[], float]) -> Iterator[Ints]:
+        """Look for better bounds where ``sequence`` is full, until one reaches ``wanted()``.
 
-        Sequences that solutions describe are added to ``starts``. Returns whether anything was
-        looked at that had not been before.
+        Yields sequences that solutions describe, which need not keep the budget. ``fresh`` tells
+        afterwards whether anything was looked at that had not been before.
         """
+        self.fresh = False
         full = self._full(sequence)
-        before = len(self.scored)
-        best = self._round([(node,) for node in full], sequence, enough)
+        singles = [(node,) for node in full]
+        best = yield from self._round(singles, sequence, wanted)
         while best is not None and len(best) < self.params.most_events:
             wider = self._widened(best, full, sequence)
-            found = self._round(wider, sequence, enough)
+            found = yield from self._round(wider, sequence, wanted)
             best = found if found is not None and len(found) > len(best) else None
-        return len(self.scored) > before
 
-    def _over(self, enough: float) -> bool:
-        return self.seconds >= enough or self.effort.over()
+    def _over(self, wanted: Callable[[], float]) -> bool:
+        return self.seconds >= wanted() or self.effort.over()
 
     def _full(self, sequence: Ints) -> list[int]:
         """Nodes at whose first run ``sequence`` is nearly full, fullest first."""
@@ -116,29 +109,34 @@ class OrderFreeBound:
         return _spread(full, self.params.looks)
 
     def _round(
-        self, candidates: Sequence[tuple[int, ...]], sequence: Ints, enough: float
-    ) -> tuple[int, ...] | None:
-        """Score the candidates, solve the best; those events that gave the best bound so far."""
+        self,
+        candidates: Sequence[tuple[int, ...]],
+        sequence: Ints,
+        wanted: Callable[[], float],
+    ) -> Generator[Ints, None, tuple[int, ...] | None]:
+        """Score the candidates, solve the best; returns the events of the best solution."""
         for events in candidates:
-            if self._over(enough):
+            if self._over(wanted):
                 return None
             if events not in self.scored:
-                found = self._program(events).solve(self._effort(), 0.0, enough, relaxed=True)
-                self.scored[events] = Scored(found.seconds, events)
-                self._learn(found, events)
+                found = self._program(events).solve(self._effort(), 0.0, wanted(), relaxed=True)
+                self.scored[events], self.fresh = found.seconds, True
+                self._learn(found.seconds, events)
         ranked = sorted(
-            (self.scored[e] for e in candidates if e in self.scored and e not in self.solved),
-            key=lambda scored: -scored.seconds,
+            (e for e in candidates if e in self.scored and e not in self.solved),
+            key=lambda events: -self.scored[events],
         )
         best: tuple[int, ...] | None = None
-        for scored in ranked[: self.params.solved]:
-            if self._over(enough) or scored.seconds < self.params.worth * self.seconds:
+        for events in ranked[: self.params.solved]:
+            if self._over(wanted) or self.scored[events] < self.params.worth * self.seconds:
                 break
-            self.solved.add(scored.events)
-            found = self._program(scored.events).solve(self._effort(), self.params.gap, enough)
-            self._start_from(found, scored.events, sequence)
-            if self._learn(found, scored.events) or best is None:
-                best = scored.events
+            self.solved.add(events)
+            found = self._program(events).solve(self._effort(), self.params.gap, wanted())
+            if self._learn(found.seconds, events) or best is None:
+                best = events
+            if found.held is not None:
+                self.latest = self._described(found, found.held, events, sequence)
+                yield self.latest
         return best
 
     def _program(self, events: Sequence[int]) -> EventProgram:
@@ -147,31 +145,33 @@ class OrderFreeBound:
     def _effort(self) -> Effort:
         return self.effort.share(self.params.share)
 
-    def _learn(self, found: EventBound, events: Sequence[int]) -> bool:
-        if found.seconds <= self.seconds:
+    def _learn(self, seconds: float, events: Sequence[int]) -> bool:
+        if seconds <= self.seconds:
             return False
-        self.seconds = found.seconds
+        self.seconds = seconds
         base = self.problem.base_cost or 1.0
-        _LOG.debug("certificate: +%.4f%% by %d events", 100 * found.seconds / base, len(events))
+        _LOG.debug("certificate: +%.4f%% by %d events", 100 * seconds / base, len(events))
         if self.tell is not None:
-            self.tell(found.seconds)
+            self.tell(seconds)
         return True
 
-    def _start_from(self, found: EventBound, events: Sequence[int], sequence: Ints) -> None:
-        """Remember the plan in which, as near as may be to the order of ``sequence``, nodes run in
-        the stages of the solution, and just what it holds survives the events."""
-        if found.held is None:
-            return
+    def _described(
+        self,
+        found: EventBound,
+        held: Sequence[frozenset[int]],
+        events: Sequence[int],
+        sequence: Ints,
+    ) -> Ints:
+        """The plan in which, as near as may be to the order of ``sequence``, nodes run in the
+        stages of the solution, and just what it holds survives the events."""
         order = self._staged(found.stage, events, sequence)
         place = {node: position for position, node in enumerate(order)}
-        cuts = [Cut(place[e] + 1, kept) for e, kept in zip(events, found.held, strict=True)]
+        cuts = [Cut(place[e] + 1, kept) for e, kept in zip(events, held, strict=True)]
         rank = self.problem.arrays.rank
         described = sequence_keeping(self.links, rank, order, cuts, found.stage)
-        self.starts.append(settle(self.problem.arrays, described))
+        return settle(self.problem.arrays, described)
 
-    def _staged(
-        self, stage: Mapping[int, int], events: Sequence[int], sequence: Ints
-    ) -> list[int]:
+    def _staged(self, stage: Mapping[int, int], events: Sequence[int], sequence: Ints) -> list[int]:
         """First runs in the order of ``sequence``; those that are to run before an event but do
         not, as early as they can."""
         order = list(dict.fromkeys(n for n in sequence.tolist() if n in self.originals))
@@ -187,8 +187,9 @@ class OrderFreeBound:
     def _widened(
         self, events: tuple[int, ...], full: Sequence[int], sequence: Ints
     ) -> list[tuple[int, ...]]:
-        """``events`` and one more: where the latest start is over the budget, or a plan is full."""
-        start = self.starts[-1] if self.starts else sequence
+        """``events`` and one more: where the latest solution's plan is over the budget, or the best
+        plan is full."""
+        start = self.latest if self.latest is not None else sequence
         total = evaluate(self.problem.arrays, start).total
         over: list[int] = []
         seen: set[int] = set()

@@ -19,8 +19,8 @@ _HALVES = 10
 class Lowest(Strategy):
     """``--budget min``: not by name. The problem's budget is the floor: no plan goes below it.
 
-    ``strategy`` makes the plan for the lowest budget; where it is not the search, that is the lowest
-    of those that it is asked for by halving.
+    ``strategy`` makes the plan for the lowest budget; where it is not the search, that is the
+    lowest of those that it is asked for by halving.
     """
 
     name: ClassVar[str] = "lowest"

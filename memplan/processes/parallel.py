@@ -129,10 +129,10 @@ class DaskWorkers:
                 client.submit(work, item, pure=False): index for index, item in enumerate(items)
             }
             try:
-                for future in as_completed(list(futures)):
+                for future in as_completed(list(futures), loop=client.loop):
                     yield futures[future], _result(future)
             finally:
-                client.cancel(list(futures))
+                client.cancel([future for future in futures if not future.done()])
 
 
 def workers_for(backend: str, address: str, jobs: int) -> Workers:
@@ -165,7 +165,7 @@ def _in_processes(
         initializer=_follow,
         initargs=(os.getpid(),),
     )
-    with _safe_path():
+    with _environment():
         tasks = (delayed(_numbered)(work, index, item) for index, item in items)
         with closing(parallel(tasks)) as found:
             yield from found
@@ -176,18 +176,20 @@ def _numbered(work: Callable[[Item], Answer], index: int, item: Item) -> tuple[i
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Processes that start meanwhile import nothing from the current directory."""
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+def _environment() -> Iterator[None]:
+    """Processes that start meanwhile import nothing from the current directory, and keep warnings
+    about their own end to themselves."""
+    settings = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _follow(parent: int) -> None:

@@ -38,9 +38,9 @@ def next_numbers(fits: Mapping[int, bool], guess: int | None = None) -> tuple[in
     inside = range(low + 1, high)
     wanted = {low + part * (high - low) // _PARTS for part in range(1, _PARTS)}
     if guess is not None:
-        near = {guess, guess + 1}.intersection(inside)
+        near = {number for number in (guess, guess + 1) if number in inside}
         wanted = near | {low + (high - low) // 2} if near else wanted
-    return tuple(sorted(wanted.intersection(inside)))
+    return tuple(sorted(number for number in wanted if number in inside))
 
 
 def straight_guess(amounts: Mapping[int, int], limit: int) -> int | None:

@@ -243,6 +243,11 @@ class _Table:
                     f"symbolic dimensions of this model: {offered}",
                 )
             return wanted
+        if not known:
+            raise UsageError(
+                "all input shapes are static: there is no dimension to enlarge",
+                "export the model with a symbolic batch dimension",
+            )
         left = [name for name in known if name not in sizes]
         if not left:
             left = [name for name in known if len(sizes[name]) > 1] or list(known)

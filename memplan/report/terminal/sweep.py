@@ -66,7 +66,8 @@ def _table(sweep: Sweep) -> Table:
     heads += [("peak", "number"), ("floor", "number")]
     more = ("planned", "extra time", "bound", "recomputed")
     heads += [(name, "number") for name in more] if planned else []
-    table = Table("Peaks with kernel workspace; extra time is estimated", *heads)
+    estimated = "; extra time is estimated" if planned else ""
+    table = Table(f"Peaks with kernel workspace{estimated}", *heads)
     for point in sweep.points:
         cells = [columns.text(point, name) for name in columns.texts]
         cells += [_size(point.dims.get(name)) for name in columns.dims]

@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 _POLL_SECONDS = 0.5
 # Workers that have nothing to do end after so long; between two calls they are used again.
 _IDLE_SECONDS = 60
-_CONNECT_SECONDS = 10
+_CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)

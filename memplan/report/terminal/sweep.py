@@ -64,7 +64,7 @@ def _table(sweep: Sweep) -> Table:
     heads = [(name, "name") for name in columns.texts] + [(name, "number") for name in columns.dims]
     heads += [("budget", "number")] if planned else []
     heads += [("peak", "number"), ("floor", "number")]
-    more = ("planned", "extra time", "bound", "recomputed")
+    more = ("planned", "extra time", "bound", "clones")
     heads += [(name, "number") for name in more] if planned else []
     estimated = "; extra time is estimated" if planned else ""
     table = Table(f"Peaks with kernel workspace{estimated}", *heads)

@@ -130,9 +130,12 @@ class DaskWorkers:
             }
             try:
                 for future in as_completed(list(futures), loop=client.loop):
-                    yield futures[future], _result(future)
+                    answer = _result(future)
+                    # An answer that is still held would be computed anew if its worker were lost.
+                    future.release()
+                    yield futures.pop(future), answer
             finally:
-                client.cancel([future for future in futures if not future.done()])
+                client.cancel(list(futures))
 
 
 def workers_for(backend: str, address: str, jobs: int) -> Workers:

@@ -60,3 +60,12 @@ def _names(models: tuple[Path, ...]) -> dict[Path, str]:
     """File names where they tell the models apart, else paths."""
     short = {model: model.name for model in models}
     return short if len(set(short.values())) == len(models) else {m: str(m) for m in models}
+
+
+def assumed(sweep: Sweep) -> list[str]:
+    """The assumptions, each once; of those that not all points rest on, how many do."""
+    whole, found = len(sweep.points), []
+    for note in sweep.assumptions:
+        count = sweep.shared_by(note)
+        found.append(note if count == whole else f"{note} ({count} of {whole} points)")
+    return found

@@ -123,6 +123,13 @@ class Sweep(Summary):
         answers = [a for p in self.points for a in (p.footprint, p.planned) if a is not None]
         return tuple(dict.fromkeys(note for a in answers for note in a.assumptions))
 
+    def shared_by(self, note: str) -> int:
+        """How many points rest on an assumption."""
+        return sum(
+            any(note in answer.assumptions for answer in (p.footprint, p.planned) if answer)
+            for p in self.points
+        )
+
     @property
     def counts(self) -> dict[Status, int]:
         """How many points came to what; what none came to is left out."""

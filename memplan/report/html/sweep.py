@@ -12,7 +12,7 @@ from memplan.api.sweep.result import Status, Sweep, SweepPoint, planned_by
 from memplan.report.html.chart import size_ticks
 from memplan.report.html.curves import Curve, Figure, Mark, figure_svg
 from memplan.report.html.document import document
-from memplan.report.sweep_columns import Columns, named, varying
+from memplan.report.sweep_columns import Columns, assumed, named, varying
 from memplan.units import counted, format_bytes
 
 _COLORS = ("activation", "gradient", "output", "workspace", "optimizer_state", "inputs")
@@ -247,6 +247,6 @@ def _bytes(nbytes: int | None) -> str:
 
 
 def _notes_section(sweep: Sweep) -> str:
-    notes = sweep.assumptions or ("none: every operator and shape is known",)
+    notes = assumed(sweep) or ["none: every operator and shape is known"]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f'<section><h2>Assumptions</h2><ul class="text">{items}</ul></section>'

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 
 from memplan.api.sweep.fit import caveats, in_words
 from memplan.api.sweep.result import Status, planned_by
-from memplan.report.sweep_columns import named, varying
+from memplan.report.sweep_columns import assumed, named, varying
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, format_bytes
 
@@ -44,7 +44,7 @@ def render(sweep: Sweep, *, details: bool = False) -> Group:
         parts += [line(f"- {_failure(point, sweep)}") for point in shown]
     if len(failed) > len(shown):
         parts.append(line(f"- {len(failed) - len(shown)} more (-v shows them)"))
-    return group([*parts, *notes(sweep.assumptions, details)])
+    return group([*parts, *notes(assumed(sweep), details)])
 
 
 def _facts(sweep: Sweep) -> list[str]:

@@ -109,6 +109,13 @@ class TestText:
         where = named(Path("model.onnx"), {"N": 8}, "tuned", "cpu", more)
         assert where == "model.onnx, tuned, N=8: "
 
+    def test_assumptions_say_how_many_points_rest_on_them(self) -> None:
+        shape = replace(footprint(GIB), assumptions=("all", "one"))
+        other = replace(footprint(GIB), assumptions=("all",))
+        found = text(sweep(point(8, footprint=shape), point(16, footprint=other)))
+        assert "- all\n" in found
+        assert "- one (1 of 2 points)" in found
+
     def test_models_of_one_name_are_told_by_their_paths(self) -> None:
         found = sweep(point(8, model="a/m.onnx"), point(8, model="b/m.onnx"))
         assert set(varying(found).names.values()) == {"a/m.onnx", "b/m.onnx"}

@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import closing, contextmanager
@@ -59,7 +60,9 @@ def physical_cores() -> int:
     """Cores of this machine that this process may use; two threads of one core count once."""
     from joblib import cpu_count
 
-    return int(cpu_count(only_physical_cores=True))
+    with warnings.catch_warnings():  # where they cannot be told apart, all are counted
+        warnings.simplefilter("ignore")
+        return int(cpu_count(only_physical_cores=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,20 +141,20 @@ def search_fit(request: FitRequest) -> Search:
     base = Fit(first, request.dim, step, request.budget, limit)
     try:
         as_it_is = yield from _within(request, footprints, "peak_with_workspace_bytes")
+        base = replace(base, as_it_is=as_it_is * step)
         floor_allows = yield from _within(request, footprints, "floor_with_workspace_bytes")
+        base = replace(base, floor_allows=floor_allows * step)
         plans = yield from _plans(request, as_it_is, floor_allows)
     except _Failed as failed:
         return replace(base, failure=failed.failure)
     fits = {number: isinstance(answer, Planned) for number, answer in plans.items()}
-    low, high = bracket({as_it_is: True, **fits})
+    low, high = bracket({**fits, as_it_is: True})
     last, refusal = plans.get(low), None if high is None else plans.get(high)
     falling = falls({n: f.peak_with_workspace_bytes for n, f in footprints.items()})
     return replace(
         base,
-        as_it_is=as_it_is * step,
         largest=low * step,
         plan=last if isinstance(last, Planned) else None,
-        floor_allows=floor_allows * step,
         refused=None if high is None else high * step,
         why=refusal.message if isinstance(refusal, Failure) else "",
         falling=None if falling is None else (falling[0] * step, falling[1] * step),
@@ -192,7 +192,8 @@ def _plans(
     if as_it_is >= LARGEST:
         return plans
     wall = min(max(floor_allows, as_it_is), LARGEST - 1) + 1
-    numbers = (*next_numbers({as_it_is: True, wall: False}), wall)
+    # That of what fits as it is costs nothing: it is where the cost begins.
+    numbers = tuple(filter(None, (as_it_is, *next_numbers({as_it_is: True, wall: False}), wall)))
     while numbers:
         answers = yield from _asked(request, numbers, request.budget)
         for number, answer in answers.items():
@@ -200,7 +201,7 @@ def _plans(
                 raise _Failed(answer)
             plans[number] = answer
         fits = {number: isinstance(answer, Planned) for number, answer in plans.items()}
-        numbers = next_numbers({as_it_is: True, **fits})
+        numbers = next_numbers({**fits, as_it_is: True})
     return plans
 
 
@@ -216,7 +217,8 @@ def in_words(fit: Fit) -> str:
     """The answer in one line."""
     where = f"{fit.budget.text} ({format_bytes(fit.budget_bytes)})"
     if fit.failure is not None:
-        return f"what fits {where} is not known: {fit.failure.message}"
+        known = f"; {fit.dim}={fit.as_it_is:,} fits as it is" if fit.as_it_is else ""
+        return f"what fits {where} is not known: {fit.failure.message}{known}"
     if not fit.largest:
         return f"nothing fits {where}: not even {fit.dim}={fit.step} with recomputation"
     text = f"{fit.dim} up to {fit.largest:,} fits {where}"

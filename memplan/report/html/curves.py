@@ -69,7 +69,8 @@ def figure_svg(figure: Figure) -> str:
         for curve in figure.curves
     )
     return (
-        f'<figure class="curves"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'<figure class="curves"><figcaption>{escape(figure.title)}</figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{escape(figure.title)}">{grid}{below}'
         f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" text-anchor="end" class="axis">'
         f'{escape(figure.axis)}</text>{lines}</svg><ul class="legend">{legend}</ul></figure>'

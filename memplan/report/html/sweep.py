@@ -8,7 +8,7 @@ from math import inf
 
 from memplan.api.analyze import ACCOUNTING_VERSION
 from memplan.api.sweep.fit import caveats, in_words
-from memplan.api.sweep.result import Status, Sweep, SweepPoint, planned_by
+from memplan.api.sweep.result import Sweep, SweepPoint, planned_by
 from memplan.report.html.chart import size_ticks
 from memplan.report.html.curves import Curve, Figure, Mark, figure_svg
 from memplan.report.html.document import document
@@ -27,7 +27,7 @@ def sweep_html(sweep: Sweep) -> str:
     names = ", ".join(path.name for path in sweep.models)
     body = [
         _header(sweep),
-        *([_fits_section(sweep)] if sweep.fits else []),
+        *_fits_section(sweep),
         *_curve_sections(sweep),
         _table_section(sweep),
         _notes_section(sweep),
@@ -50,13 +50,16 @@ def _header(sweep: Sweep) -> str:
     )
 
 
-def _fits_section(sweep: Sweep) -> str:
+def _fits_section(sweep: Sweep) -> Iterator[str]:
+    """Every answer and what to know of it; an only answer is the headline already."""
     items = ""
     for fit in sweep.fits:
         where = named(fit.task.file.path, fit.others, fit.task.session, fit.task.provider, sweep)
-        more = "".join(f"<br>{escape(note)}" for note in caveats(fit))
-        items += f"<li><b>{escape(where + in_words(fit))}</b>{more}</li>"
-    return f'<section><h2>What fits</h2><ul class="text">{items}</ul></section>'
+        told = [] if len(sweep.fits) == 1 else [f"<b>{escape(where + in_words(fit))}</b>"]
+        told += [escape(note) for note in caveats(fit)]
+        items += f"<li>{'<br>'.join(told)}</li>" if told else ""
+    if items:
+        yield f'<section><h2>What fits</h2><ul class="text">{items}</ul></section>'
 
 
 def _curve_sections(sweep: Sweep) -> Iterator[str]:
@@ -124,7 +127,7 @@ def _memory(points: Sequence[SweepPoint], dim: str | None) -> Figure:
     ]
     highest = max(mark.y for curve in curves for mark in curve.marks)
     return Figure(
-        "peak memory",
+        "Peak memory, kernel workspace included",
         dim or "budget",
         _axis(points, dim),
         tuple(size_ticks(highest)),
@@ -169,7 +172,7 @@ def _extra_time(points: Sequence[SweepPoint], dim: str | None) -> Figure:
     highest = max((mark.y for c in curves for mark in c.marks if not mark.missing), default=0.0)
     top = max(highest, 0.1)
     return Figure(
-        "extra time",
+        "Extra time (a cross: no plan)",
         dim or "budget",
         _axis(points, dim),
         tuple(_percent_ticks(top)),
@@ -198,13 +201,15 @@ def _percent_ticks(highest: float) -> Iterator[tuple[float, str]]:
 def _table_section(sweep: Sweep) -> str:
     columns = varying(sweep)
     heads = [(name, "text") for name in columns.texts] + [(name, "number") for name in columns.dims]
-    numbers = ("budget", "peak", "floor", "planned", "extra time", "bound", "recomputed")
-    heads += [(name, "number") for name in numbers] + [("", "text")]
+    numbers = ("budget", "peak", "floor", "planned", "extra time", "bound", "clones")
+    heads += [(name, "number") for name in numbers]
+    told = any(point.failure for point in sweep.points)
+    heads += [("why not", "text")] if told else []
     cells = "".join(
         f'<th class="{kind}" data-kind="{kind}"><button type="button">{escape(name)}</button></th>'
         for name, kind in heads
     )
-    rows = "".join(f"<tr>{_row(point, columns)}</tr>" for point in sweep.points)
+    rows = "".join(f"<tr>{_row(point, columns, told)}</tr>" for point in sweep.points)
     return (
         f"<section><h2>Points <small>{escape(sweep.summary)}; peaks with kernel workspace, extra "
         'time estimated</small></h2><div class=scroll><table class="live"><thead><tr>'
@@ -212,7 +217,7 @@ def _table_section(sweep: Sweep) -> str:
     )
 
 
-def _row(point: SweepPoint, columns: Columns) -> str:
+def _row(point: SweepPoint, columns: Columns, told: bool) -> str:
     cells = [f"<td>{escape(columns.text(point, name))}</td>" for name in columns.texts]
     for name in columns.dims:
         size = point.dims.get(name)
@@ -228,9 +233,9 @@ def _row(point: SweepPoint, columns: Columns) -> str:
             _number(None, "") if fraction is None else _number(fraction, f"{100 * fraction:.2f}%")
         )
     cells.append(_number(plan.recomputed_nodes, f"{plan.recomputed_nodes:,}") if plan else _EMPTY)
-    why = point.failure.message if point.failure else ""
-    mark = "no plan: " if point.status is Status.INFEASIBLE else ""
-    cells.append(f'<td title="{escape(why)}">{escape(mark + why) if why else ""}</td>')
+    if told:
+        why = escape(point.failure.message if point.failure else "")
+        cells.append(f'<td title="{why}">{why}</td>')
     return "".join(cells)
 
 

@@ -223,7 +223,7 @@ def test_fit_is_the_largest_that_fits(model: Path) -> None:
 
 
 def test_fit_beside_a_grid_of_the_same_dimension(model: Path) -> None:
-    found = swept(model, fit="400kB", dims={"N": [8, 2000]})
+    found = swept(model, fit="400kB", fit_step=64, dims={"N": [8, 2000]})
     assert found.fits[0].dim == "N"
     rows = {p.dims["N"]: p for p in found.points}
     assert rows[8].status is Status.PLANNED
@@ -232,9 +232,9 @@ def test_fit_beside_a_grid_of_the_same_dimension(model: Path) -> None:
 
 
 def test_a_reserve_counts_in_fits(model: Path) -> None:
-    less = swept(model, fit="400kB", reserve=memplan.parse_size("100kB"), fit_step=8)
+    less = swept(model, fit="400kB", reserve=memplan.parse_size("100kB"), fit_step=128)
     assert less.fits[0].budget_bytes == 300_000
-    same = swept(model, fit="300kB", fit_step=8)
+    same = swept(model, fit="300kB", fit_step=128)
     assert less.fits[0].largest == same.fits[0].largest
     with pytest.raises(UsageError, match="leaves nothing"):
         swept(model, fit="400kB", reserve=memplan.parse_size("400kB"))

@@ -22,7 +22,7 @@ import os, signal, sys, time
 def square(number):
     return number * number
 def told(number):
-    return os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "" in sys.path
+    return os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 def fragile(number):
     if number == 2:
         os._exit(1)
@@ -44,7 +44,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of functions that other processes find."""
     (tmp_path / "work.py").write_text(WORK)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]).rstrip(os.pathsep))
     sys.modules.pop("work", None)
 
 
@@ -80,11 +81,24 @@ def test_work_is_done_elsewhere(jobs: int) -> None:
     found = dict(LocalWorkers(jobs).answers(function("told"), range(4)))
     assert sorted(found) == [0, 1, 2, 3]
     for answer in found.values():
-        pid, ignores_interrupts, current_folder = answer  # type: ignore[misc]
+        pid, ignores_interrupts = answer  # type: ignore[misc]
         assert pid != os.getpid()
         assert ignores_interrupts
-        assert not current_folder
     assert dict(os.environ) == before
+
+
+@pytest.mark.slow
+def test_a_module_in_the_current_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "current"
+    folder.mkdir()
+    for name in ("joblib", "numpy", "random"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    # Another number of processes: none of an earlier test, which started elsewhere.
+    assert dict(LocalWorkers(3).answers(function("square"), [2])) == {0: 4}
+    assert not (folder / "ran").exists()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Workers(Protocol):
 
     def answers(
         self, work: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer | Lost]]:
+    ) -> Generator[tuple[int, Answer | Lost], None, None]:
         """Index and answer of every item, as they are ready, in any order.
 
         ``work`` is a function of a module, and raises nothing; what it takes and gives can be
@@ -77,7 +77,7 @@ class LocalWorkers:
 
     def answers(
         self, work: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer | Lost]]:
+    ) -> Generator[tuple[int, Answer | Lost], None, None]:
         """See :class:`Workers`. A process that is ended takes those beside it with it, so what
         they had not answered is done once more, one item at a time."""
         left = dict(enumerate(items))
@@ -99,7 +99,7 @@ class ConfiguredWorkers:
 
     def answers(
         self, work: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer | Lost]]:
+    ) -> Generator[tuple[int, Answer | Lost], None, None]:
         """See :class:`Workers`."""
         from joblib import Parallel, delayed
 
@@ -118,7 +118,7 @@ class DaskWorkers:
 
     def answers(
         self, work: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer | Lost]]:
+    ) -> Generator[tuple[int, Answer | Lost], None, None]:
         """See :class:`Workers`.
 
         Raises:
@@ -156,7 +156,7 @@ def workers_for(backend: str, address: str, jobs: int) -> Workers:
 
 def _in_processes(
     work: Callable[[Item], Answer], items: Sequence[tuple[int, Item]], jobs: int
-) -> Iterator[tuple[int, Answer]]:
+) -> Generator[tuple[int, Answer], None, None]:
     from joblib import Parallel, delayed
 
     # One process would be this one (joblib's rule): of two, one is given nothing to do.

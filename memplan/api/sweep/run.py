@@ -128,7 +128,7 @@ class _Asking:
                 self._take(task, kept)
         if not todo:
             return
-        with closing(self.workers.answers(solve, todo)) as found:  # type: ignore[type-var]
+        with closing(self.workers.answers(solve, todo)) as found:
             for index, answer in found:
                 if isinstance(answer, Lost):
                     hint = "fewer at a time need less memory: --jobs 1"

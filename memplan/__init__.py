@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.result import Rewrite
     from memplan.api.rewrite.run import rewrite
+    from memplan.api.sweep.request import SweepOptions
+    from memplan.api.sweep.result import Sweep
+    from memplan.api.sweep.run import sweep
     from memplan.api.validate.result import Validation
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
@@ -31,6 +34,8 @@ _HOME = {
     "ProfileOptions": "memplan.api.profile",
     "Rewrite": "memplan.api.rewrite.result",
     "RewriteOptions": "memplan.api.rewrite.goal",
+    "Sweep": "memplan.api.sweep.result",
+    "SweepOptions": "memplan.api.sweep.request",
     "TrainingGraph": "memplan.api.grad.run",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
@@ -42,6 +47,7 @@ _HOME = {
     "profile": "memplan.api.profile",
     "rewrite": "memplan.api.rewrite.run",
     "session_options": "memplan.runtime.load",
+    "sweep": "memplan.api.sweep.run",
     "validate": "memplan.api.validate.run",
 }
 
@@ -53,6 +59,8 @@ __all__ = [
     "ProfileOptions",
     "Rewrite",
     "RewriteOptions",
+    "Sweep",
+    "SweepOptions",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",
@@ -64,6 +72,7 @@ __all__ = [
     "profile",
     "rewrite",
     "session_options",
+    "sweep",
     "validate",
 ]
 __version__ = "0.1.0"

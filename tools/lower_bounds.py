@@ -38,6 +38,7 @@ _COMMANDS = (
     ("validate", "step.onnx", "fits.onnx", "--runs", "1"),
     ("check", "--update", "step.onnx"),
     ("check",),
+    ("sweep", "step.onnx", "--budget", "100%", "--strategy", "greedy"),
     ("device",),
 )
 

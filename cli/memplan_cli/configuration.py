@@ -24,11 +24,16 @@ ALLOWED = frozenset(
     | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
+    | {"fit", "fit-dim", "fit-step", "effort", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
 )
 """The options that a configuration file may set."""
-REFUSED = frozenset({"output", "force", "update", "lock", "inputs", "costs", "profile"})
-"""Those that it may not: they name files, or make a command write or run something."""
+REFUSED = frozenset(
+    {"output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
+    | {"backend", "address"}
+)
+"""Those that it may not: they name files or other machines, or make a command write or run
+something."""
 
 
 def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
     "strategies": "List the strategies of rewrite, with sources and options.",
+    "sweep": "Plan for many sizes and budgets, and find the largest batch that fits.",
     "validate": "Run two models, and prove that peaks and outputs are as promised.",
 }
 
@@ -120,9 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
     except click.Abort as error:
         if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
             return _told_bug(error.__cause__, arguments)
-        return _told_signal(arguments)
-    except KeyboardInterrupt:
-        return _told_signal(arguments)
+        return _told_signal(arguments, error.__cause__)
+    except KeyboardInterrupt as error:
+        return _told_signal(arguments, error)
     except Exception as error:
         return _told_other(error, arguments)
 
@@ -149,11 +150,12 @@ def _told_bug(error: Exception, arguments: list[str]) -> int:
     return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
 
 
-def _told_signal(arguments: list[str]) -> int:
+def _told_signal(arguments: list[str], error: BaseException | None = None) -> int:
+    """``error`` may have a ``hint``: what the command leaves behind."""
     word, code = (
         ("terminated", EXIT_TERMINATED) if _terminated else ("interrupted", EXIT_INTERRUPTED)
     )
-    return _told(word, "nothing was written", code, arguments)
+    return _told(word, getattr(error, "hint", "nothing was written"), code, arguments)
 
 
 def _usage_message(error: click.UsageError) -> str:

@@ -57,7 +57,7 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
 
 
 def finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """The callback of an option whose number has an end.
+    """The callback of an option whose number, if it is given, has an end.
 
     Raises:
         click.BadParameter: it is infinite, or not a number.
@@ -237,13 +237,19 @@ def bound(dims: Sequence[str]) -> dict[str, int]:
     result: dict[str, int] = {}
     for text in dims:
         name, _, size = text.rpartition("=")
-        if not name or not _SIZE.fullmatch(size) or int(size) < 1:
+        number = size_of_dim(size)
+        if not name or number is None:
             raise UsageError(
                 f"--dim {text}: not NAME=SIZE with a size of at least 1", "for example --dim N=32"
             )
-        if result.setdefault(name, int(size)) != int(size):
+        if result.setdefault(name, number) != number:
             raise UsageError(f"--dim {name} is given twice: {result[name]} and {size}")
     return result
+
+
+def size_of_dim(text: str) -> int | None:
+    """A size of a dimension; None if the text is not one."""
+    return int(text) if _SIZE.fullmatch(text) and int(text) >= 1 else None
 
 
 def is_stdout(output: Path | None) -> bool:

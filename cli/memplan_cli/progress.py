@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from memplan.units import format_bytes
+from memplan.units import format_bytes, printable
 from memplan_cli.options import Report
 
 _PATIENCE_SECONDS = 1.0
@@ -146,4 +146,28 @@ def steps_progress(report: Report) -> Iterator[Callable[[int, int, str], None] |
             None
             if line is None
             else lambda place, total, what: line.begin(f"{what} ({place} of {total})")
+        )
+
+
+@contextmanager
+def points_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Yields a callback for the number of finished points, of all so far, and what was done last,
+    or None."""
+    if report.quiet or report.verbose or not sys.stderr.isatty():
+        yield None
+        return
+    announce_compilation()
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("sweep", total=None, last="")
+        yield lambda done, total, last: bar.update(
+            task, completed=done, total=total, last=printable(last)
         )

@@ -9,6 +9,7 @@ it gives a frozen dataclass with ``as_json``.
 | ``find_frontier`` | ``frontier`` | an open model | ``FrontierPoint``s: what every budget costs |
 | ``profile`` | ``profile`` | a training graph | ``Profile``: measured seconds per node |
 | ``rewrite`` | ``rewrite/run`` | a training graph, a budget | ``Rewrite``: a graph that fits |
+| ``sweep`` | ``sweep/run`` | training graphs, lists of sizes | ``Sweep``: a table of many plans |
 | ``validate`` | ``validate/run`` | a graph before and after | ``Validation``: peaks and equality |
 | ``grad``, ``gradients`` | ``grad/run`` | a forward graph | ``TrainingGraph``: a training graph |
 """

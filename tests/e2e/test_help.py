@@ -29,7 +29,7 @@ ESCAPE = "\x1b["
 def test_help_lists_every_command(flag: str, memplan: Memplan) -> None:
     text = succeeded(memplan(flag))
     assert text.startswith("Usage: memplan ")
-    for command in ("analyze", "check", "profile", "rewrite", "strategies", "validate"):
+    for command in ("analyze", "check", "profile", "rewrite", "strategies", "sweep", "validate"):
         assert f"\n  {command} " in text
 
 
@@ -38,7 +38,7 @@ def test_version(memplan: Memplan) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["analyze", "check", "profile", "rewrite", "strategies", "validate"]
+    "command", ["analyze", "check", "profile", "rewrite", "strategies", "sweep", "validate"]
 )
 def test_help_of_a_command(command: str, inside: Memplan) -> None:
     text = succeeded(inside(command, "--help"))

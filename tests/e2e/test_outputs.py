@@ -70,6 +70,7 @@ WRITERS = (
     REWRITE,
     ("grad", MODEL, "--loss", "loss"),
     ("profile", MODEL),
+    ("sweep", MODEL),
     ("validate", MODEL, MODEL),
 )
 

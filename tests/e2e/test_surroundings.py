@@ -16,7 +16,7 @@ from memplan.solver.search.warm_up import beam_compiled_beside
 pytestmark = pytest.mark.e2e
 
 MODEL = SAMPLES / "mlp_adamw.onnx"
-MODULES = ("json", "numpy", "onnx", "onnxruntime", "resource", "statistics")
+MODULES = ("joblib", "json", "numpy", "onnx", "onnxruntime", "resource", "statistics")
 REWRITE = ("rewrite", MODEL, "--budget", "90%", "--strategy", "greedy", "--passes", "none")
 
 
@@ -35,6 +35,7 @@ def ran(tmp_path: Path) -> Path:
         (*REWRITE, "--dry-run"),
         ("profile", MODEL, "--runs", "1", "-o", "costs.txt"),
         ("validate", MODEL, MODEL, "--runs", "1", "--no-plain"),
+        ("sweep", MODEL, "--budget", "90%", "--strategy", "greedy", "--passes", "none"),
         ("device",),
     ],
     ids=lambda arguments: arguments[0],

@@ -84,7 +84,7 @@ def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps
         name: 100 * value / highest
         for name, value in (("peak", timeline.peak_bytes), ("floor", floor))
     }
-    ticks = [(100 * size / highest, label) for size, label in _ticks(highest)]
+    ticks = [(100 * size / highest, label) for size, label in size_ticks(highest)]
     grid = "".join(_rule("grid", percent, count) for percent, _ in ticks)
     tints = "".join(
         f'<rect class="tint" x="{start}" y="0" width="{end - start}" height="{_HEIGHT}" '
@@ -134,7 +134,7 @@ def _areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float)
     return "".join(reversed(areas))
 
 
-def _ticks(highest: float) -> Iterator[tuple[float, str]]:
+def size_ticks(highest: float) -> Iterator[tuple[float, str]]:
     """Round sizes in binary units, at most six above zero."""
     unit, name = next(
         (2.0**power, name)

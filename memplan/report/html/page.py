@@ -2,16 +2,13 @@
 
 The pictures are SVG made here, so they show without scripts; the script beside them adds hovering,
 zooming and sorting. Every name in a model file is untrusted: it is escaped here, reaches the
-script as JSON, is only ever set as text, and a content security policy forbids anything else.
+script as JSON and is only ever set as text.
 """
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +23,7 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
+from memplan.report.html.document import document
 from memplan.simulate.arena import simulate_arena
 from memplan.simulate.explain import Live
 from memplan.simulate.pattern import pattern_block
@@ -57,9 +55,6 @@ def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[FrontierPo
         top: how many of the tensors live at the peak to list, largest first.
         points: those of a frontier, shown if there are any.
     """
-    script = _asset("report.js")
-    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     layers = stacked_layers(analysis)
     kept = kept_steps(sum(layers.values(), np.zeros(len(analysis.timeline.order), np.int64)))
     data = script_data(analysis, layers, kept)
@@ -76,20 +71,7 @@ def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[FrontierPo
         f"<footer>memplan · fingerprint {escape(analysis.fingerprint)} · accounting version "
         f"{ACCOUNTING_VERSION} · predicted; nothing was run and no weights were read</footer>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(analysis.path.name)} · memplan</title>"
-        f"<style>{_asset('report.css')}</style></head><body><main>\n"
-        + "\n".join(body)
-        + f'\n</main><script type="application/json" id="data">{data}'
-        f"</script><script>{script}</script></body></html>\n"
-    )
-
-
-def _asset(name: str) -> str:
-    return (files("memplan.report.html") / "assets" / name).read_text(encoding="utf-8")
+    return document(analysis.path.name, body, data)
 
 
 def _header(analysis: Analysis) -> str:

@@ -15,6 +15,7 @@ from helpers.running import Memplan, runner
 from memplan.api.grad.run import GradOptions
 from memplan.api.profile import ProfileOptions
 from memplan.api.rewrite.result import RewriteOptions
+from memplan.api.sweep.request import SweepOptions
 from memplan.api.validate.run import ValidateOptions
 from memplan_cli.main import COMMANDS
 from memplan_cli.options import Report
@@ -36,6 +37,7 @@ OPTIONS = {
     "grad": GradOptions,
     "profile": ProfileOptions,
     "rewrite": RewriteOptions,
+    "sweep": SweepOptions,
     "validate": ValidateOptions,
 }
 

@@ -1,0 +1,254 @@
+"""``memplan sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memplan.errors import UsageError
+from memplan_cli.command import memplan_command
+from memplan_cli.options import (
+    PATH,
+    Report,
+    finite,
+    loss_option,
+    report_options,
+    size_of_dim,
+)
+from memplan_cli.progress import points_progress
+from memplan_cli.rewrite import command as rewrite_command
+
+if TYPE_CHECKING:
+    from memplan.api.sweep.result import Sweep
+
+# Declared by 'rewrite', with the same meaning here.
+_AS_REWRITE = (
+    *("strategy", "optimize", "passes", "wrt", "keep", "recompute"),
+    *("scan_recompute", "reserve", "device"),
+)
+
+
+def _rewrite_options(function: Any) -> Any:
+    """The options of ``rewrite`` that say how one plan is made."""
+    shared = [option for option in rewrite_command.params if option.name in _AS_REWRITE]
+    function.__click_params__ = [*getattr(function, "__click_params__", []), *reversed(shared)]
+    return function
+
+
+def _words(known: tuple[str, ...]) -> Any:
+    """The callback of an option that takes some of the ``known`` words, with commas between."""
+
+    def parse(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+        words = tuple(dict.fromkeys(word.strip() for word in value.split(",")))
+        for word in words:
+            if word not in known:
+                raise click.BadParameter(
+                    f"'{word}' is not one of {', '.join(known)}.", ctx, parameter
+                )
+        return words
+
+    return parse
+
+
+# What the function does not name goes into SweepOptions: such an option is named for its field.
+@memplan_command(
+    "sweep",
+    "memplan sweep step.onnx --dim N=8,16,32 --budget 8GB,60%",
+    "memplan sweep step.onnx --fit 24GB",
+)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=PATH)
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Give a symbolic dimension its sizes, with commas between: N=8,16,32.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    metavar="SIZES",
+    help="Budgets with commas between: 8GB,60%. Without any, only what MODEL takes as it is.",
+)
+@click.option(
+    "--fit",
+    metavar="SIZE",
+    help="Find the largest value of a dimension that fits, and at what cost.",
+)
+@click.option(
+    "--fit-dim",
+    metavar="NAME",
+    help="Which dimension.  [default: the one that --dim leaves open]",
+)
+@click.option(
+    "--fit-step",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Try only multiples of this.",
+)
+@click.option(
+    "--session",
+    "sessions",
+    default="tuned",
+    show_default=True,
+    metavar="KINDS",
+    callback=_words(("tuned", "default")),
+    help="How results will be loaded: tuned, default, or both with a comma between.",
+)
+@click.option(
+    "--provider",
+    "providers",
+    default="cpu",
+    show_default=True,
+    metavar="NAMES",
+    callback=_words(("cpu", "cuda")),
+    help="The execution providers to plan for: cpu, cuda, or both with a comma between.",
+)
+@loss_option
+@_rewrite_options
+@click.option(
+    "--effort",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Rounds of each search: the same plans on every machine and backend.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=finite,
+    metavar="S",
+    help="Seconds for every plan, by the clock, instead of --effort.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Points at a time on this machine, each of which holds a model; 0: one per core.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["local", "dask"]),
+    default="local",
+    show_default=True,
+    help="Where points are computed: here, or on a Dask cluster that is there already.",
+)
+@click.option("--address", default="", metavar="URL", help="Of the Dask scheduler.")
+@click.option(
+    "--resume",
+    type=PATH,
+    metavar="FILE",
+    help="Keep finished points in FILE; those that it has are not computed again.",
+)
+@report_options("text", "json", "csv", "html")
+def command(
+    models: tuple[Path, ...],
+    dims: tuple[str, ...],
+    budgets: str | None,
+    fit: str | None,
+    sessions: tuple[str, ...],
+    providers: tuple[str, ...],
+    reserve: str | None,
+    report: Report,
+    **options: Any,
+) -> int:
+    """Plan MODELs for many sizes and budgets, in one table.
+
+    Every combination is a point: peak and floor as it is and, for a budget, the planned peak, the
+    extra time and its lower bound. A point that fails says why in its row; the exit code is that
+    of a failure if no point has an answer. Nothing is rewritten.
+    """
+    from memplan.api.sweep.request import SweepOptions
+    from memplan.api.sweep.run import sweep
+    from memplan.units import parse_size
+
+    resume: Path | None = options["resume"]
+    report.guard(*models, resume)
+    _keep_models(resume, models)
+    if options["backend"] == "dask" and not options["address"]:
+        raise UsageError(
+            "--backend dask needs the address of a scheduler", "--address tcp://HOST:8786"
+        )
+    if reserve:
+        options["reserve"] = parse_size(reserve)
+    asked = SweepOptions(**{name: value for name, value in options.items() if value is not None})
+    try:
+        with points_progress(report) as progress:
+            result = sweep(
+                models,
+                tuple(part.strip() for part in budgets.split(",")) if budgets else (),
+                dims=_sizes(dims),
+                sessions=sessions,
+                providers=providers,
+                fit=fit,
+                options=asked,
+                progress=progress,
+            )
+    except KeyboardInterrupt as error:
+        kept = f"finished points are in {resume}: the same command goes on from there"
+        error.hint = kept if resume else "--resume FILE keeps finished points"  # type: ignore[attr-defined]
+        raise
+    if result.points or result.error is None:
+        _tell(result, report)
+    if result.error is not None:
+        raise result.error
+    return 0
+
+
+def _keep_models(resume: Path | None, models: tuple[Path, ...]) -> None:
+    """The file of finished points is written over, so it is none of the models."""
+    from memplan.proto.write import keep_inputs
+
+    if resume is not None:
+        keep_inputs(resume, *models)
+
+
+def _sizes(dims: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """``--dim NAME=SIZE,SIZE`` as sizes by name.
+
+    Raises:
+        UsageError: malformed, or a dimension is given twice.
+    """
+    result: dict[str, tuple[int, ...]] = {}
+    for text in dims:
+        name, _, sizes = text.rpartition("=")
+        found = [size_of_dim(size.strip()) for size in sizes.split(",")]
+        if not name or None in found:
+            raise UsageError(
+                f"--dim {text}: not NAME=SIZE,SIZE with sizes of at least 1",
+                "for example --dim N=8,16,32",
+            )
+        if name in result:
+            raise UsageError(f"--dim {name} is given twice", "--dim N=8,16 has both sizes")
+        result[name] = tuple(size for size in found if size is not None)
+    return result
+
+
+def _tell(result: Sweep, report: Report) -> None:
+    if report.form == "json":
+        report.emit_json(result.as_json())
+    elif report.form == "csv":
+        from memplan.report.sweep_csv import sweep_csv
+
+        report.emit(sweep_csv(result))
+    elif report.form == "html":
+        from memplan.report.html.sweep import sweep_html
+
+        report.emit(sweep_html(result))
+    else:
+        from memplan.report.terminal.sweep import headline, render
+        from memplan.report.terminal.tables import line
+
+        if report.quiet:
+            report.emit_text(line(headline(result), "bold"))
+        else:
+            details = report.details or report.output is not None
+            report.emit_text(render(result, details=details))

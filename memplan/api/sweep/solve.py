@@ -1,0 +1,108 @@
+"""One question answered, in whatever process: nothing is raised, a failure is an answer."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from memplan.api.analyze import analyze
+from memplan.api.rewrite.run import rewrite
+from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task, versions
+from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, MemplanError, RuntimeUnavailableError
+
+_CHUNK = 1 << 20
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file; empty if it cannot be read, which whoever opens it as a model says."""
+    try:
+        status = path.stat()
+        return _digest(str(path), status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError):
+        return ""
+
+
+@lru_cache(maxsize=64)
+def _digest(path: str, modified: int, size: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def solve(task: Task) -> Answer:
+    """The answer to ``task``; where there is none, a ``Failure`` says why."""
+    try:
+        _check_place(task)
+        return _footprint(task) if task.plan is None else _planned(task)
+    except MemplanError as error:
+        return Failure(error.message, error.hint, error.exit_code)
+    except MemoryError:
+        return Failure("out of memory", "run fewer at a time: --jobs 1", EXIT_ENVIRONMENT)
+    except OSError as error:
+        code = EXIT_ENVIRONMENT if error.errno in _SYSTEM else EXIT_BUG
+        return Failure(f"{type(error).__name__}: {error}", "", code)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        return Failure(what, "this is a bug in memplan; 'rewrite -vv' shows where", EXIT_BUG)
+
+
+_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOMEM}
+
+
+def _check_place(task: Task) -> None:
+    """A process elsewhere must see the same file, and be the same program.
+
+    Raises:
+        RuntimeUnavailableError: it does not, or is not.
+    """
+    here = versions()
+    if here != task.versions:
+        raise RuntimeUnavailableError(
+            f"a worker has {here}; this machine has {task.versions}",
+            "install the same versions on both",
+        )
+    digest = file_digest(task.file.path)
+    if digest != task.file.digest:
+        raise RuntimeUnavailableError(
+            f"{task.file.path} is {'another file' if digest else 'not there'} where the work is "
+            "done, or was changed meanwhile",
+            "let all workers see the models under the same absolute path",
+        )
+
+
+def _footprint(task: Task) -> Footprint:
+    found = analyze(
+        task.file.path,
+        dict(task.dims),
+        session=task.session,
+        provider=task.provider,
+        loss=task.loss,
+    )
+    return Footprint(
+        peak_bytes=found.timeline.peak_bytes,
+        peak_with_workspace_bytes=found.timeline.peak_with_workspace_bytes,
+        floor_bytes=found.floor_bytes,
+        floor_with_workspace_bytes=found.floor_with_workspace_bytes,
+        exact=not found.inexact,
+        assumptions=tuple(found.assumptions),
+    )
+
+
+def _planned(task: Task) -> Planned:
+    assert task.plan is not None
+    found = rewrite(task.file.path, task.plan, dims=dict(task.dims), dry_run=True)
+    return Planned(
+        budget_bytes=found.budget_bytes,
+        predicted_peak_bytes=found.timeline.peak_bytes,
+        predicted_peak_with_workspace_bytes=found.timeline.peak_with_workspace_bytes,
+        extra_cost_fraction=found.plan.extra_cost_fraction,
+        bound_fraction=found.plan.bound_fraction,
+        bound_kind=found.plan.bound_kind,
+        recomputed_nodes=found.plan.clones,
+        recomputing_loops=sum(bool(pair.recomputed) for pair in found.pairs),
+        assumptions=tuple(found.assumptions),
+    )

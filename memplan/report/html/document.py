@@ -1,0 +1,42 @@
+"""The frame of every HTML report: one offline file, whose policy forbids anything from outside.
+
+Scripts run only if they are the one that stands here, by its hash; nothing is loaded from anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+
+NO_DATA = '{"steps":[]}'
+"""For a page without a timeline."""
+
+
+def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
+    """A whole page.
+
+    Args:
+        title: as text; it is escaped here.
+        body: sections, whose texts are escaped already.
+        data: JSON for the script, which cannot end the element that it stands in.
+    """
+    script = _asset("report.js")
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · memplan</title>"
+        f"<style>{_asset('report.css')}</style></head><body><main>\n"
+        + "\n".join(body)
+        + f'\n</main><script type="application/json" id="data">{data}'
+        f"</script><script>{script}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("memplan.report.html") / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,376 @@
+"""``memplan.sweep``: the grid, its figures, what fails, what goes on, and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import memplan
+from helpers.sweeps import batched, swept
+from helpers.training_steps import long_skips
+from memplan.api.sweep import run, solve
+from memplan.api.sweep.point import Answer, Failure, Task
+from memplan.api.sweep.result import Status
+from memplan.errors import (
+    EXIT_BUG,
+    EXIT_ENVIRONMENT,
+    EXIT_INFEASIBLE,
+    EXIT_MODEL,
+    EXIT_USAGE,
+    UsageError,
+)
+from memplan.processes.parallel import Lost
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return batched(tmp_path)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Task]]:
+    """The questions that were really answered."""
+    asked: list[Task] = []
+
+    def noted(task: Task) -> Answer:
+        asked.append(task)
+        return solve.solve(task)
+
+    monkeypatch.setattr(run, "solve", noted)
+    return asked
+
+
+def test_points_are_what_analyze_and_rewrite_say(model: Path) -> None:
+    found = swept(model, "60%", 200_000, dims={"N": [256, 512]})
+    assert [(p.dims["N"], p.budget.text) for p in found.points if p.budget] == [
+        (256, "60%"),
+        (256, "200000"),
+        (512, "60%"),
+        (512, "200000"),
+    ]
+    for point in found.points:
+        analysis = memplan.analyze(model, point.dims)
+        assert point.footprint is not None
+        assert point.footprint.peak_bytes == analysis.timeline.peak_bytes
+        assert point.footprint.floor_with_workspace_bytes == analysis.floor_with_workspace_bytes
+        if point.planned is None:
+            assert point.status is Status.INFEASIBLE
+            continue
+        assert point.budget is not None
+        options = memplan.RewriteOptions(
+            point.budget, strategy="greedy", passes="none", optimize="none"
+        )
+        rewritten = memplan.rewrite(model, options, dims=point.dims, dry_run=True)
+        assert point.planned.extra_cost_fraction == rewritten.plan.extra_cost_fraction
+        assert point.planned.predicted_peak_bytes == rewritten.timeline.peak_bytes
+        assert point.planned.recomputed_nodes == rewritten.plan.clones
+        assert point.budget_bytes == point.planned.budget_bytes == rewritten.budget_bytes
+    assert found.error is None
+
+
+def test_without_budgets_nothing_is_planned(model: Path, counted: list[Task]) -> None:
+    found = swept(model, dims={"N": (8, 16, 8)}, sessions=("tuned", "default"))
+    assert [(p.dims["N"], p.session) for p in found.points] == [
+        (8, "tuned"),
+        (16, "tuned"),
+        (8, "default"),
+        (16, "default"),
+    ]
+    assert {p.status for p in found.points} == {Status.ANALYZED}
+    assert all(task.plan is None for task in counted)
+
+
+def test_every_question_is_asked_once(model: Path, counted: list[Task]) -> None:
+    swept(model, "60%", "60%", dims={"N": [256, 256]}, fit="300kB")
+    assert len(counted) == len(set(counted))
+
+
+def test_a_point_that_fails_is_a_row(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "static.onnx"
+    onnx.save(long_skips(), other)
+    found = swept([model, tmp_path / "missing.onnx", other], "60%", dims={"N": 256})
+    assert [p.status for p in found.points] == [Status.PLANNED, Status.FAILED, Status.FAILED]
+    codes = [p.failure.exit_code for p in found.points if p.failure]
+    assert codes == [EXIT_MODEL, EXIT_USAGE]
+    assert found.error is None
+    assert found.models == (model, tmp_path / "missing.onnx", other)
+
+
+def test_the_worst_failure_is_the_error_where_nothing_has_an_answer(
+    model: Path, tmp_path: Path
+) -> None:
+    found = swept([tmp_path / "a.onnx", tmp_path / "b.onnx"], dims={"N": 8})
+    assert found.error is not None
+    assert found.error.exit_code == EXIT_MODEL
+    none = swept(model, "1kB", dims={"N": [8, 16]})
+    assert none.error is not None
+    assert none.error.exit_code == EXIT_INFEASIBLE
+    assert [p.status for p in none.points] == [Status.INFEASIBLE] * 2
+
+
+def test_a_bug_is_told_though_others_have_answers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(task: Task) -> Answer:
+        if dict(task.dims)["N"] == 16:
+            return Failure("ValueError: oops", "", EXIT_BUG)
+        return solve.solve(task)
+
+    monkeypatch.setattr(run, "solve", broken)
+    found = swept(model, dims={"N": [8, 16]})
+    assert found.counts == {Status.ANALYZED: 1, Status.FAILED: 1}
+    assert found.error is not None
+    assert found.error.exit_code == EXIT_BUG
+
+
+def test_a_lost_process_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Losing:
+        def answers(self, work: Any, items: Any) -> Iterator[tuple[int, object]]:
+            for index, item in enumerate(items):
+                yield index, Lost("gone") if index else work(item)
+
+    monkeypatch.setattr(run, "workers_for", lambda *_: Losing())
+    found = memplan.sweep(model, dims={"N": [8, 16]})
+    assert [p.status for p in found.points] == [Status.ANALYZED, Status.FAILED]
+    assert found.points[1].failure is not None
+    assert found.points[1].failure.exit_code == EXIT_ENVIRONMENT
+
+
+def test_a_sweep_that_was_ended_goes_on(model: Path, tmp_path: Path, counted: list[Task]) -> None:
+    resume = tmp_path / "points.json"
+    whole = swept(model, "60%", dims={"N": [256, 512, 768]})
+    once = len(counted)
+
+    class Enough(Exception):
+        pass
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == 4:
+            raise Enough
+
+    with pytest.raises(Enough):
+        swept(model, "60%", dims={"N": [256, 512, 768]}, resume=resume, progress=stop)
+    before = len(counted)
+    again = swept(model, "60%", dims={"N": [256, 512, 768]}, resume=resume)
+    assert len(counted) - before == once - 4
+    assert again.as_json() == whole.as_json()
+    before = len(counted)
+    assert swept(model, "60%", dims={"N": [256, 512, 768]}, resume=resume).points == whole.points
+    assert len(counted) == before
+
+
+def test_a_changed_model_is_another_question(
+    model: Path, tmp_path: Path, counted: list[Task]
+) -> None:
+    resume = tmp_path / "points.json"
+    swept(model, dims={"N": 8}, resume=resume)
+    proto = onnx.load(model)
+    proto.graph.node[0].name = "renamed"
+    onnx.save(proto, model)
+    swept(model, dims={"N": 8}, resume=resume)
+    assert len(counted) == 2
+
+
+def test_progress_counts_finished_questions(model: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    swept(model, "60%", dims={"N": [256, 512]}, progress=lambda *now: seen.append(now))
+    assert [done for done, _, _ in seen] == [1, 2, 3, 4]
+    assert [total for _, total, _ in seen] == [2, 2, 4, 4]
+    assert seen[-1][2] == "model.onnx N=512 60%"
+
+
+def test_a_model_in_memory(model: Path) -> None:
+    found = swept(onnx.load(model), "60%", dims={"N": 256})  # type: ignore[arg-type]
+    assert found.models == (Path("model.onnx"),)
+    assert found.counts == {Status.PLANNED: 1}
+
+
+# --- The largest that fits
+
+
+def test_fit_is_the_largest_that_fits(model: Path) -> None:
+    budget = 400_000
+    found = swept(model, fit=budget)
+    (fit,) = found.fits
+    assert (fit.dim, fit.budget_bytes) == ("N", budget)
+
+    def peak(size: int) -> int:
+        return memplan.analyze(model, {"N": size}).timeline.peak_with_workspace_bytes
+
+    assert peak(fit.as_it_is) <= budget < peak(fit.as_it_is + 1)
+    assert fit.largest > fit.as_it_is
+    assert fit.how == "recomputed"
+    assert fit.plan is not None
+    assert fit.plan.predicted_peak_with_workspace_bytes <= budget
+    options = memplan.RewriteOptions(
+        memplan.parse_size(str(budget)), strategy="greedy", passes="none", optimize="none"
+    )
+    memplan.rewrite(model, options, dims={"N": fit.largest}, dry_run=True)
+    with pytest.raises(memplan.MemplanError, match=r"no plan found|below the floor"):
+        memplan.rewrite(model, options, dims={"N": fit.largest + 1}, dry_run=True)
+    # The plans that it made are rows, in order, with their own peaks and floors.
+    sizes = [p.dims["N"] for p in found.points]
+    assert sizes == sorted(sizes)
+    assert fit.largest in sizes
+    assert all(p.footprint for p in found.points)
+    assert f"N up to {fit.largest:,} fits" in repr(found)
+
+
+def test_fit_beside_a_grid_of_the_same_dimension(model: Path) -> None:
+    found = swept(model, fit="400kB", fit_step=64, dims={"N": [8, 2000]})
+    assert found.fits[0].dim == "N"
+    rows = {p.dims["N"]: p for p in found.points}
+    assert rows[8].status is Status.PLANNED
+    assert rows[8].fits_as_it_is
+    assert rows[2000].status is Status.INFEASIBLE
+
+
+def test_a_reserve_counts_in_fits(model: Path) -> None:
+    less = swept(model, fit="400kB", reserve=memplan.parse_size("100kB"), fit_step=128)
+    assert less.fits[0].budget_bytes == 300_000
+    same = swept(model, fit="300kB", fit_step=128)
+    assert less.fits[0].largest == same.fits[0].largest
+    with pytest.raises(UsageError, match="leaves nothing"):
+        swept(model, fit="400kB", reserve=memplan.parse_size("400kB"))
+
+
+def test_a_fit_that_cannot_be_looked_for_says_why(model: Path, tmp_path: Path) -> None:
+    static = tmp_path / "static.onnx"
+    onnx.save(long_skips(), static)
+    found = swept([static, model], fit="400kB", fit_step=64)
+    assert [fit.how for fit in found.fits] == ["failed", "recomputed"]
+    assert found.error is None
+    alone = swept(static, fit="400kB")
+    assert alone.error is not None
+    assert alone.error.exit_code == EXIT_USAGE
+    assert "all input shapes are static" in alone.error.message
+    other = swept(model, fit="400kB", fit_dim="M")
+    assert other.error is not None
+    assert other.error.message == "no input has a dimension 'M'"
+
+
+# --- Wrong use, before any work
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dims": {"N": []}}, "needs whole numbers"),
+        ({"dims": {"N": [1.5]}}, "needs whole numbers"),
+        ({"dims": {"N": True}}, "needs whole numbers"),
+        ({"dims": {"N": 0}}, "cannot be 0"),
+        ({"sessions": ("tune",)}, "there is no session 'tune'"),
+        ({"providers": ("gpu",)}, "there is no provider 'gpu'"),
+        ({"fit": "60%"}, "what fits 60% of its own peak"),
+        ({"fit": "4G"}, "ambiguous"),
+        ({"strategy": "magic"}, "there is no strategy 'magic'"),
+        ({"effort": 0}, "effort is 0"),
+        ({"fit_step": 0}, "fit_step is 0"),
+        ({"jobs": -1}, "jobs is -1"),
+        ({"backend": "slurm"}, "there is no backend 'slurm'"),
+        ({"address": "tcp://a:1"}, "--backend dask"),
+    ],
+)
+def test_wrong_use(
+    arguments: dict[str, Any], message: str, model: Path, counted: list[Task]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        swept(model, "60%", **arguments)
+    assert message in f"{caught.value.message} {caught.value.hint}"
+    assert not counted
+
+
+def test_no_model_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="no model"):
+        memplan.sweep([])
+
+
+# --- What a worker answers
+
+
+def asked(model: Path) -> Task:
+    task = Task(
+        run.ModelFile(model, solve.file_digest(model)),
+        (("N", 8),),
+        "tuned",
+        "cpu",
+        None,
+        solve.versions(),
+    )
+    assert not isinstance(solve.solve(task), Failure)
+    return task
+
+
+def test_a_worker_with_another_file_refuses(model: Path) -> None:
+    task = asked(model)
+    other = replace(task, file=replace(task.file, digest="0" * 64))
+    found = solve.solve(other)
+    assert isinstance(found, Failure)
+    assert found.exit_code == EXIT_ENVIRONMENT
+    assert "another file" in found.message
+    model.unlink()
+    found = solve.solve(task)
+    assert isinstance(found, Failure)
+    assert "not there" in found.message
+
+
+def test_a_worker_of_another_version_refuses(model: Path) -> None:
+    found = solve.solve(replace(asked(model), versions="memplan 0.0.1"))
+    assert isinstance(found, Failure)
+    assert found.exit_code == EXIT_ENVIRONMENT
+    assert "memplan 0.0.1" in found.message
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError(), EXIT_ENVIRONMENT),
+        (OSError(28, "No space left on device"), EXIT_ENVIRONMENT),
+        (OSError(2, "No such file"), EXIT_BUG),
+        (ValueError("two\nlines"), EXIT_BUG),
+    ],
+)
+def test_whatever_is_raised_is_an_answer(
+    error: Exception, code: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    task = asked(model)
+    monkeypatch.setattr(solve, "analyze", fail)
+    found = solve.solve(task)
+    assert isinstance(found, Failure)
+    assert found.exit_code == code
+    assert "\n" not in found.message
+
+
+# --- What it shows
+
+
+def test_what_is_shown(model: Path) -> None:
+    found = swept(model, "60%", dims={"N": [256, 512]})
+    lines = repr(found).splitlines()
+    assert lines[0] == "<Sweep 2 points: 2 planned>"
+    assert len(lines) <= 10
+    assert "N=256,512" in repr(found)
+    assert "<table>" in found._repr_html_()
+
+
+def test_json_has_every_point(model: Path) -> None:
+    found = swept(model, "60%", "1kB", dims={"N": [256]})
+    content = json.loads(json.dumps(found.as_json()))
+    assert content["schema"] == "memplan.sweep/1"
+    assert [p["status"] for p in content["points"]] == ["planned", "infeasible"]
+    first, second = content["points"]
+    assert first.keys() == second.keys()
+    assert first["dims"] == {"N": 256}
+    assert second["error"]["exit_code"] == EXIT_INFEASIBLE
+    assert second["extra_cost_fraction"] is None
+    assert content["effort"] == 50
+    assert content["runtime"]["cpu"]["installed"]

@@ -1,0 +1,156 @@
+"""Work on many items: answers from processes, what becomes of lost ones, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import joblib
+import pytest
+
+from memplan.errors import RuntimeUnavailableError
+from memplan.processes import parallel
+from memplan.processes.parallel import ConfiguredWorkers, DaskWorkers, LocalWorkers, Lost
+
+WORK = """
+import os, signal, sys, time
+def square(number):
+    return number * number
+def told(number):
+    return os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+def fragile(number):
+    if number == 2:
+        os._exit(1)
+    return number
+def sleepy(folder):
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+    time.sleep(600)
+"""
+PARENT = """
+import sys, work
+from memplan.processes.parallel import LocalWorkers
+for answer in LocalWorkers(2).answers(work.sleepy, [sys.argv[1]] * 2):
+    print(answer)
+"""
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of functions that other processes find."""
+    (tmp_path / "work.py").write_text(WORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]).rstrip(os.pathsep))
+    sys.modules.pop("work", None)
+
+
+def function(name: str) -> Callable[..., object]:
+    import work  # type: ignore[import-not-found]
+
+    found: Callable[..., object] = getattr(work, name)
+    return found
+
+
+def test_every_item_has_its_answer_in_this_process() -> None:
+    with joblib.parallel_config("sequential"):
+        found = dict(ConfiguredWorkers().answers(function("square"), [3, 1, 2]))
+    assert found == {0: 9, 1: 1, 2: 4}
+
+
+def test_workers_by_the_name_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "physical_cores", lambda: 7)
+    assert parallel.workers_for("local", "", 0) == LocalWorkers(7)
+    assert parallel.workers_for("local", "", 3) == LocalWorkers(3)
+    assert parallel.workers_for("joblib", "", 0) == ConfiguredWorkers()
+    assert parallel.workers_for("dask", "tcp://a:1", 0) == DaskWorkers("tcp://a:1")
+
+
+def test_there_is_a_core() -> None:
+    assert parallel.physical_cores() >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_work_is_done_elsewhere(jobs: int) -> None:
+    before = dict(os.environ)
+    found = dict(LocalWorkers(jobs).answers(function("told"), range(4)))
+    assert sorted(found) == [0, 1, 2, 3]
+    for answer in found.values():
+        pid, ignores_interrupts = answer  # type: ignore[misc]
+        assert pid != os.getpid()
+        assert ignores_interrupts
+    assert dict(os.environ) == before
+
+
+@pytest.mark.slow
+def test_a_module_in_the_current_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "current"
+    folder.mkdir()
+    for name in ("joblib", "numpy", "random"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    # Another number of processes: none of an earlier test, which started elsewhere.
+    assert dict(LocalWorkers(3).answers(function("square"), [2])) == {0: 4}
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.slow
+def test_an_item_that_ends_its_process_is_told_and_the_others_go_on() -> None:
+    found = dict(LocalWorkers(2).answers(function("fragile"), range(5)))
+    lost = found.pop(2)
+    assert isinstance(lost, Lost)
+    assert "ended by the system" in lost.reason
+    assert found == {0: 0, 1: 1, 3: 3, 4: 4}
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    for _ in range(6000):  # a minute; clocks of tests count CPU seconds
+        if condition():
+            break
+        time.sleep(0.01)
+    return condition()
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
+    place = tmp_path / "pids"
+    place.mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(place)], stderr=subprocess.DEVNULL)
+    try:
+        assert eventually(lambda: len(list(place.iterdir())) == 2)
+        pids = [int(path.name) for path in place.iterdir()]
+        assert all(map(runs, pids))
+        parent.send_signal(number)
+        assert parent.wait() != 0
+        assert eventually(lambda: not any(map(runs, pids)))
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_dask_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        list(DaskWorkers("tcp://127.0.0.1:1").answers(abs, [1]))
+    assert caught.value.hint.startswith("pip install 'memplan[dask]'")
+
+
+def test_dask_without_a_client() -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(RuntimeUnavailableError, match="no Dask scheduler in this process"):
+        list(DaskWorkers().answers(abs, [1]))

@@ -101,10 +101,10 @@ from memplan_cli.progress import planning_progress
 )
 @click.option(
     "--effort",
-    type=click.IntRange(min=1),
-    default=None,
+    type=click.IntRange(min=0),
+    default=0,
     metavar="N",
-    help="Plan by rounds, not by the clock: N of every search. The same file on every machine.",
+    help="Plan by rounds, N of every search, not by the clock: the same file on every machine.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Of the search.  [default: 0]")
 @click.option(
@@ -138,7 +138,6 @@ def command(
     budget = _budget(budget, options["strategy"])
     if reserve:
         options["reserve"] = parse_size(reserve)
-    options["effort"] = options["effort"] or 0
     asked = RewriteOptions(budget=parse_budget(budget), **options)
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])

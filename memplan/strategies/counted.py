@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.solver.bound.milp import Effort
-from memplan.solver.bound.order_free import OrderFreeBound
+from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -22,8 +22,10 @@ from memplan.strategies.standing import Certificate, Standing
 if TYPE_CHECKING:
     from memplan.strategies.portfolio import PortfolioOptions
 
-# Nodes of the branch-and-bound tree per program, and turns of certificate and searches.
-_TREE, _TURNS = 60, 2
+# Nodes of the branch-and-bound tree per program, and turns of certificate and searches. Programs
+# take most of the time, so there are few.
+_TREE, _TURNS = 30, 2
+_PARAMS = OrderFreeParams(looks=8, solved=2, most_events=2)
 # Plans of solutions that are searched from, per turn.
 _FOLLOWED = 2
 
@@ -69,7 +71,7 @@ def _certify(
     from memplan.strategies.portfolio import TROUBLE
 
     try:
-        order_free = OrderFreeBound(problem, Effort(nodes=_TREE), standing.learn)
+        order_free = OrderFreeBound(problem, Effort(nodes=_TREE), standing.learn, _PARAMS)
         for _ in range(_TURNS):
             best = standing.best
             assert best is not None

@@ -271,9 +271,19 @@ class _Functional(nn.Module):
         return (loss, *state.values())
 
 
-def forward_graph(name: str, opset: int = 20) -> onnx.ModelProto:
+def forward_graph(name: str) -> onnx.ModelProto:
     """The forward graph: its first output is the loss; metadata name the inputs to train."""
-    module, inputs = batch(name)
+    return exported(*batch(name))
+
+
+def exported(
+    module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20
+) -> onnx.ModelProto:
+    """The forward graph of a module that gives its loss, as PyTorch's exporter writes it.
+
+    Parameters and buffers are graph inputs; metadata name the parameters. The first output is the
+    loss, then come the buffers' new values.
+    """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     names = [*parameters, *buffers, *(f"batch_{k}" for k in range(len(inputs)))]
     values = tuple(p.detach() for p in parameters.values()), tuple(buffers.values()), inputs

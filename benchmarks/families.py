@@ -1,8 +1,8 @@
 """Training graphs of six families of networks at full size, differentiated by memplan.
 
-Architectures are in ``benchmarks/family_nets.py``. PyTorch exports the forward graph, with parameters
-as graph inputs, so the files are small; ``memplan grad`` makes the training graph of it, whose outputs
-are the loss and the gradient of every parameter. Needs torch and onnxscript:
+The networks are in ``benchmarks/family_nets.py``. PyTorch exports the forward graph, with
+parameters as graph inputs, so the files are small; ``memplan grad`` makes a training graph of it,
+which gives the loss and the gradient of every parameter. Needs torch and onnxscript:
 
     python -m benchmarks.families --out DIR [--only NAME]
     python -m benchmarks.training_graphs --models DIR --budget 50% --json results.json
@@ -19,15 +19,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx
-
-    from benchmarks.family_nets import Family
-
-
-def forward_graph(family: Family, tiny: bool = False) -> onnx.ModelProto:
-    """One family's forward graph at full size, or that of the small network."""
-    from benchmarks.lean_nets import exported
-
-    return exported((family.tiny if tiny else family.full)(), family.batch(tiny))
 
 
 def training_graph(forward: onnx.ModelProto) -> onnx.ModelProto:
@@ -53,24 +44,25 @@ def write(model: onnx.ModelProto, path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write ``NAME.onnx`` for every family."""
-    from benchmarks.family_nets import FAMILIES
+    """Write ``NAME.onnx`` for every network."""
+    from benchmarks.family_nets import FULL, TINY
+    from benchmarks.lean_nets import exported
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families")
     parser.add_argument("--out", type=Path, required=True, help="folder for the graphs")
     parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
-    parser.add_argument("--tiny", action="store_true", help="small networks of the same making")
+    parser.add_argument("--size", choices=["full", "tiny"], default="full")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, family in FAMILIES.items():
+    for name, net in (FULL if options.size == "full" else TINY).items():
         if options.only and not any(part in name for part in options.only):
             continue
         begin = time.perf_counter()
-        model = training_graph(forward_graph(family, options.tiny))
+        model = training_graph(exported(net.make(), net.batch()))
         path = options.out / f"{name}.onnx"
         write(model, path)
         print(
-            f"{name:<28}{len(model.graph.node):>6} nodes {path.stat().st_size:>12,} B"
+            f"{name:<28}{len(model.graph.node):>6} nodes{path.stat().st_size:>12,} B"
             f"{time.perf_counter() - begin:>8.1f} s",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Networks of six families in PyTorch, as published, and small ones of the same making.
+"""Networks of six families in PyTorch, as published (``FULL``) and small ones (``TINY``).
 
 Sizes and numbers of parameters are those of torchvision (ViT-B/16, ConvNeXt-T, Swin-T,
 EfficientNet-B0, DenseNet-121); the language model is Llama's architecture at the sizes of
@@ -341,9 +341,7 @@ class DenseBlock(nn.Module):
         super().__init__()
         inner = 4 * growth
         self.layers = nn.ModuleList(
-            nn.Sequential(
-                *norm_conv(channels + k * growth, inner, 1), *norm_conv(inner, growth, 3)
-            )
+            nn.Sequential(*norm_conv(channels + k * growth, inner, 1), *norm_conv(inner, growth, 3))
             for k in range(depth)
         )
 
@@ -468,52 +466,41 @@ class Llama(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """A network at full size and a small one, each with a batch.
+class Net:
+    """How to make a network, and a batch for it."""
 
-    ``parameters``: the published number at full size.
-    """
-
-    full: Callable[[], nn.Module]
-    tiny: Callable[[], nn.Module]
-    batch: Callable[[bool], tuple[Tensor, Tensor]]
-    parameters: int
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
 
 
-def images(size: int) -> Callable[[bool], tuple[Tensor, Tensor]]:
-    """32 images of 224 pixels a side and 1000 classes; or 2 of ``size`` and 5 classes."""
-
-    def batch(tiny: bool) -> tuple[Tensor, Tensor]:
-        count, side, classes = (2, size, 5) if tiny else (32, 224, 1000)
-        return torch.randn(count, 3, side, side), torch.randint(0, classes, (count,))
-
-    return batch
+def images(count: int, size: int, classes: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Square images of three channels and their classes."""
+    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, classes, (count,)))
 
 
-def text(tiny: bool) -> tuple[Tensor, Tensor]:
-    """8 sequences of 1024 tokens; or 2 of 6."""
-    shape, vocabulary = ((2, 6), 11) if tiny else ((8, 1024), 32000)
-    return torch.randint(0, vocabulary, shape), torch.randint(0, vocabulary, shape)
+def text(count: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Sequences of tokens and the tokens that follow them."""
+    shape = (count, length)
+    return lambda: (torch.randint(0, vocabulary, shape), torch.randint(0, vocabulary, shape))
 
 
-FAMILIES = {
-    "vit_b16_bs32_224": Family(Vit, lambda: Vit(8, 4, 8, 2, 2, 5), images(8), 86_567_656),
-    "convnext_t_bs32_224": Family(
-        ConvNext, lambda: ConvNext((1, 1), 4, 5), images(16), 28_589_128
+PHOTOS = images(32, 224, 1000)
+
+FULL = {
+    "vit_b16_bs32_224": Net(Vit, PHOTOS),
+    "convnext_t_bs32_224": Net(ConvNext, PHOTOS),
+    "swin_t_bs32_224": Net(Swin, PHOTOS),
+    "efficientnet_b0_bs32_224": Net(EfficientNet, PHOTOS),
+    "densenet121_bs32_224": Net(DenseNet, PHOTOS),
+    "llama_160m_bs8_seq1024": Net(Llama, text(8, 1024, 32000)),
+}
+TINY = {
+    "vit_tiny": Net(lambda: Vit(8, 4, 8, 2, 2, 5), images(2, 8, 5)),
+    "convnext_tiny": Net(lambda: ConvNext((1, 1), 4, 5), images(2, 16, 5)),
+    "swin_tiny": Net(lambda: Swin(32, (2, 2), (2, 2), 4, 4, 5), images(2, 32, 5)),
+    "efficientnet_tiny": Net(
+        lambda: EfficientNet(((1, 3, 1, 4, 2), (2, 5, 2, 8, 1)), 4, 16, 5), images(4, 16, 5)
     ),
-    "swin_t_bs32_224": Family(
-        Swin, lambda: Swin(32, (2, 2), (2, 2), 4, 4, 5), images(32), 28_288_354
-    ),
-    "efficientnet_b0_bs32_224": Family(
-        EfficientNet,
-        lambda: EfficientNet(((1, 3, 1, 4, 1), (2, 5, 2, 8, 2)), 4, 16, 5),
-        images(16),
-        5_288_548,
-    ),
-    "densenet121_bs32_224": Family(
-        DenseNet, lambda: DenseNet((2, 2), 4, 8, 5), images(16), 7_978_856
-    ),
-    "llama_160m_bs8_seq1024": Family(
-        Llama, lambda: Llama(11, 12, 6, 2, 16, 2), text, 152_980_224
-    ),
+    "densenet_tiny": Net(lambda: DenseNet((2, 2), 4, 8, 5), images(4, 16, 5)),
+    "llama_tiny": Net(lambda: Llama(11, 12, 6, 2, 16, 2), text(2, 6, 11)),
 }

@@ -276,9 +276,7 @@ def forward_graph(name: str) -> onnx.ModelProto:
     return exported(*batch(name))
 
 
-def exported(
-    module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20
-) -> onnx.ModelProto:
+def exported(module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20) -> onnx.ModelProto:
     """The forward graph of a module that gives its loss, as PyTorch's exporter writes it.
 
     Parameters and buffers are graph inputs; metadata name the parameters. The first output is the

@@ -302,8 +302,17 @@ def exported(module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20) -> 
         assert program is not None
         program.save(buffer)
     model = onnx.load_from_string(buffer.getvalue())
+    _forget_source(model)
     model.metadata_props.add(key="parameters", value="\n".join(parameters))
     return model
+
+
+def _forget_source(model: onnx.ModelProto) -> None:
+    """Leave out file names and line numbers of this machine: the same network, the same file."""
+    for node in model.graph.node:
+        kept = [item for item in node.metadata_props if not item.key.endswith(".stack_trace")]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
 
 
 NAMES = (

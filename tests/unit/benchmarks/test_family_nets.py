@@ -48,6 +48,14 @@ def test_every_family_has_a_full_and_a_small_network() -> None:
     )
 
 
+@pytest.mark.parametrize("name", nets.FULL)
+def test_batch_is_that_of_the_name(name: str) -> None:
+    with torch.device("meta"):
+        inputs, _ = nets.FULL[name].batch()
+    count, size = name.split("_bs")[1].split("_")
+    assert (len(inputs), inputs.shape[-1]) == (int(count), int(size.removeprefix("seq")))
+
+
 def test_windows_are_squares_of_the_image() -> None:
     image = torch.arange(2 * 4 * 6 * 3).view(2, 4, 6, 3)
     cut = nets.windows(image, 2)

@@ -271,9 +271,17 @@ class _Functional(nn.Module):
         return (loss, *state.values())
 
 
-def forward_graph(name: str, opset: int = 20) -> onnx.ModelProto:
+def forward_graph(name: str) -> onnx.ModelProto:
     """The forward graph: its first output is the loss; metadata name the inputs to train."""
-    module, inputs = batch(name)
+    return exported(*batch(name))
+
+
+def exported(module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20) -> onnx.ModelProto:
+    """The forward graph of a module that gives its loss, as PyTorch's exporter writes it.
+
+    Parameters and buffers are graph inputs; metadata name the parameters. The first output is the
+    loss, then come the buffers' new values.
+    """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     names = [*parameters, *buffers, *(f"batch_{k}" for k in range(len(inputs)))]
     values = tuple(p.detach() for p in parameters.values()), tuple(buffers.values()), inputs
@@ -294,8 +302,17 @@ def forward_graph(name: str, opset: int = 20) -> onnx.ModelProto:
         assert program is not None
         program.save(buffer)
     model = onnx.load_from_string(buffer.getvalue())
+    _forget_source(model)
     model.metadata_props.add(key="parameters", value="\n".join(parameters))
     return model
+
+
+def _forget_source(model: onnx.ModelProto) -> None:
+    """Leave out file names and line numbers of this machine: the same network, the same file."""
+    for node in model.graph.node:
+        kept = [item for item in node.metadata_props if not item.key.endswith(".stack_trace")]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
 
 
 NAMES = (

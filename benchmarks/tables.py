@@ -125,7 +125,7 @@ def document() -> list[str]:
         origin(fixed),
         "\n## Public graphs, any node order\n",
         *public(free),
-        "\nNo bound but 0 is known for a free order.\n",
+        f"\n{summary(free)}\n",
         origin(free),
         "\n## Large graphs\n",
         "Transformer training graphs as `benchmarks/scale.py` makes them.\n",

@@ -51,7 +51,8 @@ class Result:
 
     ``floor_bytes`` is the certified floor: below it no order and no recomputation can go.
     ``bound_percent`` and ``bound_kind`` are None for strategies that certify nothing. ``refusal``:
-    why the strategy cannot work on the graph.
+    why the strategy cannot work on the graph. ``first_seconds`` and ``last_seconds``: when its
+    first plan was there, and its last improvement.
     """
 
     graph: str
@@ -70,6 +71,8 @@ class Result:
     bound_percent: float | None
     bound_kind: str | None
     refusal: str | None = None
+    first_seconds: float | None = None
+    last_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,13 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
     problem = loaded.prepared.encoded.problem(room)
     strategy = parse_strategy(name)
     begin = time.perf_counter()
+    gains: list[float] = []
+
+    def note(peak: int, extra: float) -> None:
+        gains.append(time.perf_counter() - begin)
+
     try:
-        outcome = strategy.solve(problem, seconds)
+        outcome = strategy.solve(problem, seconds, note)
     except UsageError as error:
         return Result(
             loaded.name,
@@ -178,6 +186,8 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         planning_seconds=spent,
         bound_percent=100 * outcome.bound_seconds / base if certified else None,
         bound_kind=outcome.bound_kind if certified else None,
+        first_seconds=gains[0] if gains else None,
+        last_seconds=gains[-1] if gains else None,
     )
 
 

@@ -1,0 +1,75 @@
+"""Training graphs of six families of networks, small: they run, their gradients are PyTorch's, and
+nothing of them had to be assumed (skipped where torch and its exporter are not there)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memplan
+from helpers.gradients import runtime
+from helpers.models import ROOT, load_benchmark
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+families, lean, nets = (load_benchmark(name) for name in ("families", "lean_nets", "family_nets"))
+pytestmark = pytest.mark.ort
+
+TOLERANCE = 1e-4
+"""Of float32, relative to the largest entry of each gradient."""
+NOISE = 1e-6
+"""Relative to the largest entry of all: a bias that the next batch norm takes out again has a
+gradient of zero, and both compute rounding errors."""
+
+
+def drawn(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A small network with no parameter at zero, and a batch."""
+    torch.manual_seed(0)
+    module = nets.TINY[name].make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return module, nets.TINY[name].batch()
+
+
+@pytest.mark.parametrize("name", nets.TINY)
+def test_gradients_are_those_of_pytorch(name: str) -> None:
+    module, inputs = drawn(name)
+    trained = families.training_graph(lean.exported(module, inputs))
+    feeds = {key: p.detach().numpy() for key, p in module.named_parameters()}
+    feeds |= {key: b.detach().clone().numpy() for key, b in module.named_buffers()}
+    feeds |= {f"batch_{k}": tensor.numpy() for k, tensor in enumerate(inputs)}
+    wanted = {value.name for value in trained.graph.input}
+    found = runtime(trained, {key: array for key, array in feeds.items() if key in wanted})
+    loss = module(*inputs)
+    loss.backward()
+    np.testing.assert_allclose(
+        found[trained.graph.output[0].name], loss.detach().numpy(), rtol=TOLERANCE
+    )
+    grads = {key: parameter.grad.numpy() for key, parameter in module.named_parameters()}
+    noise = NOISE * max(float(np.abs(grad).max()) for grad in grads.values())
+    for key, grad in grads.items():
+        error = float(np.abs(found[f"{key}_grad"] - grad).max())
+        assert error <= TOLERANCE * float(np.abs(grad).max()) + noise, (key, error)
+
+
+def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
+    wanted = ["--only", "vit", "--only", "densenet"]
+    assert families.main(["--out", str(tmp_path), "--size", "tiny", *wanted]) == 0
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["densenet_tiny.onnx", "vit_tiny.onnx"]
+    for path in files:
+        analysis = memplan.analyze(path)
+        assert analysis.assumptions == ()
+        assert analysis.stashes
+
+
+def test_parameters_are_inputs_and_nothing_tells_where_the_source_is() -> None:
+    module, inputs = drawn("vit_tiny")
+    forward = lean.exported(module, inputs)
+    parameters = {key for key, _ in module.named_parameters()}
+    assert parameters <= {value.name for value in forward.graph.input}
+    assert str(ROOT).encode() not in forward.SerializeToString()

@@ -24,7 +24,7 @@ import numpy as np
 from memplan.solver.bound.events import EventBound, EventProgram
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.precedence import Precedence, find_precedence
-from memplan.solver.bound.relaxation import Relaxation, relax
+from memplan.solver.bound.relaxation import Relaxation, free_small, relax
 from memplan.solver.evaluate import evaluate
 from memplan.solver.links import Cut, Links, links_of, sequence_keeping
 from memplan.solver.order.local import settle
@@ -51,6 +51,10 @@ class OrderFreeParams:
     """Events of one program, at most: more of them make its relaxation weaker."""
     gap: float = 1e-4
     """Relative distance between bound and solution at which a program counts as solved."""
+    small: float = 1e-4
+    """Small tensors, in sum this share of the budget, are held for free: fewer columns."""
+    small_from: int = 400
+    """Only where there are so many tensors."""
     share: float = 0.5
     """Of the time left, what one program may take."""
 
@@ -75,6 +79,9 @@ class OrderFreeBound:
         self.scored: dict[tuple[int, ...], float] = {}  # events → bound of the linear relaxation
         self.solved: set[tuple[int, ...]] = set()
         self.relaxation: Relaxation = relax(problem)
+        self.free: set[int] = set()
+        if len(problem.arrays.nbytes) >= self.params.small_from:
+            self.free = free_small(self.relaxation, self.params.small)
         self.precedence: Precedence = find_precedence(problem)
         self.links: Links = links_of(problem)
         self.originals = frozenset(problem.order.tolist())
@@ -166,7 +173,7 @@ class OrderFreeBound:
         stages of the solution, and just what it holds survives the events."""
         order = self._staged(found.stage, events, sequence)
         place = {node: position for position, node in enumerate(order)}
-        cuts = [Cut(place[e] + 1, kept) for e, kept in zip(events, held, strict=True)]
+        cuts = [Cut(place[e] + 1, kept | self.free) for e, kept in zip(events, held, strict=True)]
         rank = self.problem.arrays.rank
         described = sequence_keeping(self.links, rank, order, cuts, found.stage)
         return settle(self.problem.arrays, described)

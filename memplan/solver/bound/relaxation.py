@@ -340,8 +340,8 @@ def held_bytes(relaxation: Relaxation) -> tuple[Ints, Ints]:
     return kept + made + relaxation.always, needed + relaxation.always
 
 
-def free_small(relaxation: Relaxation, share: float) -> None:
-    """Let the smallest tensors be kept for free, in sum at most ``share`` of the budget."""
+def free_small(relaxation: Relaxation, share: float) -> set[int]:
+    """Let the smallest tensors be kept for free, in sum at most ``share`` of the budget; which."""
     total, free = 0, set()
     for t in sorted(range(len(relaxation.size)), key=lambda t: relaxation.size[t]):
         if relaxation.until[t] == NONE:
@@ -351,6 +351,7 @@ def free_small(relaxation: Relaxation, share: float) -> None:
             break
         free.add(t)
     release(relaxation, free)
+    return free
 
 
 def release(relaxation: Relaxation, free: set[int]) -> None:

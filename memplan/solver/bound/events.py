@@ -38,7 +38,8 @@ class EventBound:
     """``seconds``: no sequence within the budget costs less extra (infinite: there is none).
 
     ``held``: tensors that the best solution keeps across each event, None without a solution;
-    ``stage``: where it runs, for the first time, the nodes that have a choice.
+    ``stage``: where it runs, for the first time, the nodes that have a choice. Both are rounded
+    where the program was relaxed.
     """
 
     seconds: float
@@ -219,7 +220,7 @@ class EventProgram:
             return EventBound(float("inf"), None)
         answer = self.program.solve(effort, gap, enough + self.included, relaxed)
         bound = answer.bound * (1 - _TOLERANCE) - self.included
-        if relaxed or answer.values is None:
+        if answer.values is None:
             return EventBound(max(0.0, bound), None)
         return EventBound(max(0.0, bound), self._kept(answer.values), self._stages(answer.values))
 

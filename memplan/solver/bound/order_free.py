@@ -122,13 +122,18 @@ class OrderFreeBound:
         wanted: Callable[[], float],
     ) -> Generator[Ints, None, tuple[int, ...] | None]:
         """Score the candidates, solve the best; returns the events of the best solution."""
+        rounded: tuple[EventBound, tuple[int, ...]] | None = None
         for events in candidates:
             if self._over(wanted):
                 return None
             if events not in self.scored:
                 found = self._program(events).solve(self._effort(), 0.0, wanted(), relaxed=True)
                 self.scored[events], self.fresh = found.seconds, True
-                self._learn(found.seconds, events)
+                if self._learn(found.seconds, events):
+                    rounded = found, events
+        if rounded is not None and rounded[0].held is not None:
+            # On many graphs the relaxation is nearly whole, and there long before the solution.
+            yield self._described(*rounded, sequence)
         ranked = sorted(
             (e for e in candidates if e in self.scored and e not in self.solved),
             key=lambda events: -self.scored[events],
@@ -142,7 +147,7 @@ class OrderFreeBound:
             if self._learn(found.seconds, events) or best is None:
                 best = events
             if found.held is not None:
-                self.latest = self._described(found, found.held, events, sequence)
+                self.latest = self._described(found, events, sequence)
                 yield self.latest
         return best
 
@@ -165,15 +170,17 @@ class OrderFreeBound:
     def _described(
         self,
         found: EventBound,
-        held: Sequence[frozenset[int]],
         events: Sequence[int],
         sequence: Ints,
     ) -> Ints:
         """The plan in which, as near as may be to the order of ``sequence``, nodes run in the
         stages of the solution, and just what it holds survives the events."""
+        assert found.held is not None
         order = self._staged(found.stage, events, sequence)
         place = {node: position for position, node in enumerate(order)}
-        cuts = [Cut(place[e] + 1, kept | self.free) for e, kept in zip(events, held, strict=True)]
+        cuts = [
+            Cut(place[e] + 1, kept | self.free) for e, kept in zip(events, found.held, strict=True)
+        ]
         rank = self.problem.arrays.rank
         described = sequence_keeping(self.links, rank, order, cuts, found.stage)
         return settle(self.problem.arrays, described)

@@ -56,7 +56,20 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
     )
 
 
-def finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+def time_limit_option(help: str, default: float) -> Callable[[Function], Function]:
+    """``--time-limit`` in seconds, as ``time_limit``."""
+    return click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=_finite,
+        default=default,
+        show_default=True,
+        metavar="S",
+        help=help,
+    )
+
+
+def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
     """The callback of an option whose number has an end.
 
     Raises:

@@ -19,6 +19,7 @@ from memplan_cli.options import (
     one_on_stdout,
     provider_option,
     report_options,
+    time_limit_option,
 )
 from memplan_cli.progress import waiting
 
@@ -35,6 +36,7 @@ from memplan_cli.progress import waiting
 @dim_option()
 @provider_option("The execution provider to measure on.")
 @measuring_options("Measured runs, after two to warm up.")
+@time_limit_option("Seconds for all runs together.", 600.0)
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     model: Path, output: Path, dims: tuple[str, ...], report: Report, **options: Any

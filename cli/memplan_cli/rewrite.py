@@ -15,7 +15,6 @@ from memplan_cli.options import (
     bound,
     dim_option,
     emit,
-    finite,
     keep_inputs,
     loss_option,
     one_on_stdout,
@@ -23,6 +22,7 @@ from memplan_cli.options import (
     refuse_copy,
     report_options,
     session_option,
+    time_limit_option,
     weights_option,
 )
 from memplan_cli.progress import planning_progress
@@ -90,15 +90,7 @@ from memplan_cli.progress import planning_progress
     help="Measure the seconds per node first, which runs the model as it is.",
 )
 @click.option("--device", metavar="NAME", help="Device profile for cost estimates.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=finite,
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for planning.",
-)
+@time_limit_option("Seconds for planning.", 10.0)
 @weights_option
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Form of the report on stdout.")

@@ -16,7 +16,7 @@ from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text
 from memplan.proto.external import settle_links
 from memplan.proto.write import write_atomically, write_model
 from memplan.runtime.inputs import load_inputs, synthesize
-from memplan.runtime.measure import saved_inputs
+from memplan.runtime.measure import check_time_limit, saved_inputs
 from memplan.runtime.messages import RunRequest, RunTimes
 from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.shapes.prepare import PreparedModel
@@ -30,13 +30,21 @@ _INNER = "memplan.inner."
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
     """How to profile: ``inputs`` is an .npz with one array per graph input; ``threads`` 0 leaves
-    their number to the runtime."""
+    their number to the runtime; ``time_limit`` is in seconds, for all runs together.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
 
     provider: str = "cpu"
     runs: int = 5
     inputs: Path | None = None
     seed: int = 0
     threads: int = 0
+    time_limit: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_time_limit(self.time_limit)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -176,7 +184,7 @@ def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
     with saved_inputs(feeds) as (folder, archive):
         copy = folder / f"{prepared.path.stem}.onnx"
         names, weights = _write_numbered(prepared, copy)
-        runs = time_nodes(copy, request, archive, weights.parent)
+        runs = time_nodes(copy, request, archive, weights.parent, options.time_limit)
     kept = steady(runs)
     found = medians(kept)
     seconds = {name: found[number] for number, name in names.items() if number in found}

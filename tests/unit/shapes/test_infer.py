@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 from helpers import odd_models as odd
+from helpers.graphs import open_text, parse, tensor
 from helpers.odd_models import FLOAT, constant, info, model, saved
 from memplan.api.analyze import analyze
 from memplan.errors import ModelError
@@ -117,3 +118,11 @@ def test_ranks_that_inference_lets_through(
     check_calls(helper.make_graph([], "g", [], []), types)
     if not attributes.get("group", 1) < 1:
         check_calls(graph, {})
+
+
+def test_an_output_without_a_type_gets_that_of_its_node() -> None:
+    """It states nothing, so it contradicts nothing."""
+    proto = parse("g (float[8,5] x) => (float[8,5] y, float[8,5] z) { y = Exp(x)  z = Sin(x) }")
+    proto.graph.output[0].ClearField("type")
+    made = tensor(open_text(proto).graph, "y")
+    assert (made.dtype, made.shape, made.nbytes) == (FLOAT, (8, 5), 160)

@@ -119,7 +119,7 @@ def command(
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, model, asked.costs)
-    with planning_progress(report, budget, asked.time_limit) as progress:
+    with planning_progress(report, model, budget, asked.time_limit) as progress:
         try:
             result = rewrite(
                 model,

@@ -202,6 +202,11 @@ def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -
         raise ModelError(f"{where} has an attribute twice", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
+    if node.op_type == "Split" and "num_outputs" in given:
+        # The runtime counts outputs, ONNX's inference makes as many as this says: billions, too.
+        stated, count = given["num_outputs"].i, len(node.output)
+        if stated != count:
+            raise ModelError(f"{where} has {count} outputs, and num_outputs is {stated}", _DAMAGED)
 
 
 _FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})

@@ -42,6 +42,11 @@ def _wrong_attribute(model: onnx.ModelProto) -> None:
     model.graph.node[9].attribute[0].CopyFrom(helper.make_attribute("to", "float"))
 
 
+def _billions_of_outputs(model: onnx.ModelProto) -> None:
+    split = helper.make_node("Split", ["x"], ["cut"], name="cut", axis=0, num_outputs=2**31)
+    model.graph.node.insert(0, split)
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -51,6 +56,7 @@ def _wrong_attribute(model: onnx.ModelProto) -> None:
         (_no_outputs, "mean (ReduceMean) has 0 outputs"),
         (_no_attribute, "mask (Cast) lacks its attribute 'to'"),
         (_wrong_attribute, "mask (Cast): attribute 'to' has the wrong type"),
+        (_billions_of_outputs, "cut (Split) has 1 outputs, and num_outputs is 2147483648"),
     ],
 )
 def test_a_call_against_the_definition(tmp_path: Path, edit: Edit, message: str) -> None:

@@ -46,7 +46,7 @@ def test_a_bomb_of_zeros_is_told_by_its_header_and_never_unpacked(
     assert path.stat().st_size < MIB // 8
     tracemalloc.start()
     try:
-        with pytest.raises(UsageError, match="the model wants|not a graph input"):
+        with pytest.raises(UsageError, match=r"the model wants|not a graph input"):
             load_inputs(path, graph_of(MODEL))
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:

@@ -16,6 +16,7 @@ from memplan_cli.options import (
     emit,
     keep_inputs,
     one_on_stdout,
+    optimizer_names,
     refuse_copy,
     report_options,
     weights_option,
@@ -57,6 +58,7 @@ from memplan_cli.progress import waiting
     default="none",
     show_default=True,
     metavar="NAME{opt=..}",
+    shell_complete=optimizer_names,
     help="none (gradients are outputs), sgd, momentum, adam or adamw.",
 )
 @click.option(

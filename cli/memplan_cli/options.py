@@ -69,6 +69,21 @@ def time_limit_option(help: str, default: float) -> Callable[[Function], Functio
     )
 
 
+def strategy_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """What a shell may complete ``--strategy`` to."""
+    from memplan.strategies.builtin import ALIAS, list_strategies
+
+    names = [ALIAS, *(item.name for item in list_strategies() if not item.broken)]
+    return [name for name in names if name.startswith(typed)]
+
+
+def optimizer_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """What a shell may complete ``--optimizer`` to."""
+    from memplan.autodiff.optimizers import KINDS
+
+    return [name for name in ("none", *KINDS) if name.startswith(typed)]
+
+
 def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
     """The callback of an option whose number has an end.
 

@@ -22,6 +22,7 @@ from memplan_cli.options import (
     refuse_copy,
     report_options,
     session_option,
+    strategy_names,
     time_limit_option,
     weights_option,
 )
@@ -51,6 +52,7 @@ from memplan_cli.progress import planning_progress
     default="auto",
     show_default=True,
     metavar="NAME{opt=..}",
+    shell_complete=strategy_names,
     help="How to choose what to recompute; 'memplan strategies' lists them.",
 )
 @session_option("How the result will be loaded: tuned, or with every option on its default.")

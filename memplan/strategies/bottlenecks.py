@@ -8,7 +8,7 @@ their number. In graphs with long skips there are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import ClassVar
@@ -29,6 +29,9 @@ class Memory(KeepSet):
     summary: ClassVar[str] = "keep about sqrt(N) bottlenecks of the forward, recompute the rest"
     source: ClassVar[str] = "gradient-checkpointing (TensorFlow): checkpoints='memory'"
     ignores_budget: ClassVar[bool] = True
+    meanings: ClassVar[Mapping[str, str]] = {
+        "small": "tensors of at most so many elements do not count",
+    }
     small: int = 1024
 
     def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:

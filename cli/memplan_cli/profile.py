@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from memplan.units import counted
 from memplan_cli.command import memplan_command
 from memplan_cli.options import (
     PATH,
@@ -51,7 +52,9 @@ def command(
 
     to_stdout = one_on_stdout(output, report.form, "the costs and the report")
     guard_output(output, report.force, model, options["inputs"])
-    with waiting(report, f"profiling {model.name}: {options['runs']} runs after two to warm up"):
+    with waiting(
+        report, f"profiling {model.name}: {counted(options['runs'], 'run')} after two to warm up"
+    ):
         result = profile(model, ProfileOptions(**options), dims=bound(dims))
     emit(costs_text(result.costs()), output, report.force)
     if report.form == "json":

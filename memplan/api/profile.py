@@ -22,6 +22,7 @@ from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.shapes.prepare import PreparedModel
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import session_kind
+from memplan.units import counted
 
 SCHEMA = "memplan.profile/1"
 _INNER = "memplan.inner."
@@ -87,7 +88,7 @@ class Profile(Summary):
         """The answer in one line."""
         return (
             f"measured {1000 * self.measured_seconds:,.1f} ms in {len(self.seconds)} of "
-            f"{self.nodes} nodes, {total(self.by_op).ratio:.2f} × the estimate"
+            f"{counted(self.nodes, 'node')}, {total(self.by_op).ratio:.2f} × the estimate"
         )
 
     def summary_rows(self) -> Rows:
@@ -243,13 +244,15 @@ def _notes(
     notes = []
     if len(kept) < len(runs):
         notes.append(
-            f"{len(runs) - len(kept)} of {len(runs)} runs are left out: further from the median "
+            f"left out: {len(runs) - len(kept)} of {len(runs)} runs, further from the median "
             "than 3 times the median distance, and than 5%"
         )
     if len(runs) < options.runs:
         notes.append(f"the profiler recorded {len(runs)} of {options.runs} runs completely")
     if missing:
-        notes.append(f"{missing} nodes did not run under their own name and were not measured")
+        notes.append(
+            f"not measured: {counted(missing, 'node')}, which did not run under the file's names"
+        )
     if options.inputs is None:
         notes.append("inputs are generated; times that depend on values may differ (--inputs)")
     if options.provider == "cuda":

@@ -110,8 +110,7 @@ def prepare(
     types = with_visibility(model if plain else bind_dims(model, dims), types)
     if bounded:
         assumptions.append(
-            f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "
-            + _some(bounded)
+            "shapes are upper bounds where axes are known only at run time: " + _some(bounded)
         )
     require_shapes(model.graph, types, symbolic_dims(model))
     check_calls(model.graph, types)

@@ -35,5 +35,5 @@ class ValidateOptions:
 
     def __post_init__(self) -> None:
         if self.draws < 1:
-            raise UsageError(f"{self.draws} draws: at least one is needed")
+            raise UsageError(f"draws: {self.draws}, and at least one is needed")
         check_time_limit(self.time_limit)

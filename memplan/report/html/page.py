@@ -201,7 +201,8 @@ def _live_section(analysis: Analysis, top: int) -> str:
         )
     resident = format_bytes(analysis.timeline.resident_bytes)
     return (
-        f"<section><h2>Live at the peak <small>{len(analysis.at_peak):,} tensors made during the "
+        f"<section><h2>Live at the peak <small>"
+        f"{counted(len(analysis.at_peak), 'tensor')} made during the "
         f"step; beside them {resident} resident</small></h2><div class=scroll>"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'
         "</div></section>"

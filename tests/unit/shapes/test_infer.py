@@ -96,14 +96,14 @@ def test_a_window_larger_than_its_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("op", "shapes", "attributes", "message"),
     [
-        ("Conv", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimensions"),
+        ("Conv", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimension"),
         ("Conv", ([1, 3, 8, 8], [4, 3, 3]), {}, "different ranks"),
         ("Conv", ([1, 3, 8, 8], [4, 3, 3, 3]), {"group": 0}, "'group' is below 1"),
-        ("ConvTranspose", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimensions"),
+        ("ConvTranspose", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimension"),
         ("LSTM", ([5, 2], [1, 16, 3], [1, 16, 4]), {"hidden_size": 4}, "'a' has 2 dimensions"),
         ("GRU", ([5, 2, 3], [12, 3], [1, 12, 4]), {"hidden_size": 4}, "'b' has 2 dimensions"),
-        ("LRN", ([3],), {"size": 3}, "'a' has 1 dimensions"),
-        ("Attention", ([4], [4], [4]), {}, "'a' has 1 dimensions"),
+        ("LRN", ([3],), {"size": 3}, "'a' has 1 dimension"),
+        ("Attention", ([4], [4], [4]), {}, "'a' has 1 dimension"),
     ],
 )
 def test_ranks_that_inference_lets_through(

@@ -248,8 +248,8 @@ def _frontier_section(points: Sequence[FrontierPoint]) -> str:
     rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated, for the file as it is, "
-        "without fusions; the search is stopped by the clock, so it varies</small></h2><div class=scroll>"
-        f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        "without fusions; the search is stopped by the clock, so it varies</small></h2>"
+        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
         "</div></section>"
     )
 

@@ -249,7 +249,8 @@ def _frontier_section(points: Sequence[FrontierPoint]) -> str:
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated, for the file as it is, "
         "without fusions; the search is stopped by the clock, so it varies</small></h2>"
-        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
         "</div></section>"
     )
 

@@ -88,15 +88,19 @@ def assert_same_results(before: OpenModel, share: float) -> None:
 
 
 def test_a_rewritten_file_can_be_rewritten_again(tmp_path: Path) -> None:
-    """What rebuilds a Dropout's output has a name of its own each time."""
+    """What rebuilds a Dropout's output has a name of its own each time, and a file's clones of
+    what is no node in it are nodes like others."""
     paths = [tmp_path / f"{k}.onnx" for k in range(3)]
     onnx.save(with_dropout(), paths[0])
-    for before, after, budget in zip(paths, paths[1:], ("70%", "95%"), strict=False):
+    for before, after, budget in zip(paths, paths[1:], ("60%", "85%"), strict=False):
         options = RewriteOptions(parse_size(budget), strategy="greedy", optimize="none")
         result = rewrite(before, options, after)
         assert result.plan.clones
-    rebuilt = [node.name for node in onnx.load(paths[2]).graph.node]
-    assert len(set(rebuilt)) == len(rebuilt)
+    first, second = (
+        {node.name for node in onnx.load(path).graph.node if "/rebuild" in node.name}
+        for path in paths[1:]
+    )
+    assert first < second
     assert validate(paths[0], paths[2], ValidateOptions(runs=1, plain=False)).equality == "bitwise"
 
 

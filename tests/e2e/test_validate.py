@@ -21,6 +21,7 @@ from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.graphs import parse
 from helpers.odd_models import saved
 from helpers.running import Memplan
+from helpers.training_steps import long_skips
 from memplan.errors import EXIT_ENVIRONMENT
 
 pytestmark = pytest.mark.e2e
@@ -104,6 +105,21 @@ def test_inputs_from_a_file(memplan: Memplan, model: Path, tmp_path: Path) -> No
         "proved: equivalent by construction, bitwise equal in 2 draws; "
         "peak measured 6,824 B -> 6,824 B (+0.0%), as predicted; the same peak, and no budget\n"
     )
+
+
+@pytest.mark.ort
+def test_swapped_arguments_are_a_finding_and_not_a_proof(inside: Memplan, tmp_path: Path) -> None:
+    """They were "proved", with a peak that rose by 67%."""
+    saved(long_skips(), tmp_path)
+    options = ("--budget", "80%", "--optimize", "none", "--strategy", "greedy", "-o", "fits.onnx")
+    assert inside("rewrite", MODEL, *options).returncode == 0
+    right = inside("validate", MODEL, "fits.onnx", "--no-plain", "--runs", "1")
+    assert right.returncode == 0, right.stdout
+    done = inside("validate", "fits.onnx", MODEL, "--no-plain", "--runs", "1")
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert text.startswith("not proved: ")
+    assert "the arguments seem to have changed places" in text
 
 
 def _endless() -> onnx.ModelProto:

@@ -175,6 +175,9 @@ def test_the_page_shows_frontier_and_placement(tmp_path: Path) -> None:
     assert ">12.50%</td>" in page
     assert ">lowest peak 1.50 MiB</td>" in page
     assert "smallest arena found (+" in page
+    # The figures of the next run are others.
+    assert "stopped by the clock" in page
+    assert "stopped by the clock" in show(render(analysis, points), stdout=False)
     assert len(page) > len(plain)
 
 

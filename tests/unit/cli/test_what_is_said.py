@@ -28,6 +28,7 @@ def run(
 
 
 @pytest.mark.ort
+@pytest.mark.slow
 @pytest.mark.parametrize("level", BITS)
 def test_rewrite_says_whose_bits_the_new_file_computes(run: Memplan, level: str) -> None:
     """ "The same bits" is not so for the file's own nodes once they are fused."""
@@ -52,6 +53,7 @@ def test_the_floor_of_analyze_is_the_one_that_a_budget_is_held_against(run: Memp
 
 
 @pytest.mark.ort
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-o", "--output"])
 def test_device_writes_where_it_is_told(run: Memplan, tmp_path: Path, option: str) -> None:
     assert run("device", option, "device.txt").stdout == ""

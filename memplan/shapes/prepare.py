@@ -117,7 +117,7 @@ def prepare(
     unplanned = sorted(name for name, value in types.items() if value.dtype in (0, 8))
     if unplanned:
         assumptions.append(
-            "strings, sequences and optionals are passed through, not counted: " + _some(unplanned)
+            "strings, sequences or optionals are passed through, not counted: " + _some(unplanned)
         )
     return PreparedModel(
         path,

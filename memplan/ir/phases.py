@@ -5,7 +5,7 @@
    phase: everything there is made from predictions and labels only.
 3. *Backward* is the rest that depends on the loss phase, and what only serves that. But where
    outputs are known for gradients or new values, what serves none of them, nor depends on what
-   does, is forward work: metrics of predictions.
+   does or on the loss, is forward work: metrics of predictions.
 4. *Update* is the rest that makes new state: what depends on optimizer state, and running
    statistics, which do not depend on the loss.
 5. A node that says what it is (``metadata_props`` ``memplan.phase``, which ``memplan grad`` writes)
@@ -245,12 +245,14 @@ class _Finder:
         return backward, rest - backward - forward
 
     def _metrics(self, rest: set[int]) -> set[int]:
-        """Nodes of ``rest`` that make neither gradients nor new values, nor read what does."""
+        """Nodes of ``rest`` that make neither gradients nor new values, nor read what does, nor the
+        loss."""
         if not self.pairs or self.boundary:
             return set()
         making = self._ancestors(self.pairs) & rest
         made = [t for node in making for t in self.graph.nodes[node].writes]
-        return rest - making - self._descendants(made)
+        loss = self._loss()
+        return rest - making - self._descendants(made if loss is None else [*made, loss])
 
     def _state(self, parameters: set[int], update: set[int]) -> set[int]:
         """Renewed inputs that are not parameters: optimizer state, running statistics, counters."""

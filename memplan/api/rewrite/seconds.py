@@ -69,7 +69,8 @@ def cost_notes(costs: NodeCosts, model: OpenModel, options: RewriteOptions) -> t
     if options.profile:
         origin = f"on {options.provider}, {1000 * sum(costs.seconds.values()):,.1f} ms a step"
     if measured == whole:
-        return (f"seconds of {counted(whole, 'node')} measured ({origin})",)
+        every = "all " if whole > 1 else ""
+        return (f"seconds of {every}{counted(whole, 'node')} measured ({origin})",)
     scale = ", on the scale of the measured ones" if costs.scale else ""
     return (
         f"seconds of {measured} of {whole} nodes measured ({origin}), of {whole - measured} "

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from memplan.units import format_bytes, printable
 from memplan_cli.options import Report
@@ -21,13 +22,19 @@ _CLEAR = "\r\x1b[K"
 
 def announce_compilation() -> None:
     """Say on a terminal that the planner is about to be compiled: once per version, but slow."""
-    if not sys.stderr.isatty():
+    if not _is_watched():
         return
     from memplan.solver.jit import is_cold
 
     if is_cold():
         sys.stderr.write("compiling the planner (once per version, about 20 s)\n")
         sys.stderr.flush()
+
+
+def _is_watched() -> bool:
+    """Whether stderr is a terminal; where it was closed there is none."""
+    stream: TextIO | None = sys.stderr
+    return stream is not None and stream.isatty()
 
 
 class _StatusLine:
@@ -70,7 +77,7 @@ def _status_line(report: Report, text: str) -> Iterator[_StatusLine | None]:
 
     None where nobody would see it, and beside a log, which it would break.
     """
-    if report.quiet or report.verbose or not sys.stderr.isatty():
+    if report.quiet or report.verbose or not _is_watched():
         yield None
         return
     line, done = _StatusLine(text), threading.Event()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # Lines that a report takes beside its list of tensors, and the shortest list on a small terminal.
 _LINES_BESIDE_TENSORS = 30
 _FEWEST_TENSORS = 5
+# Forms of other programs, which say what is alive when and nothing else.
+_OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
 
 
 @memplan_command(
@@ -74,6 +76,7 @@ def command(
     from memplan.simulate.opened import open_model
 
     report.guard(model)
+    _refuse_unshown(report.form, frontier=frontier, placement=placement)
     if frontier and session != "tuned":
         raise UsageError("--frontier plans for tuned sessions only", "leave --session out")
     points: tuple[FrontierPoint, ...] = ()
@@ -82,11 +85,12 @@ def command(
     if frontier:
         from memplan.api.frontier import find_frontier
 
-        opened = open_model(model, bound(dims), loss)
-        with frontier_progress(report) as progress:
+        with frontier_progress(report, model) as progress:
+            opened = open_model(model, bound(dims), loss)
             analysis, points = find_frontier(opened, provider, progress=progress)
     else:
-        analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
+        with waiting(report, f"analyzing {model.name}"):
+            analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
     if placement:
         with waiting(report, f"placing buffers, at most {PLACEMENT_SECONDS:g} s"):
             analysis = with_placement(analysis)
@@ -102,6 +106,21 @@ def command(
     else:
         report.emit(_exported(analysis, points, top, report.form))
     return 0
+
+
+def _refuse_unshown(form: str, **asked: bool) -> None:
+    """Refuse work that would take its time and then not be in the result.
+
+    Raises:
+        UsageError: the form has no place for something that was asked for.
+    """
+    unshown = [f"--{name}" for name, wanted in asked.items() if wanted]
+    if unshown and form in _OF_ONE_STEP:
+        raise UsageError(
+            f"--format {form} holds the memory of one step, and has no place for "
+            + " and ".join(unshown),
+            "text, json and html have",
+        )
 
 
 def _text(analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, report: Report) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from memplan_cli.command import memplan_command
 from memplan_cli.options import Report, provider_option, report_options
+from memplan_cli.progress import waiting
 
 
 @memplan_command("device", "memplan device", "memplan device --provider cuda --format json")
 @provider_option("Exit with 5 if this provider does not start.")
-@report_options(output=None)
+@report_options()
 def command(provider: str, report: Report) -> int:
     """Say what the runtime, the GPU and the machine are, and which providers really start."""
     from memplan.api.versions import measured_runtime
     from memplan.runtime.device import describe_device, require
 
-    require(provider)
-    device = describe_device()
+    report.guard()
+    with waiting(report, "starting providers"):
+        require(provider)
+        device = describe_device()
     if report.form == "json":
         report.emit_json({**device.as_json(), "measured_on": measured_runtime()})
     elif not report.quiet:

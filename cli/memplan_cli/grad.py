@@ -16,10 +16,12 @@ from memplan_cli.options import (
     emit,
     keep_inputs,
     one_on_stdout,
+    optimizer_names,
     refuse_copy,
     report_options,
     weights_option,
 )
+from memplan_cli.progress import waiting
 
 
 # What the function does not name goes into GradOptions: such an option is named for its field.
@@ -56,6 +58,7 @@ from memplan_cli.options import (
     default="none",
     show_default=True,
     metavar="NAME{opt=..}",
+    shell_complete=optimizer_names,
     help="none (gradients are outputs), sgd, momentum, adam or adamw.",
 )
 @click.option(
@@ -91,13 +94,14 @@ def command(
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, forward)
-    result = grad(
-        forward,
-        GradOptions(**options),
-        None if to_stdout else output,
-        dims=bound(dims),
-        force=report.force,
-    )
+    with waiting(report, f"differentiating {forward.name}"):
+        result = grad(
+            forward,
+            GradOptions(**options),
+            None if to_stdout else output,
+            dims=bound(dims),
+            force=report.force,
+        )
     if to_stdout:
         if options["weights"] == "embed":
             from memplan.proto.weights import embed_weights

@@ -56,6 +56,34 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
     )
 
 
+def time_limit_option(help: str, default: float) -> Callable[[Function], Function]:
+    """``--time-limit`` in seconds, as ``time_limit``."""
+    return click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=finite,
+        default=default,
+        show_default=True,
+        metavar="S",
+        help=help,
+    )
+
+
+def strategy_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """What a shell may complete ``--strategy`` to."""
+    from memplan.strategies.builtin import ALIAS, list_strategies
+
+    names = [ALIAS, *(item.name for item in list_strategies() if not item.broken)]
+    return [name for name in names if name.startswith(typed)]
+
+
+def optimizer_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """What a shell may complete ``--optimizer`` to."""
+    from memplan.autodiff.optimizers import KINDS
+
+    return [name for name in ("none", *KINDS) if name.startswith(typed)]
+
+
 def finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """The callback of an option whose number, if it is given, has an end.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from memplan.units import counted
 from memplan_cli.command import memplan_command
 from memplan_cli.options import (
     PATH,
@@ -19,6 +20,7 @@ from memplan_cli.options import (
     one_on_stdout,
     provider_option,
     report_options,
+    time_limit_option,
 )
 from memplan_cli.progress import waiting
 
@@ -35,6 +37,7 @@ from memplan_cli.progress import waiting
 @dim_option()
 @provider_option("The execution provider to measure on.")
 @measuring_options("Measured runs, after two to warm up.")
+@time_limit_option("Seconds for all runs together.", 600.0)
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     model: Path, output: Path, dims: tuple[str, ...], report: Report, **options: Any
@@ -49,7 +52,9 @@ def command(
 
     to_stdout = one_on_stdout(output, report.form, "the costs and the report")
     guard_output(output, report.force, model, options["inputs"])
-    with waiting(report, f"profiling {model.name}: {options['runs']} runs after two to warm up"):
+    with waiting(
+        report, f"profiling {model.name}: {counted(options['runs'], 'run')} after two to warm up"
+    ):
         result = profile(model, ProfileOptions(**options), dims=bound(dims))
     emit(costs_text(result.costs()), output, report.force)
     if report.form == "json":

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 from memplan.units import format_bytes, printable
 from memplan_cli.options import Report
 
 _PATIENCE_SECONDS = 1.0
-_INTERVAL_SECONDS = 0.2
+_INTERVAL_SECONDS = 0.2  # at least, between two texts
+_TICK_SECONDS = 0.2
 _CLEAR = "\r\x1b[K"
 
 
 def announce_compilation() -> None:
     """Say on a terminal that the planner is about to be compiled: once per version, but slow."""
-    if not sys.stderr.isatty():
+    if not _is_watched():
         return
     from memplan.solver.jit import is_cold
 
@@ -27,26 +32,37 @@ def announce_compilation() -> None:
         sys.stderr.flush()
 
 
-class _StatusLine:
-    """A line that is written over and over, and removed at the end."""
+def _is_watched() -> bool:
+    """Whether stderr is a terminal; where it was closed there is none."""
+    stream: TextIO | None = sys.stderr
+    return stream is not None and stream.isatty()
 
-    def __init__(self) -> None:
+
+class _StatusLine:
+    """A line that is written over and over, with the seconds so far, and removed at the end."""
+
+    def __init__(self, text: str) -> None:
+        self._text: Callable[[], str] = lambda: text
         self._started = time.monotonic()
         self._shown: float | None = None
+        self._writing = threading.Lock()
 
-    def begin(self, text: str) -> None:
-        """Write ``text`` at once: what takes long has just begun."""
-        self._shown = time.monotonic()
-        sys.stderr.write(f"{_CLEAR}{text}, after {self._shown - self._started:.0f} s")
-        sys.stderr.flush()
+    def show(self, text: Callable[[], str]) -> None:
+        """What ``text`` gives from now on, which may hold names from files."""
+        self._text = text
+        self.tick()
 
-    def show(self, text: str) -> None:
-        """Write ``text`` and the seconds so far, unless it is too early for it."""
-        now = time.monotonic()
-        last = self._started + _PATIENCE_SECONDS - _INTERVAL_SECONDS
-        if now - (self._shown or last) >= _INTERVAL_SECONDS:
+    def tick(self) -> None:
+        """Write the text and the seconds so far, unless it is too early for it."""
+        with self._writing:
+            now = time.monotonic()
+            last = self._started + _PATIENCE_SECONDS - _INTERVAL_SECONDS
+            if now - (self._shown or last) < _INTERVAL_SECONDS:
+                return
             self._shown = now
-            sys.stderr.write(f"{_CLEAR}{text}, {now - self._started:.0f} s")
+            seconds = f", {now - self._started:.0f} s"
+            room = shutil.get_terminal_size().columns - len(seconds) - 1
+            sys.stderr.write(f"{_CLEAR}{printable(self._text())[:room]}{seconds}")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -57,95 +73,110 @@ class _StatusLine:
 
 
 @contextmanager
-def _status_line(report: Report) -> Iterator[_StatusLine | None]:
-    """None where nobody would see it, and beside a log, which it would break."""
-    if report.quiet or report.verbose or not sys.stderr.isatty():
+def _status_line(report: Report, text: str) -> Iterator[_StatusLine | None]:
+    """A line that begins with ``text`` and goes on by itself.
+
+    None where nobody would see it, and beside a log, which it would break.
+    """
+    if report.quiet or report.verbose or not _is_watched():
         yield None
         return
-    line = _StatusLine()
+    line, done = _StatusLine(text), threading.Event()
+
+    def go_on() -> None:
+        while not done.wait(_TICK_SECONDS):
+            line.tick()
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
     try:
+        line.tick()
         yield line
     finally:
+        done.set()
+        thread.join()
         line.clear()
 
 
 @contextmanager
+def waiting(report: Report, text: str) -> Iterator[None]:
+    """Shows ``text`` and the seconds so far while the block runs, if it takes long."""
+    with _status_line(report, text):
+        yield
+
+
+@contextmanager
 def planning_progress(
-    report: Report, budget: str, seconds: float | None
+    report: Report, model: Path, budget: str, seconds: float | None
 ) -> Iterator[Callable[[int, float], None] | None]:
     """Yields a callback for the planner's present peak in bytes and extra cost, or None.
 
     ``budget`` is what is aimed at, as it was given, ``seconds`` the time for it (None:
     as long as it takes).
     """
-    limit = "" if seconds is None else f", at most {seconds:g} s"
     if not report.quiet:
         announce_compilation()
-    with _status_line(report) as line:
-        yield (
-            None
-            if line is None
-            else lambda peak, extra: line.show(
-                f"planning for {budget}{limit}: peak {format_bytes(peak)}, "
-                f"{100 * extra:.2f}% extra time"
+    with _status_line(report, f"reading and preparing {model.name}") as line:
+        yield None if line is None else _planning(line, budget, seconds)
+
+
+def _planning(
+    line: _StatusLine, budget: str, seconds: float | None
+) -> Callable[[int, float], None]:
+    begun: list[float] = []
+    limit = "" if seconds is None else f", at most {seconds:g} s"
+
+    def show(peak: int, extra: float) -> None:
+        begun.append(time.monotonic())
+        over = begun[0] + (math.inf if seconds is None else seconds) + _PATIENCE_SECONDS
+        found = f"peak {format_bytes(peak)}, {100 * extra:.2f}% extra time"
+        line.show(
+            lambda: (
+                f"planning for {budget}{limit}: {found}"
+                if time.monotonic() < over
+                else f"checking the plan for {budget}: {found}"
             )
         )
 
+    return show
+
 
 @contextmanager
-def frontier_progress(report: Report) -> Iterator[Callable[[int, int, int], None] | None]:
+def frontier_progress(
+    report: Report, model: Path
+) -> Iterator[Callable[[int, int, int], None] | None]:
     """Yields a callback for a budget's index, their number and the budget in bytes, or None."""
-    with _status_line(report) as line:
+    with _status_line(report, f"analyzing {model.name}") as line:
         yield (
             None
             if line is None
             else lambda index, total, budget: line.show(
-                f"planning for budget {index + 1} of {total}: {format_bytes(budget)}"
+                lambda: f"planning for budget {index + 1} of {total}: {format_bytes(budget)}"
             )
         )
-
-
-@contextmanager
-def waiting(report: Report, text: str) -> Iterator[None]:
-    """Shows ``text`` and the seconds so far while the block runs, if it takes long."""
-    with _status_line(report) as line:
-        if line is None:
-            yield
-            return
-        done = threading.Event()
-
-        def show() -> None:
-            while not done.wait(_INTERVAL_SECONDS):
-                line.show(text)
-
-        thread = threading.Thread(target=show, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
 
 @contextmanager
 def models_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
     """Yields a callback for a model's index, the number of models and its path, or None."""
-    with _status_line(report) as line:
+    with _status_line(report, "reading the lock") as line:
         yield (
             None
             if line is None
-            else lambda index, total, path: line.show(f"analyzing {index + 1}/{total}: {path}")
+            else lambda index, total, path: line.show(
+                lambda: f"analyzing {index + 1}/{total}: {path}"
+            )
         )
 
 
 @contextmanager
 def steps_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
     """Yields a callback for a step's place, the number of steps and what it does, or None."""
-    with _status_line(report) as line:
+    with _status_line(report, "reading both models") as line:
         yield (
             None
             if line is None
-            else lambda place, total, what: line.begin(f"{what} ({place} of {total})")
+            else lambda place, total, what: line.show(lambda: f"{what} ({place} of {total})")
         )
 
 
@@ -153,7 +184,7 @@ def steps_progress(report: Report) -> Iterator[Callable[[int, int, str], None] |
 def points_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
     """Yields a callback for the number of finished points, of all so far, and what was done last,
     or None."""
-    if report.quiet or report.verbose or not sys.stderr.isatty():
+    if report.quiet or report.verbose or not _is_watched():
         yield None
         return
     announce_compilation()

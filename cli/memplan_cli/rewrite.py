@@ -23,6 +23,8 @@ from memplan_cli.options import (
     refuse_copy,
     report_options,
     session_option,
+    strategy_names,
+    time_limit_option,
     weights_option,
 )
 from memplan_cli.progress import planning_progress
@@ -51,6 +53,7 @@ from memplan_cli.progress import planning_progress
     default="auto",
     show_default=True,
     metavar="NAME{opt=..}",
+    shell_complete=strategy_names,
     help="How to choose what to recompute; 'memplan strategies' lists them.",
 )
 @session_option("How the result will be loaded: tuned, or with every option on its default.")
@@ -90,15 +93,7 @@ from memplan_cli.progress import planning_progress
     help="Measure the seconds per node first, which runs the model as it is.",
 )
 @click.option("--device", metavar="NAME", help="Device profile for cost estimates.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=finite,
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for planning.",
-)
+@time_limit_option("Seconds for planning.", 10.0)
 @click.option(
     "--effort",
     type=click.IntRange(min=0),
@@ -143,7 +138,7 @@ def command(
     refuse_copy(to_stdout, options["weights"])
     keep_inputs(output, model, asked.costs)
     seconds = None if asked.effort else asked.time_limit
-    with planning_progress(report, budget, seconds) as progress:
+    with planning_progress(report, model, budget, seconds) as progress:
         try:
             result = rewrite(
                 model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from memplan.units import printable
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from memplan.strategies.spec import Option
 
 SCHEMA = "memplan.strategies/1"
+_WIDTH = 80
 
 
 @memplan_command("strategies", "memplan strategies", "memplan strategies -q")
@@ -50,6 +52,7 @@ def as_json(item: Listed) -> dict[str, object]:
                 "kind": option.kind,
                 "default": option.default,
                 "allowed": list(option.allowed) or None,
+                "meaning": option.meaning or None,
             }
             for option in item.options
         ],
@@ -68,12 +71,18 @@ def as_text(item: Listed, remark: str) -> str:
     if item.ignores_budget:
         lines.append("  makes one plan, whatever the budget")
     lines += [f"  {option_line(option)}" for option in item.options]
-    return "\n".join(map(printable, lines)) + "\n"
+    shown = [wrapped for line in lines for wrapped in _wrapped(printable(line))]
+    return "\n".join(shown) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def option_line(option: Option) -> str:
-    """``count=0: a whole number``, with the default behind the ``=``."""
+    """``count=0: a whole number; what it is for``, with the default behind the ``=``."""
     kinds = {"number": "a whole number", "text": "a word"}
-    return f"{option.name}={option.default}: " + (
-        " or ".join(option.allowed) if option.allowed else kinds[option.kind]
-    )
+    values = " or ".join(option.allowed) if option.allowed else kinds[option.kind]
+    meaning = f"; {option.meaning}" if option.meaning else ""
+    return f"{option.name}={option.default}: {values}{meaning}"

@@ -17,6 +17,7 @@ from memplan_cli.options import (
     measuring_options,
     provider_option,
     report_options,
+    time_limit_option,
 )
 from memplan_cli.progress import steps_progress
 from memplan_cli.signals import ended_by_signals
@@ -45,14 +46,7 @@ from memplan_cli.signals import ended_by_signals
     multiple=True,
     help="As given to rewrite: the outputs that it removed are to be missing. Repeatable.",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for all runs of one model in one process.",
-)
+@time_limit_option("Seconds for all runs of one model in one process.", 600.0)
 @click.option(
     "--plain/--no-plain",
     default=True,

@@ -26,7 +26,7 @@ from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
-from memplan.units import format_bytes
+from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from memplan.solver.placement.place import Placement
@@ -370,8 +370,8 @@ def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
     notes = []
     if pairs:
         notes.append(
-            f"{len(pairs)} pairs of Casts may be removed when ONNX Runtime loads the model "
-            f"({pairs[0]}); counted as if they stayed"
+            f"{counted(len(pairs), 'pair')} of Casts may be removed when ONNX Runtime loads the "
+            f"model ({pairs[0]}); counted as if they stayed"
         )
     if narrow_types(model.graph, session):
         notes.append(

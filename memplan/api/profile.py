@@ -16,12 +16,13 @@ from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text
 from memplan.proto.external import settle_links
 from memplan.proto.write import write_atomically, write_model
 from memplan.runtime.inputs import load_inputs, synthesize
-from memplan.runtime.measure import saved_inputs
+from memplan.runtime.measure import check_time_limit, saved_inputs
 from memplan.runtime.messages import RunRequest, RunTimes
 from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.shapes.prepare import PreparedModel
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import session_kind
+from memplan.units import counted
 
 SCHEMA = "memplan.profile/1"
 _INNER = "memplan.inner."
@@ -30,13 +31,21 @@ _INNER = "memplan.inner."
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
     """How to profile: ``inputs`` is an .npz with one array per graph input; ``threads`` 0 leaves
-    their number to the runtime."""
+    their number to the runtime; ``time_limit`` is in seconds, for all runs together.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
 
     provider: str = "cpu"
     runs: int = 5
     inputs: Path | None = None
     seed: int = 0
     threads: int = 0
+    time_limit: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_time_limit(self.time_limit)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,7 +88,7 @@ class Profile(Summary):
         """The answer in one line."""
         return (
             f"measured {1000 * self.measured_seconds:,.1f} ms in {len(self.seconds)} of "
-            f"{self.nodes} nodes, {total(self.by_op).ratio:.2f} × the estimate"
+            f"{counted(self.nodes, 'node')}, {total(self.by_op).ratio:.2f} × the estimate"
         )
 
     def summary_rows(self) -> Rows:
@@ -176,7 +185,7 @@ def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
     with saved_inputs(feeds) as (folder, archive):
         copy = folder / f"{prepared.path.stem}.onnx"
         names, weights = _write_numbered(prepared, copy)
-        runs = time_nodes(copy, request, archive, weights.parent)
+        runs = time_nodes(copy, request, archive, weights.parent, options.time_limit)
     kept = steady(runs)
     found = medians(kept)
     seconds = {name: found[number] for number, name in names.items() if number in found}
@@ -235,13 +244,15 @@ def _notes(
     notes = []
     if len(kept) < len(runs):
         notes.append(
-            f"{len(runs) - len(kept)} of {len(runs)} runs are left out: further from the median "
+            f"left out: {len(runs) - len(kept)} of {len(runs)} runs, further from the median "
             "than 3 times the median distance, and than 5%"
         )
     if len(runs) < options.runs:
         notes.append(f"the profiler recorded {len(runs)} of {options.runs} runs completely")
     if missing:
-        notes.append(f"{missing} nodes did not run under their own name and were not measured")
+        notes.append(
+            f"not measured: {counted(missing, 'node')}, which did not run under the file's names"
+        )
     if options.inputs is None:
         notes.append("inputs are generated; times that depend on values may differ (--inputs)")
     if options.provider == "cuda":

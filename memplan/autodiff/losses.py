@@ -14,6 +14,7 @@ from memplan.autodiff.forward.expand import emitter_for
 from memplan.errors import ModelError, UsageError
 from memplan.proto.edit import copied
 from memplan.shapes.tensor_type import TensorType
+from memplan.units import counted
 
 KINDS = ("cross-entropy", "mse")
 
@@ -69,13 +70,13 @@ def _class_axis(logits: Value, wanted: int | None) -> int:
     rank = logits.rank
     if rank < 2:
         raise ModelError(
-            f"the logits '{logits.name}' have {rank} dimensions; cross-entropy needs a batch and "
-            "classes",
+            f"the logits '{logits.name}' have {counted(rank, 'dimension')}; cross-entropy needs a "
+            "batch and classes",
         )
     if wanted is None:
         return 2 if rank == 3 else 1
     if not -rank <= wanted < rank:
-        raise UsageError(f"--class-axis {wanted}: the logits have {rank} dimensions")
+        raise UsageError(f"--class-axis {wanted}: the logits have {counted(rank, 'dimension')}")
     return wanted % rank
 
 

@@ -31,6 +31,7 @@ from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
+from memplan.units import counted
 
 _LOOPS = ("Scan", "Loop")
 _SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
@@ -260,7 +261,8 @@ class _Proof:
         if applied.attributes != twin.applied.attributes:
             return f"{what} has other attributes"
         if len(applied.reads) != len(twin.applied.reads):
-            return f"{what} has {len(applied.reads)} inputs instead of {len(twin.applied.reads)}"
+            inputs = counted(len(applied.reads), "input")
+            return f"{what} has {inputs} instead of {len(twin.applied.reads)}"
         pairs = zip(applied.reads, twin.applied.reads, strict=True)
         slot = next((slot for slot, (mine, its) in enumerate(pairs) if mine != its), None)
         if slot is None and applied.occurrence != twin.applied.occurrence:

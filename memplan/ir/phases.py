@@ -3,7 +3,9 @@
 1. The *loss* is a scalar float output (one called loss, else the first).
 2. *Forward* is what the loss depends on. Its tail after the last use of a parameter is the *loss*
    phase: everything there is made from predictions and labels only.
-3. *Backward* is the rest that depends on the loss phase, and what only serves that.
+3. *Backward* is the rest that depends on the loss phase, and what only serves that. But where
+   outputs are known for gradients or new values, what serves none of them, nor depends on what
+   does or on the loss, is forward work: metrics of predictions.
 4. *Update* is the rest that makes new state: what depends on optimizer state, and running
    statistics, which do not depend on the loss.
 5. A node that says what it is (``metadata_props`` ``memplan.phase``, which ``memplan grad`` writes)
@@ -19,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
-from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
+from memplan.ir.graph import ABSENT, Graph, Node, Phase, Tensor, TensorKind
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import FLOATS
 
@@ -41,6 +43,8 @@ _ACCUMULATORS = frozenset(
 # Operators whose inputs from the second on are weights.
 _WEIGHTED = frozenset(
     {":MatMul", ":Gemm", ":Conv", ":ConvTranspose", ":LayerNormalization", ":BatchNormalization"}
+    | {":InstanceNormalization", ":GroupNormalization", ":RMSNormalization"}
+    | {":LSTM", ":GRU", ":RNN"}
 )
 # Elementwise operators of optimizer arithmetic on one gradient.
 _SCALING = frozenset({":Mul", ":Div", ":Neg", ":Pow", ":Sqrt", ":Add", ":Sub", ":Cast"})
@@ -186,19 +190,7 @@ class _Finder:
             tensor = self.graph.tensors[source]
             if tensor.dtype in FLOATS and any(reader in forward for reader in tensor.readers):
                 found.add(source)
-        return found or self._weights_by_use()
-
-    def _weights_by_use(self) -> set[int]:
-        """Without paired outputs (a forward graph): floats that stand in a weight's place."""
-        return {
-            t
-            for node in self.graph.nodes
-            if node.key in _WEIGHTED
-            for t in node.inputs[1:]
-            if t >= 0
-            and self.graph.tensors[t].kind is not TensorKind.COMPUTED
-            and self.graph.tensors[t].dtype in FLOATS
-        }
+        return found or _weights_by_use(self.graph)
 
     def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:
         """Forward nodes behind the last node that reads a parameter."""
@@ -238,6 +230,9 @@ class _Finder:
                 t for node in tail for t in (*graph.nodes[node].reads, *graph.nodes[node].writes)
             ]
         seeds = [t for t in seeds if graph.tensors[t].kind is TensorKind.COMPUTED]
+        metrics = self._metrics(rest)
+        forward |= metrics
+        rest -= metrics
         core = self._descendants(seeds) & rest
         if not core:
             return rest, set()
@@ -248,6 +243,16 @@ class _Finder:
         forward |= {node for node in helpers if node < end}
         backward = core | {node for node in helpers if node > end}
         return backward, rest - backward - forward
+
+    def _metrics(self, rest: set[int]) -> set[int]:
+        """Nodes of ``rest`` that make neither gradients nor new values, nor read what does, nor the
+        loss."""
+        if not self.pairs or self.boundary:
+            return set()
+        making = self._ancestors(self.pairs) & rest
+        made = [t for node in making for t in self.graph.nodes[node].writes]
+        loss = self._loss()
+        return rest - making - self._descendants(made if loss is None else [*made, loss])
 
     def _state(self, parameters: set[int], update: set[int]) -> set[int]:
         """Renewed inputs that are not parameters: optimizer state, running statistics, counters."""
@@ -296,6 +301,27 @@ class _Finder:
                     found.add(reader)
                     stack.extend(graph.nodes[reader].writes)
         return found
+
+
+def _weights_by_use(graph: Graph) -> set[int]:
+    """Without paired outputs (a forward graph): floats that stand in a weight's place, in bodies
+    too."""
+    found = {
+        t for node in graph.nodes if node.key in _WEIGHTED for t in node.inputs[1:] if t != ABSENT
+    }
+    for node, bodies in graph.bodies.items():
+        inside = {
+            body.graph.tensors[t].name
+            for body in bodies
+            if body.graph is not None
+            for t in _weights_by_use(body.graph)
+        }
+        found.update(t for t in graph.nodes[node].captured if graph.tensors[t].name in inside)
+    return {
+        t
+        for t in found
+        if graph.tensors[t].kind is not TensorKind.COMPUTED and graph.tensors[t].dtype in FLOATS
+    }
 
 
 def _is_new_value(graph: Graph, output: int, source: int) -> bool:

@@ -25,6 +25,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
+from memplan.units import counted
 
 # A round sees what the one before left; chains get shorter every time.
 _ROUNDS = 8
@@ -62,7 +63,7 @@ class Elide:
                 break
             model, timeline = lower
         removed = start - len(model.graph.nodes)
-        return Applied(model, f"{removed} nodes" if removed else "")
+        return Applied(model, counted(removed, "node") if removed else "")
 
 
 def find_edits(model: OpenModel) -> list[Edit]:

@@ -45,7 +45,7 @@ def rewritten_types(
     originals = {node.name: node for node in plan.extended.graph.nodes}
     for proto in rewritten.graph.node:
         of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
-        if of is None:
+        if of is None or proto.name in originals:  # the latter: of a rewrite before this one
             continue
         for name, index in zip(proto.output, originals[of].outputs, strict=False):
             if name:

@@ -20,6 +20,7 @@ from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
 from memplan.proto.nodes import domain_of, is_standard, subgraphs
 from memplan.proto.opset import default_opset
+from memplan.units import counted
 
 _Proto = onnx.TensorProto
 _DAMAGED = "export the model again; the file is damaged or was edited"
@@ -151,13 +152,13 @@ def _check_counts(
 ) -> None:
     """Check how many inputs and outputs a node has, against the least and most of each."""
     for what, names, (low, high) in (
-        ("inputs", node.input, inputs),
-        ("outputs", node.output, outputs),
+        ("input", node.input, inputs),
+        ("output", node.output, outputs),
     ):
         if not low <= len(names) <= high:
             wanted = str(low) if low == high else f"{low} to {high}" if high < 1000 else f"{low}+"
             raise ModelError(
-                f"{where} has {len(names)} {what}; {node.op_type} takes {wanted}", _DAMAGED
+                f"{where} has {counted(len(names), what)}; {node.op_type} takes {wanted}", _DAMAGED
             )
 
 
@@ -180,7 +181,8 @@ def check_body(node: onnx.NodeProto, where: str) -> None:
         stated = (len(body.input), len(body.output))
         if stated[0] != inputs or stated[1] < len(node.output) + before:
             raise ModelError(
-                f"{where}: its body has {stated[0]} inputs and {stated[1]} outputs, and is called "
+                f"{where}: its body has {counted(stated[0], 'input')} and "
+                f"{counted(stated[1], 'output')}, and is called "
                 f"with {inputs} and {len(node.output) + before}",
                 _DAMAGED,
             )
@@ -202,6 +204,12 @@ def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -
         raise ModelError(f"{where} has an attribute twice", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
+    if node.op_type == "Split" and "num_outputs" in given:
+        # The runtime counts outputs, ONNX's inference makes as many as this says: billions, too.
+        stated, count = given["num_outputs"].i, len(node.output)
+        if stated != count:
+            has = f"{where} has {counted(count, 'output')}"
+            raise ModelError(f"{has}, and num_outputs is {stated}", _DAMAGED)
 
 
 _FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
@@ -249,7 +257,8 @@ def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
         rank = ranks[slot] if slot < len(ranks) else None
         if rank is not None and not low <= rank <= high:
             raise ModelError(
-                f"{where}: its input '{node.input[slot]}' has {rank} dimensions", _DAMAGED
+                f"{where}: its input '{node.input[slot]}' has {counted(rank, 'dimension')}",
+                _DAMAGED,
             )
     if node.op_type in _SAME_RANK and (domain, node.op_type) in _RANKS:
         if None not in ranks[:2] and ranks[0] != ranks[1]:

@@ -1,8 +1,15 @@
-"""Arrays by name in an ``.npz`` file, as processes exchange them."""
+"""Arrays by name in one file, as processes exchange them.
+
+An ``.npz``. Names come from models: what a member of an archive cannot be called is numbered, and
+``#names.json`` lists the names then.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.generic]
+
+_NAMES = "#names.json"
+_SIMPLE = re.compile(r"[\w./:-]{1,200}")
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 """The bits of bfloat16, a type that NumPy does not have, in one that it can write and read."""
@@ -30,13 +40,27 @@ def bfloat16_values(bits: Array) -> npt.NDArray[np.float32]:
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name; strings, and what is no tensor (a sequence of them), as text."""
-    np.savez(path, **{name: _plain(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+    keys = [_key(name, index) for index, name in enumerate(arrays)]
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, value in zip(keys, arrays.values(), strict=True):
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, _plain(value), allow_pickle=False)
+        if keys != list(arrays):
+            archive.writestr(_NAMES, json.dumps(list(arrays)))
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
     """All arrays in such a file."""
     with np.load(path) as archive:
-        return dict(archive.items())
+        if _NAMES not in archive:
+            return dict(archive.items())
+        names: list[str] = json.loads(archive[_NAMES])
+        return {name: archive[_key(name, index)] for index, name in enumerate(names)}
+
+
+def _key(name: str, index: int) -> str:
+    """``name`` where a member of an archive may be called so, else its number."""
+    return name if _SIMPLE.fullmatch(name) else f"#{index}"
 
 
 def digests(outputs: Iterable[Any]) -> tuple[str, ...]:

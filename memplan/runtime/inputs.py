@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ _NO_LIMIT = 2
 _SCALAR = 0.37
 _RARE, _FAR = 16, np.float32(8)
 _SHOWN = 5
+_SUFFIX = ".npy"
 
 
 def synthesize(graph: Graph, seed: int = 0, draw: int = 0) -> dict[str, Array]:
@@ -74,17 +76,29 @@ def synthesize(graph: Graph, seed: int = 0, draw: int = 0) -> dict[str, Array]:
 def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
     """Inputs from an ``.npz`` file: one array per graph input, those with a default if wanted.
 
+    Nothing is read but what the model has, and of that only what fits: a file of some kB can hold
+    GB of zeros.
+
     Raises:
         UsageError: unreadable file, an array that is not a graph input, or an input is missing or
             has another shape or type.
     """
-    given = _archive(path)
     inputs = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
-    feeds = {}
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file", "an .npz file as numpy.savez writes it")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive, path, inputs)
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged archive fails in any way: its headers are Python text
+        raise UsageError(f"{path} cannot be read as .npz: {error}") from None
+
+
+def _read(archive: zipfile.ZipFile, path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
+    given = {member.removesuffix(_SUFFIX): member for member in archive.namelist()}
     for name, tensor in inputs.items():
-        if name in given:
-            feeds[name] = _fitting(given[name], tensor, path)
-        elif tensor.kind is TensorKind.INPUT:
+        if name not in given and tensor.kind is TensorKind.INPUT:
             raise UsageError(f"{path} has no array '{name}'", "one array per graph input")
     unknown = sorted(given.keys() - inputs.keys())
     if unknown:
@@ -94,30 +108,40 @@ def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
             + (f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""),
             f"near matches: {', '.join(near)}" if near else f"inputs: {_some(inputs)}",
         )
-    return feeds
+    return {
+        name: _fitting(archive, given[name], tensor, path)
+        for name, tensor in inputs.items()
+        if name in given
+    }
 
 
-def _archive(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive.items())
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as .npz: {error}") from None
-
-
-def _fitting(value: Array, tensor: Tensor, path: Path) -> Array:
-    """A given array, if it fits. numpy writes bfloat16 as two bytes without a name."""
+def _fitting(archive: zipfile.ZipFile, member: str, tensor: Tensor, path: Path) -> Array:
+    """A given array, if it fits by its header. numpy writes bfloat16 as two bytes without a
+    name."""
+    with archive.open(member) as file:
+        shape, dtype = _header(file)
     bfloat16 = tensor.dtype == onnx.TensorProto.BFLOAT16
-    if bfloat16 and value.dtype in (np.dtype("V2"), BFLOAT16):
-        value = value.view(BFLOAT16)
     wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-    if value.shape != tensor.shape or value.dtype != wanted:
+    if shape != tensor.shape or dtype not in ((wanted, np.dtype("V2")) if bfloat16 else (wanted,)):
         kind = "bfloat16" if bfloat16 else wanted
         raise UsageError(
-            f"{path}: '{tensor.name}' is {value.dtype}{list(value.shape)}, "
+            f"{path}: '{tensor.name}' is {dtype}{list(shape)}, "
             f"the model wants {kind}{list(tensor.shape)}"
         )
-    return value
+    with archive.open(member) as file:
+        value: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return value.view(BFLOAT16) if bfloat16 else value
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and element type of an array, which is not read."""
+    form = np.lib.format
+    version = form.read_magic(file)
+    read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"version {version} of .npy is not an array of numbers")
+    shape, _, dtype = read(file)
+    return shape, dtype
 
 
 def _some(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ survive anything that the runtime does.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import RuntimeUnavailableError
+from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.processes.child import started
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
@@ -37,6 +38,17 @@ from memplan.runtime.messages import (
 Array = npt.NDArray[np.generic]
 AnswerOf = TypeVar("AnswerOf", bound=Answer)
 _CHILD = "memplan.runtime.child"
+_LONGEST_SECONDS = 10**6  # what the system can wait for ends at 2**31 milliseconds
+
+
+def check_time_limit(seconds: float) -> None:
+    """Refuse what no run can be held to.
+
+    Raises:
+        UsageError: ``seconds`` is not a finite number above 0.
+    """
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise UsageError(f"a time limit of {seconds:g} s: it must be a finite number above 0")
 
 
 def measure(
@@ -81,7 +93,7 @@ def run_child(
         answer: the type of its answer.
         what: what is being done, for error messages.
         environment: variables that the child gets besides those of this process.
-        time_limit: seconds after which the child is killed; None: never.
+        time_limit: seconds after which the child is killed, up to some days; None: never.
 
     The child ends when this process does, see :mod:`memplan.processes.child`.
 
@@ -120,6 +132,8 @@ def _run(
     Raises:
         OSError: no process can be started.
     """
+    if time_limit is not None and time_limit > _LONGEST_SECONDS:
+        time_limit = None
     try:
         with started(_CHILD, *arguments, environment=variables) as child:
             _, errors = child.communicate(timeout=time_limit)

@@ -21,7 +21,9 @@ _QUIET = 0.05
 _CUT = 0.5e-6
 
 
-def time_nodes(model: Path, request: RunRequest, inputs: Path, weights: Path) -> list[RunTimes]:
+def time_nodes(
+    model: Path, request: RunRequest, inputs: Path, weights: Path, time_limit: float | None = None
+) -> list[RunTimes]:
     """Run ``model`` under the profiler in a child process, ``request.runs`` times after warm-up.
 
     Args:
@@ -29,14 +31,17 @@ def time_nodes(model: Path, request: RunRequest, inputs: Path, weights: Path) ->
         request: how to run it.
         inputs: an ``.npz`` archive with one array per graph input.
         weights: the folder that external data is relative to.
+        time_limit: seconds for all runs together.
 
     Raises:
-        RuntimeUnavailableError: the provider is missing, or the run failed or was killed.
+        RuntimeUnavailableError: the provider is missing, or the run failed, was killed or took too
+            long.
     """
     task = TimeTask(str(model), request, str(inputs), WARM_UP_RUNS, str(weights.resolve()))
     # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
     environment = {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {}
-    return [*run_child(task, Timed, f"profiling {model.name}", environment).runs]
+    what = f"profiling {model.name}"
+    return [*run_child(task, Timed, what, environment, time_limit).runs]
 
 
 def run_times(events: Sequence[Mapping[str, Any]]) -> list[RunTimes]:

@@ -181,6 +181,12 @@ def _split(call: _Call, x: Shape) -> bool:
     return len(parts) < len(call.made) or len(known) <= len(parts) or sum(known[:-1]) == known[-1]
 
 
+def _slice(call: _Call, x: Shape) -> bool:
+    """Starts, ends, axes and steps are lists of one length."""
+    lists = [shape for shape in call.shapes[1:] if shape is not None]
+    return all(len(shape) == 1 and _equal(shape[0], lists[0][0]) for shape in lists)
+
+
 def _norm(call: _Call, x: Shape) -> bool:
     return call.number("p", 2) in (1, 2)
 
@@ -272,6 +278,7 @@ _RULES: dict[str, Callable[[_Call, Shape], bool]] = {
     "ConvTranspose": _transposed_convolution,
     "Transpose": _transpose,
     "Split": _split,
+    "Slice": _slice,
     "LpNormalization": _norm,
     "Einsum": _einsum,
     "Attention": _attention,

@@ -122,7 +122,7 @@ def _fold_round(
     for node in model.graph.node:
         if left < 0:
             break
-        for name, array in _evaluate(model, node, values, types).items():
+        for name, array in evaluate(model, node, values, types).items():
             values[name] = folded[name] = array
             left -= array.size
             dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -130,12 +130,14 @@ def _fold_round(
     return folded
 
 
-def _evaluate(
+def evaluate(
     model: onnx.ModelProto,
     node: onnx.NodeProto,
     values: Mapping[str, Array],
     types: Types,
 ) -> dict[str, Array]:
+    """What a node of the main graph gives, if that is small and follows from ``values`` and from
+    shapes; else nothing."""
     if not is_standard(node.domain) or node.op_type not in _FOLDED:
         return {}
     if node.output[0] in values:

@@ -157,6 +157,8 @@ def constant_type(node: onnx.NodeProto) -> TensorType | None:
 
 def _numeric_type(proto: onnx.TypeProto) -> TensorType:
     """The type in ``proto``; the shape is None unless every dimension is a number."""
+    if proto.WhichOneof("value") is None:
+        return UNKNOWN
     if not proto.HasField("tensor_type"):
         return TensorType(0, ())
     return _without_names(read_type(proto))

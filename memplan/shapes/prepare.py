@@ -110,16 +110,14 @@ def prepare(
     types = with_visibility(model if plain else bind_dims(model, dims), types)
     if bounded:
         assumptions.append(
-            f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "
-            + _some(bounded)
+            "shapes are upper bounds where axes are known only at run time: " + _some(bounded)
         )
     require_shapes(model.graph, types, symbolic_dims(model))
     check_calls(model.graph, types)
     unplanned = sorted(name for name, value in types.items() if value.dtype in (0, 8))
     if unplanned:
         assumptions.append(
-            f"{len(unplanned)} strings, sequences or optionals are passed through, not counted: "
-            + _some(unplanned)
+            "strings, sequences or optionals are passed through, not counted: " + _some(unplanned)
         )
     return PreparedModel(
         path,

@@ -36,6 +36,8 @@ class Strategy(Protocol):
     """The paper or the system it comes from."""
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The values that an option may have, by option; any value where there is no entry."""
+    meanings: ClassVar[Mapping[str, str]] = {}
+    """What options are for, in a few words each."""
     ignores_budget: ClassVar[bool] = False
     """Whether it makes the same plan for every budget."""
     clone_tags: ClassVar[Mapping[str, str]] = {}

@@ -8,7 +8,7 @@ their number. In graphs with long skips there are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import ClassVar
@@ -17,6 +17,7 @@ from memplan.errors import UsageError
 from memplan.solver.problem import Problem
 from memplan.strategies.checkpoints import differentiated, roots_with
 from memplan.strategies.keepset import KeepSet, TrainingStep
+from memplan.units import counted
 
 _ADVICE = "name checkpoints yourself (--strategy 'list{names=a+b}'), or use speed or auto"
 
@@ -29,6 +30,9 @@ class Memory(KeepSet):
     summary: ClassVar[str] = "keep about sqrt(N) bottlenecks of the forward, recompute the rest"
     source: ClassVar[str] = "gradient-checkpointing (TensorFlow): checkpoints='memory'"
     ignores_budget: ClassVar[bool] = True
+    meanings: ClassVar[Mapping[str, str]] = {
+        "small": "tensors of at most so many elements do not count",
+    }
     small: int = 1024
 
     def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
@@ -74,15 +78,16 @@ class Flow:
             found = self.bottlenecks(self.tensors)
         if not found:
             raise UsageError(
-                f"the forward part has no bottleneck: of {len(self.tensors)} tensors, each has a "
-                "way around it (a skip) or beside it (a branch)",
+                "the forward part has no bottleneck: of "
+                f"{counted(len(self.tensors), 'tensor')}, each has a way around it (a skip) or "
+                "beside it (a branch)",
                 _ADVICE,
             )
         chosen = spaced(found, len(self.saved))
         if not chosen:
             raise UsageError(
-                f"of {len(found)} bottlenecks in the forward part none is chosen, as the backward "
-                f"part reads {len(self.saved)} tensors only",
+                f"of {counted(len(found), 'bottleneck')} in the forward part none is chosen, as "
+                f"the backward part reads {counted(len(self.saved), 'tensor')} only",
                 _ADVICE,
             )
         return chosen

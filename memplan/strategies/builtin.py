@@ -40,6 +40,12 @@ class Search(Strategy):
     summary: ClassVar[str] = "node order and recomputation searched together, until time is over"
     source: ClassVar[str] = "memplan (docs/how/planner.md)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"order": ("0", "1"), "certify": ("0", "1")}
+    meanings: ClassVar[Mapping[str, str]] = {
+        "order": "0 keeps the file's order of nodes",
+        "seed": "another one gives another plan",
+        "iterations": "rounds of search; 0: until time is over",
+        "certify": "0 looks for no lower bound on the extra time",
+    }
     order: int = 1
     seed: int = 0
     iterations: int = 0

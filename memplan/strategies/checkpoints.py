@@ -9,7 +9,7 @@ fourth kind, ``memory``, is in :mod:`memplan.strategies.bottlenecks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -57,6 +57,9 @@ class Named(KeepSet):
     summary: ClassVar[str] = "keep the tensors that are named, recompute the rest"
     source: ClassVar[str] = "gradient-checkpointing (TensorFlow): checkpoints=[...]"
     ignores_budget: ClassVar[bool] = True
+    meanings: ClassVar[Mapping[str, str]] = {
+        "names": "a+b keeps a and b; * stands for any letters",
+    }
     names: str = ""
 
     def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:

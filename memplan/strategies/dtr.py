@@ -36,6 +36,9 @@ class Dtr(Baseline):
     summary: ClassVar[str] = "evict by staleness, size and cost when memory runs out (DTR, 2021)"
     source: ClassVar[str] = "Kirisame et al.: Dynamic Tensor Rematerialization (ICLR 2021)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"heuristic": ("h_eq", "h_local")}
+    meanings: ClassVar[Mapping[str, str]] = {
+        "heuristic": "h_eq counts what evicted neighbours cost, h_local only itself",
+    }
     heuristic: str = "h_eq"
 
     def compete(self, contest: Contest) -> None:

@@ -37,6 +37,10 @@ class Knapsack(KeepSet):
     summary: ClassVar[str] = "keep the stashes that save most time within a share (PyTorch)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"cut": ("0", "1")}
     source: ClassVar[str] = "PyTorch 2.x: activation_memory_budget of its partitioner"
+    meanings: ClassVar[Mapping[str, str]] = {
+        "budget": "percent of the stash that may be kept; 0 tries 40 shares",
+        "cut": "1 packs what the minimum cut keeps, as PyTorch does; 0 every stash",
+    }
     budget: int = 0
     cut: int = 1
 

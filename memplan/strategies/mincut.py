@@ -32,6 +32,9 @@ class MinCut(KeepSet):
     summary: ClassVar[str] = "keep the fewest bytes from which backward can go on (PyTorch)"
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"ban": ("0", "1")}
     source: ClassVar[str] = "PyTorch 2.x: min_cut_rematerialization_partition"
+    meanings: ClassVar[Mapping[str, str]] = {
+        "ban": "1 never recomputes products and reductions, as PyTorch does",
+    }
     ban: int = 1
 
     def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:

@@ -40,6 +40,11 @@ class Mirror(KeepSet):
     }
     ignores_budget: ClassVar[bool] = True
     clone_tags: ClassVar[Mapping[str, str]] = {"memplan.mirror_stage": "1"}
+    meanings: ClassVar[Mapping[str, str]] = {
+        "function": "what is cheap: by its time per byte, or all but products",
+        "times": "with cost: how many times the median time per byte is cheap",
+        "test": "0 recomputes whatever is cheap, without the test of storage",
+    }
     function: str = COST
     times: int = 4
     test: int = 1

@@ -21,7 +21,12 @@ GROUP = "memplan.strategies"
 OWN = "memplan"
 """The owner of built-in strategies."""
 # Class variables of a strategy that may be left out.
-_DEFAULTS = {"words": Mapping, "ignores_budget": bool, "clone_tags": Mapping}
+_DEFAULTS = {
+    "words": Mapping,
+    "meanings": Mapping,
+    "ignores_budget": bool,
+    "clone_tags": Mapping,
+}
 
 
 @dataclass(frozen=True, slots=True)

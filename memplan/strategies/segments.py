@@ -9,7 +9,7 @@ the backward part comes to it. The last segment is kept whole, as it is needed a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +29,9 @@ class Segments(KeepSet):
     name: ClassVar[str] = "segments"
     summary: ClassVar[str] = "keep what crosses segment boundaries of the forward (Chen 2016)"
     source: ClassVar[str] = "Chen, Xu, Zhang, Guestrin: arXiv 1604.06174 (2016), sections 3 and 4"
+    meanings: ClassVar[Mapping[str, str]] = {
+        "count": "number of segments; 0 tries many",
+    }
     count: int = 0
 
     def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:

@@ -31,11 +31,13 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a class. ``allowed``: its values; empty: any of its kind."""
+    """An option of a class. ``allowed``: its values; empty: any of its kind. ``meaning``: what it
+    is for, or empty."""
 
     name: str
     default: int | float | str
     allowed: tuple[str, ...]
+    meaning: str = ""
 
     @property
     def kind(self) -> str:
@@ -58,11 +60,18 @@ def split_spec(text: str) -> Spec | None:
 def options_of(kind: type[Any]) -> tuple[Option, ...]:
     """The options of a class, in the order of its fields.
 
-    A class variable ``words`` may list, by option, the values of those that have few.
+    Class variables may tell more, by option: ``words`` lists the values of those that have few,
+    ``meanings`` says what they are for.
     """
     words: Mapping[str, tuple[str, ...]] = getattr(kind, "words", {})
+    meanings: Mapping[str, str] = getattr(kind, "meanings", {})
     return tuple(
-        Option(field.name, cast(int | float | str, field.default), tuple(words.get(field.name, ())))
+        Option(
+            field.name,
+            cast(int | float | str, field.default),
+            tuple(words.get(field.name, ())),
+            str(meanings.get(field.name, "")),
+        )
         for field in fields(kind)
     )
 

@@ -14,7 +14,8 @@ STEPS, BATCH, WIDTH, HIDDEN = 6, 4, 5, 8
 def layer(op: str = "LSTM", **attributes: object) -> onnx.ModelProto:
     """A layer with a symbolic batch, under a scalar loss."""
     rows = {"LSTM": 4, "GRU": 3, "RNN": 1}[op] * HIDDEN
-    shapes = {"W": (1, rows, WIDTH), "R": (1, rows, HIDDEN), "B": (1, 2 * rows)}
+    ways = 2 if attributes.get("direction") == "bidirectional" else 1
+    shapes = {"W": (ways, rows, WIDTH), "R": (ways, rows, HIDDEN), "B": (ways, 2 * rows)}
     nodes = [
         helper.make_node(
             op, ["x", *shapes], ["y", "last"], name="rnn", hidden_size=HIDDEN, **attributes

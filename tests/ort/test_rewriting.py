@@ -10,16 +10,21 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.graphs import open_text
+import memplan
+from helpers.graphs import open_text, parse
 from helpers.models import each, runnable_models
 from helpers.originals import original
 from helpers.plans import outputs_of, plan_and_apply
 from helpers.random_graphs import models
-from helpers.training_steps import STEPS
+from helpers.recurrent_layers import layer
+from helpers.training_steps import STEPS, with_dropout
+from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.validate.run import ValidateOptions, validate
 from memplan.errors import InfeasibleError
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
+from memplan.units import parse_size
 
 pytestmark = pytest.mark.ort
 
@@ -80,3 +85,61 @@ def assert_same_results(before: OpenModel, share: float) -> None:
     assert timeline.resident_bytes + max(steps) <= plan.budget_bytes
     for a, b in zip(reference, outputs, strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def test_a_rewritten_file_can_be_rewritten_again(tmp_path: Path) -> None:
+    """What rebuilds a Dropout's output has a name of its own each time, and a file's clones of
+    what is no node in it are nodes like others."""
+    paths = [tmp_path / f"{k}.onnx" for k in range(3)]
+    onnx.save(with_dropout(), paths[0])
+    for before, after, budget in zip(paths, paths[1:], ("60%", "85%"), strict=False):
+        options = RewriteOptions(parse_size(budget), strategy="greedy", optimize="none")
+        result = rewrite(before, options, after)
+        assert result.plan.clones
+    first, second = (
+        {node.name for node in onnx.load(path).graph.node if "/rebuild" in node.name}
+        for path in paths[1:]
+    )
+    assert first < second
+    assert validate(paths[0], paths[2], ValidateOptions(runs=1, plain=False)).equality == "bitwise"
+
+
+def test_an_operator_that_only_the_runtime_has_in_this_domain_is_rewritten(tmp_path: Path) -> None:
+    """ONNX's checker does not know it; ONNX Runtime runs it."""
+    names = "abcdef"
+    lines, last = [], "x"
+    for name in names:
+        lines.append(f"{name} = Exp({last})")
+        last = name
+    for name in reversed(names):
+        lines.append(f"g{name} = Mul({last}, {name})")
+        last = f"g{name}"
+    body = "  ".join(lines)
+    text = f"""g (float[64,32] x, float[32] s) => (float[64,32] y)
+      {{ {body}  y = SimplifiedLayerNormalization({last}, s) }}"""
+    path = tmp_path / "step.onnx"
+    onnx.save(parse(text), path)
+    options = RewriteOptions(parse_size("80%"), strategy="greedy")
+    result = rewrite(path, options, tmp_path / "fits.onnx")
+    assert result.plan.clones
+    assert "SimplifiedLayerNormalization" in {node.op_type for node in result.model.graph.node}
+    found = validate(path, tmp_path / "fits.onnx", ValidateOptions(runs=1, plain=False))
+    assert found.proved, found.findings
+
+
+@pytest.mark.parametrize("budget", ["60%", "75%", "90%"])
+@pytest.mark.parametrize("attributes", [{}, {"direction": "bidirectional"}], ids=["one", "both"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_recurrent_steps_fit_or_say_what_would(
+    op: str, attributes: dict[str, object], budget: str, tmp_path: Path
+) -> None:
+    """ "Nobody reads the recomputed node", "breaks the budget": never a bug of ours."""
+    step = memplan.gradients(layer(op, **attributes), "loss", ["W", "R", "B"])
+    path = tmp_path / "step.onnx"
+    onnx.save(step, path)
+    options = RewriteOptions(parse_size(budget), strategy="search{iterations=3}", optimize="none")
+    try:
+        result = rewrite(path, options, tmp_path / "fits.onnx", dims={"N": 64})
+    except InfeasibleError:
+        return
+    assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
+from memplan.api.grad.notes import notes_on_logits, notes_on_sharing
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary
 from memplan.autodiff.build import Request, Seed, build_gradients, gradient_outputs
@@ -261,7 +262,11 @@ def _grad(
         dims=dims,
         new_values=state,
         statistics=statistics,
-        notes=(*statistics.notes, *_notes_on_logits(model.graph, options)),
+        notes=(
+            *statistics.notes,
+            *notes_on_logits(model.graph, options.loss, options.logits),
+            *notes_on_sharing(flat.graph, wrt),
+        ),
         placement=placement,
     )
 
@@ -300,18 +305,6 @@ def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]
         )
     built = add_loss(flat, options.loss, options.logits, options.class_axis)
     return built.loss, built.class_axis
-
-
-def _notes_on_logits(graph: onnx.GraphProto, options: GradOptions) -> Iterator[str]:
-    """Cross-entropy takes logits: where it is given probabilities, softmax is taken twice."""
-    if options.loss != "cross-entropy" or options.logits is None:
-        return
-    for node in graph.node:
-        if options.logits in node.output and node.op_type in ("Softmax", "Sigmoid"):
-            yield (
-                f"--logits {options.logits}: this is the output of a {node.op_type}, and "
-                f"cross-entropy takes the softmax again; its input '{node.input[0]}' may be meant"
-            )
 
 
 def _computed(graph: onnx.GraphProto, name: str) -> bool:

@@ -9,6 +9,7 @@ from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
+from memplan.units import counted
 
 
 def check_cost_options(options: RewriteOptions) -> None:
@@ -68,7 +69,8 @@ def cost_notes(costs: NodeCosts, model: OpenModel, options: RewriteOptions) -> t
     if options.profile:
         origin = f"on {options.provider}, {1000 * sum(costs.seconds.values()):,.1f} ms a step"
     if measured == whole:
-        return (f"seconds of all {whole} nodes measured ({origin})",)
+        every = "all " if whole > 1 else ""
+        return (f"seconds of {every}{counted(whole, 'node')} measured ({origin})",)
     scale = ", on the scale of the measured ones" if costs.scale else ""
     return (
         f"seconds of {measured} of {whole} nodes measured ({origin}), of {whole - measured} "

@@ -8,6 +8,7 @@ from memplan.runtime.messages import Measurement
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.timeline import Timeline
+from memplan.units import counted
 
 
 def clone_names(model: OpenModel) -> set[str]:
@@ -63,15 +64,17 @@ def clone_findings(model: OpenModel, timeline: Timeline, measured: Measurement) 
     found = []
     if gone:
         found.append(
-            f"{len(gone)} recomputed nodes did not run: the runtime merged or removed them "
-            f"({gone[0]})"
+            f"{counted(len(gone), 'recomputed node')} did not run: merged or removed by the "
+            f"runtime ({gone[0]})"
         )
     if early:
-        found.append(f"{len(early)} recomputed nodes ran earlier than planned ({early[0]})")
+        found.append(
+            f"{counted(len(early), 'recomputed node')} ran earlier than planned ({early[0]})"
+        )
     if moved:
         found.append(
-            f"{len(moved)} recomputed nodes ran on another provider than what they repeat "
-            f"({moved[0]})"
+            f"{counted(len(moved), 'recomputed node')} ran on another provider than what is "
+            f"repeated ({moved[0]})"
         )
     return found
 

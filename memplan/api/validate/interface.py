@@ -11,6 +11,7 @@ from memplan.runtime.archive import save_arrays
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
+from memplan.units import counted
 
 _WHICH = ("input", "output")
 _SHOWN = 8
@@ -28,8 +29,9 @@ def removed_names(metadata: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
 def removed_notes(removed: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The same as sentences."""
     return [
-        f"{len(names)} {which}s were removed from the rewritten model (--wrt), so they are not "
-        f"{'compared' if which == 'output' else 'fed'}: {some_names(names)}"
+        f"{counted(len(names), which)} {'was' if len(names) == 1 else 'were'} removed from the "
+        f"rewritten model (--wrt), and not {'compared' if which == 'output' else 'fed'}: "
+        f"{some_names(names)}"
         for which, names in removed.items()
         if names
     ]
@@ -81,7 +83,7 @@ def removal_findings(
                 else "if that was wanted, give --wrt GLOB as to rewrite"
             )
             found.append(
-                f"{len(unasked)} {which}s of the original are missing ({some_names(unasked)}); "
+                f"missing: {counted(len(unasked), which)} of the original ({some_names(unasked)}); "
                 f"{hint}"
             )
     return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import UsageError
+from memplan.runtime.measure import check_time_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,5 @@ class ValidateOptions:
 
     def __post_init__(self) -> None:
         if self.draws < 1:
-            raise UsageError(f"{self.draws} draws: at least one is needed")
-        if not self.time_limit > 0:
-            raise UsageError(f"a time limit of {self.time_limit:g} s: it must be above 0")
+            raise UsageError(f"draws: {self.draws}, and at least one is needed")
+        check_time_limit(self.time_limit)

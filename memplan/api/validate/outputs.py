@@ -10,6 +10,7 @@ from memplan.api.validate.interface import some_names
 from memplan.ir.graph import Graph
 from memplan.runtime.compare import Comparison
 from memplan.simulate.opened import OpenModel
+from memplan.units import counted
 
 # Kernels whose CPU implementation adds in a different order from run to run.
 _UNREPEATABLE = (("ScatterND", "reduction"),)
@@ -78,7 +79,7 @@ def _wrong(comparisons: Sequence[Comparison], itself: Sequence[Comparison]) -> l
     count = len({text.split(" ")[0] for _, text in found})
     texts = [text for _, text in found]
     if count > 1:
-        texts[0] += f", and {count - 1} more outputs"
+        texts[0] += f", and {counted(count - 1, 'more output')}"
     return texts
 
 
@@ -94,7 +95,8 @@ def _notes(
     ]
     relative = max((c.max_rel_diff for c in itself), default=0.0)
     notes = [
-        f"the original differs from itself from run to run in {len(noisy)} outputs (relative "
+        f"the original differs from itself from run to run in "
+        f"{counted(len(noisy), 'output')} (relative "
         f"{relative:.3g}; {some_names(sorted(noisy))})"
         + (f"; it adds in no fixed order in: {', '.join(unrepeatable)}" if unrepeatable else "")
     ]

@@ -11,6 +11,7 @@ from memplan.api.validate.proof import proof_line
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.runtime.compare import Comparison
+from memplan.units import counted
 
 SCHEMA = "memplan.validation/1"
 
@@ -188,7 +189,7 @@ class Validation(Summary):
             "tolerance": f"equal within tolerance {where} (at most {c.max_rel_diff:.1e} relative)",
         }.get(self.equality, "outputs differ")
         if self.vacuous_outputs:
-            runs += f" ({len(self.vacuous_outputs)} of {c.outputs} outputs vacuous)"
+            runs += f" ({len(self.vacuous_outputs)} of {counted(c.outputs, 'output')} vacuous)"
         return ("equivalent by construction, " if self.equivalence.proved else "") + runs
 
     @property

@@ -47,6 +47,7 @@ from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
+from memplan.units import counted
 
 __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
 
@@ -349,5 +350,7 @@ def _predicted(model: OpenModel, kind: SessionKind, bench: Bench) -> Timeline | 
 def _order_findings(kept: bool, moved: list[str]) -> list[str]:
     found = [] if kept else ["the runtime ran the nodes in another order than planned"]
     if moved:
-        found.append(f"{len(moved)} nodes ran on another provider than predicted ({moved[0]})")
+        found.append(
+            f"{counted(len(moved), 'node')} ran on another provider than predicted ({moved[0]})"
+        )
     return found

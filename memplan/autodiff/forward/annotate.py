@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -14,12 +14,13 @@ from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
 from memplan.proto.checks import require_valid
 from memplan.proto.edit import copied, rename_reads
+from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.proto.read import check_structure
 from memplan.shapes.checks import check_calls, check_stated, require_possible
-from memplan.shapes.fold import small_constants
+from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
@@ -91,13 +92,18 @@ def constants_of(graph: onnx.GraphProto, trained: Collection[str]) -> dict[str, 
 
 
 class Annotator:
-    """Finds types, node by node, with a name for every dimension that has no size."""
+    """Finds types, node by node, with a name for every dimension that has no size.
+
+    Whole numbers that follow from constants alone (the axes that exporters put together) become
+    constants, too.
+    """
 
     def __init__(
-        self, model: onnx.ModelProto, constants: Mapping[str, Array], mark: str = ""
+        self, model: onnx.ModelProto, constants: MutableMapping[str, Array], mark: str = ""
     ) -> None:
         self.model = model
         self.constants = constants
+        self.left = MOST_FOLDED
         self.mark = mark
         self.types: dict[str, TensorType] = {}
         self.dims = 0
@@ -150,6 +156,15 @@ class Annotator:
         except (RuntimeError, ValueError):
             found = (UNKNOWN,) * len(node.output)
         self._note_all(node, known, found)
+        self._fold(node)
+
+    def _fold(self, node: onnx.NodeProto) -> None:
+        if self.left < 0 or any(name not in self.constants for name in node.input if name):
+            return
+        for name, array in evaluate(self.model, node, self.constants, self.types).items():
+            self.left -= array.size
+            if array.dtype.kind in "iub":
+                self.constants[name] = array
 
     def _note_all(
         self,

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from memplan.api.analyze import Analysis
 from memplan.ir.graph import Phase
 from memplan.report.chrome_trace import class_series
+from memplan.report.html.names import NameTable, shorten
+from memplan.report.html.sections import tensor_data
 from memplan.simulate.explain import TensorClass
 from memplan.simulate.timeline import Bytes
 from memplan.units import format_bytes
@@ -32,7 +34,6 @@ STACK = (
     TensorClass.ACTIVATION,
 )
 _MAX_BANDS = 300
-_NAME_CHARACTERS = 80
 _HEIGHT = 1000
 _HEADROOM = 1.13
 _GRID_LINES = 6
@@ -173,20 +174,21 @@ def script_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) ->
     """What the script needs: bytes per layer and the node, for every kept step."""
     graph, order = analysis.graph, analysis.timeline.order
     nodes = [graph.nodes[order[step]] for step in kept.tolist()]
-    ops, modules = _Table(), _Table()
+    ops, modules = NameTable(), NameTable()
     return _json(
         {
             "count": len(order),
             "peak": analysis.timeline.peak_step,
             "steps": kept.tolist(),
             "layers": [[name, _compact(values[kept])] for name, values in layers.items()],
-            "names": [_shorten(node.name) for node in nodes],
-            "op": [ops.index(_shorten(node.op)) for node in nodes],
-            "module": [modules.index(_shorten(analysis.modules[node.id])) for node in nodes],
+            "names": [shorten(node.name) for node in nodes],
+            "op": [ops.index(shorten(node.op)) for node in nodes],
+            "module": [modules.index(shorten(analysis.modules[node.id])) for node in nodes],
             "phase": [list(Phase).index(analysis.phases.of[node.id]) for node in nodes],
             "phases": [str(phase) for phase in Phase],
             "ops": ops.names,
             "modules": modules.names,
+            "tensors": tensor_data(analysis),
         }
     )
 
@@ -197,27 +199,5 @@ def _json(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-class _Table:
-    """Distinct texts in order of first use."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._index: dict[str, int] = {}
-
-    def index(self, name: str) -> int:
-        """Position of ``name``, added when it is new."""
-        if name not in self._index:
-            self._index[name] = len(self.names)
-            self.names.append(name)
-        return self._index[name]
-
-
 def _compact(values: Bytes) -> int | list[int]:
     return int(values[0]) if len(values) and (values == values[0]).all() else values.tolist()
-
-
-def _shorten(name: str) -> str:
-    if len(name) <= _NAME_CHARACTERS:
-        return name
-    half = (_NAME_CHARACTERS - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"

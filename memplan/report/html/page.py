@@ -24,16 +24,16 @@ from memplan.report.html.chart import (
     timeline_figure,
 )
 from memplan.report.html.document import document
+from memplan.report.html.sections import module_section, narrowing_section, tensors_section
 from memplan.simulate.arena import simulate_arena
-from memplan.simulate.explain import Live
+from memplan.simulate.explain import Live, TensorClass
 from memplan.simulate.pattern import pattern_block
 from memplan.simulate.timeline import Bytes
-from memplan.units import format_bytes
+from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from memplan.api.frontier import FrontierPoint
 
-_MAX_MODULES = 16
 _COLUMNS = (
     ("tensor", "text"),
     ("size", "number"),
@@ -63,9 +63,11 @@ def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[FrontierPo
         _figures(analysis),
         _timeline_section(analysis, layers, kept),
         _live_section(analysis, top),
+        tensors_section(),
         *([_frontier_section(points)] if points else []),
+        narrowing_section(analysis),
         '<div class="columns">',
-        _module_section(analysis),
+        module_section(analysis.stashes),
         _notes_section(analysis),
         "</div>",
         f"<footer>memplan · fingerprint {escape(analysis.fingerprint)} · accounting version "
@@ -102,12 +104,14 @@ def _header(analysis: Analysis) -> str:
 def _figures(analysis: Analysis) -> str:
     timeline = analysis.timeline
     stash = sum(s.nbytes for s in analysis.stashes)
+    at_peak = format_bytes(analysis.by_class.get(TensorClass.STASH, 0))
+    kept = counted(len(analysis.stashes), "tensor")
     figures = (
         ("peak", timeline.peak_bytes, f"{timeline.peak_bytes:,} B"),
         ("with workspace", timeline.peak_with_workspace_bytes, "what a budget is held against"),
         ("resident", timeline.resident_bytes, "there before step 0"),
         ("dynamic peak", timeline.dynamic_peak_bytes, "tensors made during the step"),
-        ("stash", stash, f"{len(analysis.stashes):,} tensors kept for the backward pass"),
+        ("stash", stash, f"{kept} for the backward pass, {at_peak} at the peak"),
         ("floor", analysis.floor_with_workspace_bytes, "no budget below this can be met"),
     )
     return (
@@ -124,7 +128,10 @@ def _figures(analysis: Analysis) -> str:
 def _timeline_section(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
     if not len(kept):
         return "<section><h2>Memory over the step</h2><p>The graph has no nodes.</p></section>"
-    hint = "drag to zoom, double-click to reset; arrow keys move the cursor"
+    hint = (
+        "drag to zoom, double-click to reset; click to list what is alive at a step; arrow keys "
+        "move the cursor"
+    )
     if len(kept) < len(analysis.timeline.order):
         hint += f" · {len(kept):,} of {len(analysis.timeline.order):,} steps drawn"
     return (
@@ -176,7 +183,8 @@ def _live_section(analysis: Analysis, top: int) -> str:
         )
     resident = format_bytes(analysis.timeline.resident_bytes)
     return (
-        f"<section><h2>Live at the peak <small>{len(analysis.at_peak):,} tensors made during the "
+        f"<section><h2>Live at the peak <small>"
+        f"{counted(len(analysis.at_peak), 'tensor')} made during the "
         f"step; beside them {resident} resident</small></h2><div class=scroll>"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'
         "</div></section>"
@@ -222,8 +230,9 @@ def _frontier_section(points: Sequence[FrontierPoint]) -> str:
     rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated, for the file as it is, "
-        "without fusions</small></h2><div class=scroll>"
-        f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        "without fusions; the search is stopped by the clock, so it varies</small></h2>"
+        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
         "</div></section>"
     )
 
@@ -238,37 +247,6 @@ def _frontier_cells(point: FrontierPoint) -> str:
         # Behind all plans, however the table is sorted by time.
         cells += [(1e9, "no plan"), (1e9, f"lowest peak {format_bytes(point.peak_bytes)}")]
     return "".join(f'<td class="number" data-value="{n}">{text}</td>' for n, text in cells)
-
-
-def _module_section(analysis: Analysis) -> str:
-    sizes: dict[str, list[int]] = {}
-    for stash in analysis.stashes:
-        sizes.setdefault(stash.module, []).append(stash.nbytes)
-    modules = sorted(sizes.items(), key=lambda item: -sum(item[1]))
-    total = sum(sum(found) for found in sizes.values())
-    if not modules:
-        text = "<p>Nothing made in the forward pass is read in the backward pass.</p>"
-        return f"<section><h2>Stash by module</h2>{text}</section>"
-    largest = max(1, sum(modules[0][1]))
-    rows = "".join(
-        f'<tr><td title="{escape(name)}">{escape(name)}</td>'
-        f'<td><i style="width:{100 * sum(found) / largest:.1f}%"></i></td>'
-        f"<td>{format_bytes(sum(found))} · {_count(found)}</td></tr>"
-        for name, found in modules[:_MAX_MODULES]
-    )
-    rest = modules[_MAX_MODULES:]
-    if rest:
-        size = format_bytes(sum(sum(found) for _, found in rest))
-        rows += f'<tr><td colspan="2">and {len(rest):,} more modules</td><td>{size}</td></tr>'
-    return (
-        f"<section><h2>Stash by module <small>{format_bytes(total)} made in forward and read in "
-        f'backward; what recomputing can free</small></h2><table class="modules">{rows}</table>'
-        "</section>"
-    )
-
-
-def _count(found: list[int]) -> str:
-    return f"{len(found):,} tensor{'' if len(found) == 1 else 's'}"
 
 
 def _notes_section(analysis: Analysis) -> str:

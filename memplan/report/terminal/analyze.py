@@ -189,7 +189,8 @@ def _live_table(live: Sequence[Live], top: int) -> Table:
 def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
     """Budget, extra time, recomputed nodes."""
     table = Table(
-        "Frontier: what a budget costs (estimated; the file as it is, without fusions)",
+        "Frontier: what a budget costs (estimated; the file as it is, without fusions; the search "
+        "is stopped by the clock, so it varies)",
         *((name, "number") for name in ("budget", "bytes", "extra time", "recomputed")),
     )
     for point in points:

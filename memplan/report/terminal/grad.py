@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -44,9 +45,9 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
     if controls:
         lines.append("to feed: " + ", ".join(_CONTROLS[name] for name in controls))
     if result.new_inputs:
-        lines.append(f"new inputs: {listed(result.new_inputs, details)}")
+        lines.append(f"new inputs: {_by_parameter(result.new_inputs, wrt, details)}")
     if result.new_outputs:
-        lines.append(f"new outputs: {listed(result.new_outputs, details)}")
+        lines.append(f"new outputs: {_by_parameter(result.new_outputs, wrt, details)}")
     if result.new_values:
         new, old = next(iter(result.new_values.items()))
         lines.append(
@@ -60,3 +61,18 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
         lines.append(f"wrote {result.output}")
     headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
     return group([headline, *map(line, lines)])
+
+
+def _by_parameter(names: Sequence[str], wrt: Sequence[str], details: bool) -> str:
+    """``lr, and for each NAME of the 60 tensors: NAME, NAME.exp_avg``: what every tensor has is
+    said once."""
+    known, endings = set(wrt), dict[str, list[str]]()
+    for name in names:
+        cut = next((k for k in range(len(name), 0, -1) if name[:k] in known), None)
+        endings.setdefault("" if cut is None else f"NAME{name[cut:]}", []).append(name)
+    every = [e for e, found in endings.items() if e and len(found) == len(wrt) > 1]
+    others = [name for e, found in endings.items() if e not in every for name in found]
+    if not every:
+        return listed(names, details)
+    each = f"for each NAME of the {counted(len(wrt), 'tensor')}: {', '.join(every)}"
+    return f"{listed(others, details)}, and {each}" if others else each

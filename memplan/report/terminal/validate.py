@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -18,27 +19,23 @@ def render(validation: Validation, *, details: bool = False) -> Group:
     verdict = f"{validation.verdict}: {validation.summary}"
     parts: list[RenderableType] = [line(verdict, f"bold {colour}")]
     parts += [line(f"- {finding}", "red") for finding in validation.findings]
-    parts += section(_runs_table(validation))
+    parts += section(runs_table(validation.runs))
     parts += [line(text) for text in validation.details]
     return group([*parts, *notes(validation.notes, details)])
 
 
-def _runs_table(validation: Validation) -> Table:
+def runs_table(runs: Sequence[Run]) -> Table:
     """What is counted from the files, what was measured, and the peaks that both give."""
-    runs: list[Run] = list(validation.runs)
     table = Table(
         "Each model in a process of its own (bytes)",
         ("", "text"),
-        *[(run.label, "number") for run in runs],
+        *[(run.label.replace(", ", ",\n"), "number") for run in runs],
     )
     draws = max(len(run.further_dynamic_bytes) for run in runs)
     parts: list[list[tuple[str, list[str]]]] = [
         [
-            ("resident, counted from the file", [_bytes(run.resident_bytes) for run in runs]),
-            (
-                "workspace at the peak, predicted, not measured",
-                [_bytes(_workspace(run)) for run in runs],
-            ),
+            ("resident, from the file", [_bytes(run.resident_bytes) for run in runs]),
+            ("workspace, predicted only", [_bytes(_workspace(run)) for run in runs]),
         ],
         [
             ("dynamic, predicted", [_bytes(_dynamic(run)) for run in runs]),

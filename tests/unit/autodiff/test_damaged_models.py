@@ -141,3 +141,17 @@ def test_a_resize_to_gigabytes_of_matrix_is_refused(tmp_path: Path) -> None:
     { y = Resize <mode: string = "linear"> (x, , s) }"""
     with pytest.raises(ModelError, match=r"1,350,000,000 elements of a constant"):
         differentiated(written(text, tmp_path))
+
+
+def test_a_resize_that_keeps_the_aspect_ratio() -> None:
+    """With sizes that a run decides its gradient cannot be built, and says so."""
+    policy = 'keep_aspect_ratio_policy = "not_smaller", axes = [2, 3]'
+    body = f'{{{{ y = Resize <mode = "nearest", {policy}> (x, , , sizes) }}}}'
+    text = "g (float[1,1,4,6] x{given}) => (float[1,1,M,N] y) {known} " + body
+    known = text.format(given="", known="<int64[2] sizes = {2, 2}>")
+    found = memplan.gradients(onnx.parser.parse_model(HEADER + known), "y", "x")
+    shape = found.graph.output[-1].type.tensor_type.shape
+    assert [dim.dim_value for dim in shape.dim] == [1, 1, 4, 6]
+    late = text.format(given=", int64[2] sizes", known="").replace("M,N", "2,3")
+    with pytest.raises(ModelError, match="constant sizes, as it keeps the aspect ratio"):
+        memplan.gradients(onnx.parser.parse_model(HEADER + late), "y", "x")

@@ -17,7 +17,7 @@ from memplan.api.profile import ProfileOptions
 from memplan.api.rewrite.result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
 from memplan.api.validate.run import ValidateOptions
-from memplan_cli.main import COMMANDS
+from memplan_cli.main import COMMANDS, main
 from memplan_cli.options import Report
 
 
@@ -152,3 +152,33 @@ def test_a_deep_key_in_the_configuration_is_refused(run: Memplan, tmp_path: Path
     done = run("strategies", "-q")
     assert done.returncode == 2
     assert "cannot be read: nested too deeply" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("rewrite --strategy m", ["memory", "min-cut", "mirror"]),
+        ("rewrite --strategy a", ["auto"]),
+        ("grad --optimizer a", ["adam", "adamw"]),
+        ("re", ["rewrite"]),
+        ("rewrite --bu", ["--budget"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(
+    words: str,
+    offered: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As docs/reference.md has bash ask for it."""
+    monkeypatch.setenv("_MEMPLAN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"memplan {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    with pytest.raises(SystemExit):
+        main([])
+    found = [line.split(",")[1] for line in capsys.readouterr().out.splitlines()]
+    assert found == offered
+
+
+def test_strategies_fit_a_terminal(run: Memplan) -> None:
+    assert all(len(line) <= 80 for line in run("strategies").stdout.splitlines())

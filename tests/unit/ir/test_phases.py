@@ -434,3 +434,43 @@ def test_an_unknown_loss_is_an_error_that_lists_the_outputs() -> None:
     with pytest.raises(UsageError, match="--loss p: the graph has no such output") as caught:
         open_text(mlp(GRADIENTS), loss="p")
     assert caught.value.hint == "outputs: loss, w1_grad, w2_grad"
+
+
+def test_metrics_of_predictions_are_forward_work() -> None:
+    """Not gradients and updates: they make none. A norm of gradients is backward work."""
+    metrics = """
+        [top] best = ArgMax<axis = 1>(p)  [hit] hits = Cast<to = 1>(best)
+        [mean_hit] accuracy = ReduceMean<keepdims = 0>(hits)
+        [size] sparsity = ReduceSum<keepdims = 0>(h)
+        [norm] norm = ReduceL2<keepdims = 0>(w2_grad)
+    """
+    outputs = f"{GRADIENTS}, float accuracy, float sparsity, float norm"
+    check(
+        open_text(mlp(outputs, metrics)),
+        forward="fc1 relu fc2 top hit mean_hit size",
+        loss="diff square mean",
+        backward=f"{MLP_BACKWARD} norm",
+    )
+
+
+def test_a_weight_that_only_a_body_reads_is_a_weight() -> None:
+    """In a forward graph, where nothing else tells: in a branch, in a loop, in a branch in it."""
+    model = open_text(
+        """
+        g (float[8,4] x, float[4,4] a, float[4,4] b, float[4,4] c, float[4,4] k, bool on)
+            => (float[8,4] z) <int64 n = {3}, bool yes = {1}>
+        {
+            y = If (on) <
+                then_branch = t () => (float[8,4] u) { u = MatMul(x, a) },
+                else_branch = e () => (float[8,4] v) { w1 = Add(k, k)  v = MatMul(x, w1) }>
+            z = Loop (n, yes, y) <body = l (int64 i, bool before, float[8,4] s)
+                => (bool after, float[8,4] next) {
+                    after = Identity(before)
+                    m = MatMul(s, b)
+                    next = If (on) <
+                        then_branch = t2 () => (float[8,4] u2) { u2 = MatMul(m, c) },
+                        else_branch = e2 () => (float[8,4] v2) { v2 = Exp(m) }> }>
+        }"""
+    )
+    names = {model.graph.tensors[t].name for t in model.phases.parameters}
+    assert names == {"a", "b", "c"}

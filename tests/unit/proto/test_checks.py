@@ -42,15 +42,21 @@ def _wrong_attribute(model: onnx.ModelProto) -> None:
     model.graph.node[9].attribute[0].CopyFrom(helper.make_attribute("to", "float"))
 
 
+def _billions_of_outputs(model: onnx.ModelProto) -> None:
+    split = helper.make_node("Split", ["x"], ["cut"], name="cut", axis=0, num_outputs=2**31)
+    model.graph.node.insert(0, split)
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (_too_few_inputs, "fc1 (MatMul) has 1 inputs; MatMul takes 2"),
+        (_too_few_inputs, "fc1 (MatMul) has 1 input; MatMul takes 2"),
         (_too_many_inputs, "act (Relu) has 2 inputs; Relu takes 1"),
         (_an_absent_input, "fc1 (MatMul) lacks its input 'B'"),
         (_no_outputs, "mean (ReduceMean) has 0 outputs"),
         (_no_attribute, "mask (Cast) lacks its attribute 'to'"),
         (_wrong_attribute, "mask (Cast): attribute 'to' has the wrong type"),
+        (_billions_of_outputs, "cut (Split) has 1 output, and num_outputs is 2147483648"),
     ],
 )
 def test_a_call_against_the_definition(tmp_path: Path, edit: Edit, message: str) -> None:

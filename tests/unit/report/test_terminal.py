@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -14,10 +15,12 @@ from rich.console import Console
 from helpers.running import Memplan, runner
 from memplan.api.analyze import analyze, with_placement
 from memplan.api.frontier import FrontierPoint
+from memplan.api.validate.result import Run
 from memplan.report.html.page import analysis_html
 from memplan.report.terminal.analyze import headline, render
 from memplan.report.terminal.console import show
 from memplan.report.terminal.tables import Table, line, listed, shortened
+from memplan.report.terminal.validate import runs_table
 
 # A title, colours, a cleared screen, workflow commands, a C1 introducer, a reversed direction.
 EVIL = (
@@ -172,6 +175,9 @@ def test_the_page_shows_frontier_and_placement(tmp_path: Path) -> None:
     assert ">12.50%</td>" in page
     assert ">lowest peak 1.50 MiB</td>" in page
     assert "smallest arena found (+" in page
+    # The figures of the next run are others.
+    assert "stopped by the clock" in page
+    assert "stopped by the clock" in show(render(analysis, points), stdout=False)
     assert len(page) > len(plain)
 
 
@@ -181,3 +187,44 @@ def test_stash_is_told_in_all_and_at_the_peak(tmp_path: Path) -> None:
     text = show(render(analysis), stdout=False)
     assert text.startswith(show(line(headline(analysis)), stdout=False))
     assert re.search(r"Stash: \S+ \S+ in all, \S+ \S+ of it at the peak; \d+ tensors? made", text)
+
+
+def test_what_validate_measured_fits_80_columns() -> None:
+    """Each row on one line: labels of two words a line filled the screen."""
+    run = Run(
+        *("", "tuned", 378_138_149, 378_138_149, 358_353_924, 378_138_149, 19_784_225),
+        *(358_353_924, 358_353_924, (358_353_924,), 536_871_457, 364_986_368, 12.5, {}),
+    )
+    labels = ("original, extended fusions", "rewritten", "original, plain default")
+    buffer = io.StringIO()
+    Console(file=buffer, width=80).print(runs_table([replace(run, label=n) for n in labels]))
+    lines = buffer.getvalue().splitlines()
+    rows = [line for line in lines[4:] if line.strip()]
+    assert len(rows) == 12
+    assert all(re.match(r"\S.*[^ ]   +[\d-]", row) for row in rows)
+    assert not any("…" in line for line in lines)
+
+
+def test_grad_says_once_what_every_tensor_has(run: Memplan, tmp_path: Path) -> None:
+    """``grad -v`` listed 150 lines of names."""
+    count = 40
+    weights = [f"block.{k}.weight" for k in range(count)]
+    nodes = [
+        helper.make_node("MatMul", [f"h{k}", weight], [f"h{k + 1}"])
+        for k, weight in enumerate(weights)
+    ]
+    values = [helper.make_tensor_value_info(name, 1, [4, 4]) for name in ("h0", f"h{count}")]
+    tensors = [helper.make_tensor(weight, 1, [4, 4], [0.1] * 16) for weight in weights]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    opset = [helper.make_opsetid("", 20)]
+    onnx.save(
+        helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "forward.onnx"
+    )
+    options = ("--loss", "mse", "--logits", f"h{count}", "--optimizer", "adamw", "-v")
+    done = run("grad", "forward.onnx", "-o", "step.onnx", *options)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    each = "and for each NAME of the 40 tensors: "
+    assert f"new inputs: targets, lr, step, {each}NAME, NAME.exp_avg, NAME.exp_avg_sq " in text
+    assert f"{each}NAME_new, NAME.exp_avg_new, NAME.exp_avg_sq_new " in text
+    assert text.count("block.7.weight") == 1

@@ -36,6 +36,8 @@ CASES: dict[str, tuple[str, dict[str, object], Shapes, Shapes]] = {
     "kernel": ("Conv", {"group": 3}, [X, (6, 1, 3, 3), (6,)], [X, (6, 3, 3, 3), (6,)]),
     "turned": ("ConvTranspose", {}, [X, (3, 2, 3, 3), (2,)], [X, (4, 2, 3, 3), (2,)]),
     "perm": ("Transpose", {"perm": [1, 0]}, [(3, 4)], [(3, 4, 5)]),
+    "starts": ("Slice", {}, [X, (2,), (2,), (2,)], [X, (1, 2), (1, 2), (1, 2)]),
+    "ends": ("Slice", {}, [X, (2,), (2,), (2,)], [X, (2,), (3,)]),
     "terms": ("Einsum", {"equation": "ij,jk->ik"}, [(2, 3), (3, 4)], [(2, 3, 1), (3, 4)]),
     "sums": ("Add", {}, [(4, 8, 1), (8, 5)], [(4, 8, 1), (2, 3, 4, 6)]),
     "heads": (

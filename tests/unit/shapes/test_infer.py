@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 from helpers import odd_models as odd
+from helpers.graphs import open_text, parse, tensor
 from helpers.odd_models import FLOAT, constant, info, model, saved
 from memplan.api.analyze import analyze
 from memplan.errors import ModelError
@@ -95,14 +96,14 @@ def test_a_window_larger_than_its_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("op", "shapes", "attributes", "message"),
     [
-        ("Conv", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimensions"),
+        ("Conv", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimension"),
         ("Conv", ([1, 3, 8, 8], [4, 3, 3]), {}, "different ranks"),
         ("Conv", ([1, 3, 8, 8], [4, 3, 3, 3]), {"group": 0}, "'group' is below 1"),
-        ("ConvTranspose", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimensions"),
+        ("ConvTranspose", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimension"),
         ("LSTM", ([5, 2], [1, 16, 3], [1, 16, 4]), {"hidden_size": 4}, "'a' has 2 dimensions"),
         ("GRU", ([5, 2, 3], [12, 3], [1, 12, 4]), {"hidden_size": 4}, "'b' has 2 dimensions"),
-        ("LRN", ([3],), {"size": 3}, "'a' has 1 dimensions"),
-        ("Attention", ([4], [4], [4]), {}, "'a' has 1 dimensions"),
+        ("LRN", ([3],), {"size": 3}, "'a' has 1 dimension"),
+        ("Attention", ([4], [4], [4]), {}, "'a' has 1 dimension"),
     ],
 )
 def test_ranks_that_inference_lets_through(
@@ -117,3 +118,11 @@ def test_ranks_that_inference_lets_through(
     check_calls(helper.make_graph([], "g", [], []), types)
     if not attributes.get("group", 1) < 1:
         check_calls(graph, {})
+
+
+def test_an_output_without_a_type_gets_that_of_its_node() -> None:
+    """It states nothing, so it contradicts nothing."""
+    proto = parse("g (float[8,5] x) => (float[8,5] y, float[8,5] z) { y = Exp(x)  z = Sin(x) }")
+    proto.graph.output[0].ClearField("type")
+    made = tensor(open_text(proto).graph, "y")
+    assert (made.dtype, made.shape, made.nbytes) == (FLOAT, (8, 5), 160)

@@ -6,7 +6,8 @@ import pytest
 
 from helpers.searching import LONG_SKIP
 from memplan.errors import UsageError
-from memplan.strategies.builtin import Greedy, Keep, Search, parse_strategy
+from memplan.strategies.builtin import BUILT_IN, Greedy, Keep, Search, parse_strategy
+from memplan.strategies.spec import options_of
 
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
 
@@ -71,3 +72,11 @@ def test_a_wrong_strategy_is_explained(text: str, message: str, hint: str) -> No
         parse_strategy(text)
     assert caught.value.message == message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    """ "cut=1: 0 or 1" tells nobody what 0 does."""
+    kind = BUILT_IN[name]
+    assert set(kind.meanings) == {option.name for option in options_of(kind)}
+    assert all(option.meaning for option in options_of(kind))

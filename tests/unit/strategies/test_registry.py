@@ -74,8 +74,8 @@ def test_every_strategy_is_listed_with_its_source_and_options(inside: Memplan) -
     for name, strategy in BUILT_IN.items():
         assert re.search(rf"^{name}\b", text, re.MULTILINE)
         assert f"  {strategy.summary}\n  source: {strategy.source}\n" in text
-    assert "  heuristic=h_eq: h_eq or h_local\n" in text
-    assert "  seed=0: a whole number\n" in text
+    assert "  heuristic=h_eq: h_eq or h_local; h_eq counts what evicted" in text
+    assert "  seed=0: a whole number; another one gives another plan\n" in text
     assert "search (or auto: " in text
     assert succeeded(inside("strategies", "-q")).split() == sorted(BUILT_IN)
 
@@ -90,13 +90,20 @@ def test_the_list_as_json(inside: Memplan, tmp_path: Path) -> None:
         assert row["summary"]
         assert row["source"]
     assert rows["dtr"]["options"] == [
-        {"name": "heuristic", "kind": "text", "default": "h_eq", "allowed": ["h_eq", "h_local"]}
+        {
+            "name": "heuristic",
+            "kind": "text",
+            "default": "h_eq",
+            "allowed": ["h_eq", "h_local"],
+            "meaning": BUILT_IN["dtr"].meanings["heuristic"],
+        }
     ]
     assert rows["search"]["options"][1] == {
         "name": "seed",
         "kind": "number",
         "default": 0,
         "allowed": None,
+        "meaning": "another one gives another plan",
     }
     assert succeeded(inside("strategies", "--format", "json", "-o", "list.json")) == ""
     assert json.loads((tmp_path / "list.json").read_text()) == found

@@ -22,6 +22,8 @@
     return made;
   }
 
+  const tensors = allTensors(document.getElementById("tensors"));
+
   // ---- timeline: hover, arrow keys, drag to zoom
 
   const chart = document.querySelector(".chart");
@@ -136,6 +138,8 @@
         [from, to] = [start, end];
         layout();
         show(nearest(stepAt(event)));  // another step lies under the pointer now
+      } else {
+        tensors.at(data.steps[nearest(step)]);
       }
       pressed = null;
       brush.hidden = true;
@@ -162,9 +166,96 @@
     layout();
   }
 
-  // ---- table: sort by any column
+  // ---- all tensors: search, sort, those alive at a step
+
+  function allTensors(section) {
+    const SHOWN = 200;
+    const all = data.tensors;
+    const input = section.querySelector("input");
+    const chip = section.querySelector(".step");
+    const table = section.querySelector("table");
+    const heads = [...table.tHead.rows[0].cells];
+    const text = {
+      class: k => all.classes[all.class[k]].replace("_", " "),
+      module: k => all.modules[all.module[k]],
+    };
+    const value = (column, k) => text[column] ? text[column](k) : all[column][k];
+    const order = all.name.map((_, k) => k);
+    const found = order.map(k => [
+      all.name[k], all.also[k], all.made[k], text.module(k), text.class(k),
+    ].join("\n").toLowerCase());
+    let step = null, sorted = { column: "bytes", sign: -1 };
+
+    function fill() {
+      const words = input.value.toLowerCase().split(" ").filter(word => word);
+      const alive = k => step === null || (all.birth[k] <= step && step < all.death[k]);
+      const matching = order.filter(k => alive(k) && words.every(word => found[k].includes(word)));
+      const shown = matching.slice(0, SHOWN);
+      table.tBodies[0].replaceChildren(...shown.map(row));
+      const total = matching.reduce((sum, k) => sum + all.bytes[k], 0);
+      const most = matching.length > SHOWN ? `, the first ${SHOWN} of them shown` : "";
+      section.querySelector("small").textContent =
+        `${matching.length} of ${all.all}, ${bytes(total)} together${most}` +
+        (all.name.length < all.all ? `; the ${all.name.length} largest can be searched` : "");
+      chip.hidden = step === null;
+      chip.textContent = `alive at step ${step} ×`;
+    }
+
+    function row(k) {
+      const made = element("tr");
+      for (const head of heads) {
+        const column = head.dataset.column, cell = element("td");
+        const content = value(column, k);
+        if (column === "bytes") {
+          cell.textContent = bytes(content);
+          cell.title = content + " B";
+        } else if (column === "birth" || column === "death") {
+          const edge = { [-1]: "before", [data.count]: "end" };
+          cell.textContent = edge[content] ?? content;
+        } else {
+          if (column === "class") {
+            const swatch = element("span", undefined, "swatch");
+            swatch.style.background = `var(--${all.classes[all.class[k]]})`;
+            cell.append(swatch);
+          }
+          cell.append(content);
+          cell.title = column === "name" && all.also[k] ? `${content}, also ${all.also[k]}` : content;
+        }
+        if (head.dataset.kind === "number") cell.className = "number";
+        made.append(cell);
+      }
+      return made;
+    }
+
+    function sort(head) {
+      const column = head.dataset.column, first = head.dataset.kind === "number" ? -1 : 1;
+      sorted = { column, sign: sorted.column === column ? -sorted.sign : first };
+      const by = head.dataset.kind === "number"
+        ? (a, b) => a - b : (a, b) => a.localeCompare(b, undefined, { numeric: true });
+      order.sort((a, b) => sorted.sign * by(value(column, a), value(column, b)));
+      for (const each of heads) each.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", sorted.sign > 0 ? "ascending" : "descending");
+      fill();
+    }
+
+    function at(picked) {
+      step = picked;
+      fill();
+    }
+
+    section.hidden = !all.name.length;
+    heads.find(head => head.dataset.column === "bytes").setAttribute("aria-sort", "descending");
+    for (const head of heads) head.firstElementChild.addEventListener("click", () => sort(head));
+    input.addEventListener("input", fill);
+    chip.addEventListener("click", () => at(null));
+    fill();
+    return { at };
+  }
+
+  // ---- tables: sort by any column
 
   for (const table of document.querySelectorAll("table.live")) {
+    if (table.closest("#tensors")) continue;
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => {
       const numeric = head.dataset.kind !== "text";

@@ -327,3 +327,19 @@ def test_phases_by_data_flow_agree() -> None:
     assert Phase.BACKWARD in told.of
     assert told.of == found.of
     assert told.parameters == found.parameters
+
+
+def test_weights_that_an_exporter_merged_are_pointed_out() -> None:
+    """Five layer normalizations begin with the same scale, and PyTorch's default export keeps one:
+    training would tie them."""
+    model = parse(
+        """g (float[4,8] x, float[8] ones, float[8] own) => (float loss) {
+          a = LayerNormalization(x, ones)  b = LayerNormalization(a, ones)
+          c = LayerNormalization(b, own)  loss = ReduceSum <keepdims = 0> (c) }"""
+    )
+    found = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("ones", "own")))
+    (note,) = found.notes
+    assert note.startswith("1 tensor with several layers each ('ones': 2 LayerNormalization nodes)")
+    assert "optimize=False" in note
+    apart = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("own",)))
+    assert apart.notes == ()

@@ -40,11 +40,11 @@ def test_another_order_is_seen() -> None:
     ("ran", "said"),
     [
         (measured("a", "b", "again", "d"), ""),
-        (measured("a", "b", "d"), "1 recomputed nodes did not run"),
-        (measured("a", "again", "b", "d"), "1 recomputed nodes ran earlier than planned"),
+        (measured("a", "b", "d"), "1 recomputed node did not run"),
+        (measured("a", "again", "b", "d"), "1 recomputed node ran earlier than planned"),
         (
             measured("a", "b", "again", "d", elsewhere="again"),
-            "1 recomputed nodes ran on another provider",
+            "1 recomputed node ran on another provider",
         ),
     ],
     ids=["right", "gone", "early", "moved"],

@@ -13,7 +13,7 @@ def test_names_that_are_gone_in_a_file(tmp_path: Path) -> None:
     gone = removed_names({"removed_outputs": ["a", "b"], "removed_inputs": "none"})
     assert gone == {"input": (), "output": ("a", "b")}
     assert removed_notes(gone) == [
-        "2 outputs were removed from the rewritten model (--wrt), so they are not compared: a, b"
+        "2 outputs were removed from the rewritten model (--wrt), and not compared: a, b"
     ]
     assert some_names([str(k) for k in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     feeds = {"x": np.zeros(2), "m": np.ones(3)}

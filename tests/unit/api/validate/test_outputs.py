@@ -62,7 +62,7 @@ def test_the_noise_of_an_output_excuses_that_output_alone(tmp_path: Path) -> Non
     assert judged(first, ran(tmp_path, "b", [X * 1.6, X]), noisy).equality == "tolerance"
     found = judged(first, ran(tmp_path, "c", [X, X * 1.6]), noisy)
     assert found.equality == "different"
-    assert "the original differs from itself from run to run in 1 outputs" in found.notes[0]
+    assert "the original differs from itself from run to run in 1 output" in found.notes[0]
     assert judged(first, ran(tmp_path, "d", [X * 4, X]), noisy).equality == "different"
 
 

@@ -21,8 +21,11 @@ from memplan.api.analyze import Analysis, analyze
 from memplan.report.chrome_trace import chrome_trace, class_series
 from memplan.report.html.chart import MAX_POINTS, kept_steps
 from memplan.report.html.page import analysis_html
+from memplan.report.html.sections import module_section, narrowing_section
 from memplan.report.torch_snapshot import torch_snapshot
-from memplan.simulate.explain import TensorClass
+from memplan.simulate.allocation import is_resident
+from memplan.simulate.explain import Stash, TensorClass
+from memplan.simulate.narrowing import narrowings
 from memplan.units import format_bytes
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
@@ -145,6 +148,54 @@ class TestHtml:
         path = tmp_path / "long.onnx"
         onnx.save(small_graph(*nodes), path)
         assert len(analysis_html(analyze(path)).encode()) < 2_000_000
+
+
+def _stash(module: str, nbytes: int) -> Stash:
+    return Stash(f"t{nbytes}", nbytes, "made", ("read",), module)
+
+
+class TestSections:
+    def test_all_tensors_are_in_the_page_largest_first(self, analysis: Analysis) -> None:
+        found = data_of(analysis_html(analysis))["tensors"]
+        allocation, graph = analysis.timeline.allocation, analysis.graph
+        resident = [t.nbytes for t in graph.tensors if is_resident(t) and t.nbytes]
+        sizes = [*resident, *(buffer.nbytes for buffer in allocation.buffers)]
+        assert found["bytes"] == sorted(sizes, reverse=True)
+        assert found["all"] == len(sizes)
+        lives = {graph.tensors[b.root].name: (b.birth, b.death) for b in allocation.buffers}
+        for name, birth, death in zip(found["name"], found["birth"], found["death"], strict=True):
+            assert lives.get(name, (-1, len(analysis.timeline.order))) == (birth, death)
+
+    def test_modules_are_a_tree(self) -> None:
+        page = module_section(
+            [_stash("a.b.c", 30), _stash("a.b.d", 50), _stash("a.b", 4), _stash("e.f.g", 16)]
+        )
+        texts = [text.strip() for text in Page(page).texts]
+        assert texts[2:] == [
+            *("a.b", "84 B · 3 tensors", "d", "50 B · 1 tensor", "c", "30 B · 1 tensor"),
+            *("e.f.g", "16 B · 1 tensor"),
+        ]
+        assert Page(page).tags["details"] == 1
+
+    def test_a_module_whose_path_has_10000_parts_is_shown(self) -> None:
+        assert "x.x.x" in module_section([_stash("x." * 10_000, 1), _stash("y" + ".z" * 9_000, 1)])
+
+    def test_a_narrower_wrt_is_in_the_page(self, mlp: Analysis) -> None:
+        section = narrowing_section(mlp)
+        assert section in analysis_html(mlp)
+        texts = Page(section).texts
+        found = [n for n in narrowings(mlp.timeline, mlp.phases) if n.freed_with_earlier_bytes]
+        assert found
+        for item in found:
+            place = texts.index(item.module)
+            row = [format_bytes(n) for n in (item.freed_bytes, item.freed_with_earlier_bytes)]
+            assert texts[place + 1 : place + 3] == row
+
+    def test_the_stash_at_the_peak_stands_beside_that_of_the_step(self, mlp: Analysis) -> None:
+        text = "".join(Page(analysis_html(mlp)).texts)
+        whole = format_bytes(sum(stash.nbytes for stash in mlp.stashes))
+        at_peak = format_bytes(mlp.by_class[TensorClass.STASH])
+        assert re.search(rf"stash{whole}\d+ tensors for the backward pass, {at_peak} at the", text)
 
 
 class TestKeptSteps:

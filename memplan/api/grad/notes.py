@@ -1,0 +1,46 @@
+"""What a user should know of a training graph that is valid all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+
+from memplan.units import counted
+
+_OWN_SLOTS = {
+    **dict.fromkeys(("LayerNormalization", "BatchNormalization", "GroupNormalization"), (1, 2)),
+    **dict.fromkeys(("InstanceNormalization", "Conv", "ConvTranspose"), (1, 2)),
+    **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), (1,)),
+}
+"""Operators, and the slots of weights that hardly any two layers share."""
+
+
+def notes_on_sharing(graph: onnx.GraphProto, wrt: Sequence[str]) -> Iterator[str]:
+    """Weights that several layers read as their own: exporters merge initializers of equal
+    values, which at the start of a training many are."""
+    readers: dict[str, list[str]] = {name: [] for name in wrt}
+    for node in graph.node:
+        for slot in _OWN_SLOTS.get(node.op_type, ()):
+            if slot < len(node.input) and node.input[slot] in readers:
+                readers[node.input[slot]].append(node.op_type)
+    shared = {name: ops for name, ops in readers.items() if len(ops) > 1}
+    if shared:
+        name, ops = max(shared.items(), key=lambda item: len(item[1]))
+        yield (
+            f"{counted(len(shared), 'tensor')} with several layers each ('{name}': "
+            f"{counted(len(ops), ops[0] + ' node')}), trained as one; if these are different "
+            "layers, the exporter merged equal weights (torch.onnx.export: optimize=False)"
+        )
+
+
+def notes_on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> Iterator[str]:
+    """Cross-entropy takes logits: where it is given probabilities, softmax is taken twice."""
+    if loss != "cross-entropy" or logits is None:
+        return
+    for node in graph.node:
+        if logits in node.output and node.op_type in ("Softmax", "Sigmoid"):
+            yield (
+                f"--logits {logits}: this is the output of a {node.op_type}, and "
+                f"cross-entropy takes the softmax again; its input '{node.input[0]}' may be meant"
+            )

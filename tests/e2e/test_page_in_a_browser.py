@@ -1,0 +1,155 @@
+"""What the script of the HTML report does, in Chromium; skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.models import SAMPLES
+from memplan.api.analyze import Analysis, analyze
+from memplan.report.html.page import analysis_html
+from memplan.simulate.explain import Explainer, TensorClass
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium"),
+]
+
+# What tests say in the page: the rows of the table, words typed, a pointer at a part of the chart.
+LANGUAGE = """
+const section = document.getElementById("tensors");
+const plot = document.querySelector(".plot");
+const rows = () => [...section.querySelectorAll("tbody tr")].map(row => row.cells[0].textContent);
+const said = () => section.querySelector("small").textContent;
+const tip = () => plot.querySelector(".tip p").textContent;
+function type(words) {
+  const input = section.querySelector("input");
+  input.value = words;
+  input.dispatchEvent(new Event("input"));
+}
+function pointer(kind, part) {
+  const box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent("pointer" + kind, {
+    clientX: box.left + part * box.width, clientY: box.top + 9, pointerId: 1, bubbles: true,
+  }));
+}
+plot.setPointerCapture = () => {};
+"""
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    return analyze(SAMPLES / "gpt_dropout.onnx")
+
+
+def told(page: str, script: str, folder: Path) -> Any:
+    """What ``script`` puts into ``found`` when the page has been read."""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    end = (
+        f"<script>{LANGUAGE}let found;{script}\n"
+        "document.body.replaceChildren(JSON.stringify(found));</script></body>"
+    )
+    path = folder / "page.html"
+    path.write_text(page.replace("</body>", end), encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--window-size=1300,900", f"--user-data-dir={folder / 'profile'}", path.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HOME": str(folder)},
+    )
+    body = re.search(r"<body>(.*)</body>", done.stdout, re.S)
+    assert body is not None, done.stderr[-2000:]
+    return json.loads(body[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+
+
+def test_all_tensors_can_be_searched(analysis: Analysis, tmp_path: Path) -> None:
+    """By name, by the name of a view in the same buffer, by module and class together."""
+    view, root = next(
+        (analysis.graph.tensors[t].name, analysis.graph.tensors[buffer.root].name)
+        for buffer in analysis.timeline.allocation.buffers
+        for t in buffer.members[1:]
+    )
+    first, by_name, by_view, both = told(
+        analysis_html(analysis),
+        f"""found = [said()];
+        for (const words of ["masked_fill_3", {json.dumps(view)}, "BLOCKS.2.mlp stash"]) {{
+          type(words); found.push(rows());
+        }}""",
+        tmp_path,
+    )
+    resident = [t for t in analysis.graph.tensors if t.producer < 0 and t.nbytes]
+    count = len(analysis.timeline.allocation.buffers) + len(resident)
+    assert first.startswith(f"{count} of {count}, ")
+    assert "masked_fill_3" in by_name
+    assert root in by_view
+    stashed = {s.name for s in analysis.stashes if "blocks.2.mlp" in s.module}
+    assert stashed <= set(both)
+    assert len(both) < count / 10
+
+
+def test_a_click_lists_what_is_alive_there(analysis: Analysis, tmp_path: Path) -> None:
+    step, count, names, after = told(
+        analysis_html(analysis),
+        """pointer("down", 0.5); pointer("up", 0.5);
+        found = [section.querySelector(".step").textContent, said()];
+        type("stash"); found.push(rows()); type("");
+        section.querySelector(".step").click(); found.push(said());""",
+        tmp_path,
+    )
+    picked = int(re.fullmatch(r"alive at step (\d+) ×", step)[1])  # type: ignore[index]
+    buffers = analysis.timeline.live_at(picked)
+    resident = [t for t in analysis.graph.tensors if t.producer < 0 and t.nbytes]
+    assert count.startswith(f"{len(buffers) + len(resident)} of ")
+    explainer = Explainer(analysis.timeline, analysis.phases, analysis.modules)
+    assert set(names) == {
+        analysis.graph.tensors[buffer.root].name
+        for buffer in buffers
+        if explainer.buffer_class(buffer) is TensorClass.STASH
+    }
+    everything = len(analysis.timeline.allocation.buffers) + len(resident)
+    assert after.startswith(f"{everything} of {everything}, ")
+
+
+def test_after_zooming_the_tooltip_is_of_the_step_under_the_pointer(
+    analysis: Analysis, tmp_path: Path
+) -> None:
+    before, after = told(
+        analysis_html(analysis),
+        """pointer("down", 0.25); pointer("move", 0.75); found = [tip()];
+        pointer("up", 0.75); found.push(tip());""",
+        tmp_path,
+    )
+    first, last = (int(re.search(r"step (\d+)", text)[1]) for text in (before, after))  # type: ignore[index]
+    count = len(analysis.timeline.order)
+    assert abs(first - 0.75 * count) <= 2
+    # The picture now shows the middle half; the pointer still stands at 3/4 of it.
+    assert abs(last - (0.25 + 0.5 * 0.75) * count) <= 2
+
+
+def test_the_table_is_sorted_by_any_column(analysis: Analysis, tmp_path: Path) -> None:
+    ascending, descending = told(
+        analysis_html(analysis),
+        """const head = section.querySelector("[data-column=birth] button");
+        const births = () => [...section.querySelectorAll("tbody tr")].map(
+          row => row.cells[5].textContent);
+        head.click(); const down = births(); head.click(); found = [births(), down];""",
+        tmp_path,
+    )
+    assert ascending[0] == "before"
+    numbers = [int(text) for text in descending]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] > 0.9 * len(analysis.timeline.order)

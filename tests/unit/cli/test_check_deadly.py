@@ -1,0 +1,46 @@
+"""A model that ends the process of onnx's C++ code costs ``check`` its own line only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from helpers import odd_models as odd
+from helpers.running import Memplan, runner
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+def deadly() -> onnx.ModelProto:
+    """onnx 1.23 reads the type of an input that is not there."""
+    node = helper.make_node(
+        "LabelEncoder", [""], ["y"], domain="ai.onnx.ml", keys_strings=["a"], values_int64s=[1]
+    )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, [4])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 2)]
+    graph = helper.make_graph([node], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def test_a_model_that_kills_onnx_costs_its_own_line_only(run: Memplan, tmp_path: Path) -> None:
+    odd.saved(odd.training(), tmp_path, "a.onnx")
+    odd.saved(odd.training(), tmp_path, "b.onnx")
+    odd.saved(odd.training(), tmp_path, "c.onnx")
+    assert run("check", "--update", "a.onnx", "b.onnx", "c.onnx").returncode == 0
+    odd.saved(deadly(), tmp_path, "b.onnx")
+    done = run("check")
+    assert done.returncode == 3
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: b.onnx: ")
+    assert "died of SIGSEGV" in error
+    *_, last = done.stdout.splitlines()
+    assert last == "1 of 3 models could not be read"

@@ -1,0 +1,162 @@
+"""The line that is shown while something takes long: what it says, in every command that may."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from helpers import odd_models as odd
+from helpers.graphs import parse
+from helpers.training_steps import long_skips
+from memplan_cli import progress
+from memplan_cli.main import main
+
+FORWARD = """
+g (float[8,4] x, float[4,4] w) => (float loss)
+{ y = MatMul(x, w)  loss = ReduceMean <keepdims = 0> (y) }
+"""
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def run(self, *arguments: str) -> int:
+        """The exit code of a command."""
+        with redirect_stderr(self):
+            return main([*arguments])
+
+    @property
+    def lines(self) -> list[str]:
+        """What was shown, one line after the other."""
+        return [text for text in re.split(r"\r\x1b\[K", self.getvalue()) if text]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Where commands show lines at once, not after a second."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(progress, "_INTERVAL_SECONDS", 0)
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+BUDGET = r"\d+ B|[\d.]+ [KM]iB"
+SHOWN = {
+    ("analyze", "m.onnx"): ["analyzing m.onnx, 0 s"],
+    ("analyze", "m.onnx", "--placement"): ["analyzing m.onnx", r"placing buffers, at most \d+ s"],
+    ("rewrite", "m.onnx", "--budget", "70%", "--dry-run", "--strategy", "greedy"): [
+        "reading and preparing m.onnx",
+        rf"planning for 70%, at most 10 s: peak ({BUDGET}), [\d.]+% extra time",
+    ],
+    ("check", "--update", "m.onnx"): ["reading the lock", "analyzing 1/1: m.onnx"],
+    ("device",): ["starting providers"],
+    ("profile", "m.onnx", "-o", "c.json"): ["profiling m.onnx: 5 runs after two to warm up"],
+    ("validate", "m.onnx", "m.onnx"): [
+        "reading both models",
+        r"proving the files equivalent \(1 of 4\)",
+        r"running original \(2 of 4\)",
+    ],
+    ("grad", "f.onnx", "-o", "step.onnx", "--loss", "loss", "--wrt=w"): ["differentiating f.onnx"],
+}
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("arguments", SHOWN, ids=" ".join)
+def test_whoever_waits_sees_what_for(terminal: Terminal, arguments: tuple[str, ...]) -> None:
+    """And nothing of it is left at the end."""
+    odd.saved(long_skips(), Path(), "m.onnx")
+    odd.saved(parse(FORWARD), Path(), "f.onnx")
+    assert terminal.run(*arguments) == 0, terminal.getvalue()
+    shown = iter(terminal.lines)
+    for pattern in SHOWN[arguments]:
+        assert any(re.match(pattern, text) for text in shown), (pattern, terminal.lines)
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert all(re.search(r", \d+ s$", line) for line in terminal.lines if "compiling" not in line)
+
+
+def test_a_frontier_says_which_budget_it_plans_for(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trace(
+        problem: object, budgets: object, seconds: float, progress: Callable[..., None]
+    ) -> tuple[()]:
+        progress(0, 12, 1 << 20)
+        return ()
+
+    monkeypatch.setattr("memplan.solver.frontier.trace_frontier", trace)
+    odd.saved(long_skips(), Path(), "m.onnx")
+    assert terminal.run("analyze", "m.onnx", "--frontier") == 0
+    shown = [line for line in terminal.lines if "compiling" not in line]
+    assert shown[0] == "analyzing m.onnx, 0 s"
+    assert re.match(rf"planning for budget 1 of 12: ({BUDGET}), \d+ s$", shown[1])
+
+
+@pytest.mark.parametrize("flag", ["-q", "-v"])
+def test_no_line_beside_a_log_and_none_for_quiet_commands(terminal: Terminal, flag: str) -> None:
+    odd.saved(long_skips(), Path(), "m.onnx")
+    assert terminal.run("analyze", "m.onnx", flag) == 0
+    assert not any("analyzing m.onnx, " in line for line in terminal.lines)
+
+
+def test_names_in_the_line_neither_steer_the_terminal_nor_wrap(terminal: Terminal) -> None:
+    """A line that wraps could not be written over."""
+    name = "\x1b[2J" + "long" * 30 + ".onnx"
+    odd.saved(long_skips(), Path(), name)
+    assert terminal.run("analyze", name) == 0
+    assert terminal.lines[0].startswith(r"analyzing \x1b[2Jlong")
+    assert all(len(line) < 80 for line in terminal.lines)
+
+
+def test_the_line_goes_on_by_itself_after_a_second(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    clock = iter([0.0, 0.5, 1.0, 1.1, 2.3])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    line = progress._StatusLine("running")
+    with redirect_stderr(terminal):
+        for _ in range(4):
+            line.tick()
+        line.clear()
+    assert terminal.getvalue() == "\r\x1b[Krunning, 1 s\r\x1b[Krunning, 2 s\r\x1b[K"
+
+
+def test_when_the_time_for_planning_is_over_the_plan_is_checked(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    line = progress._StatusLine("reading")
+    told = progress._planning(line, "60%", 4)
+    with redirect_stderr(terminal):
+        for now[0] in (7.0, 12.0):
+            told(1 << 20, 0.05)
+    assert terminal.lines == [
+        "planning for 60%, at most 4 s: peak 1.00 MiB, 5.00% extra time, 7 s",
+        "checking the plan for 60%: peak 1.00 MiB, 5.00% extra time, 12 s",
+    ]
+
+
+@pytest.mark.parametrize("form", ["chrome-trace", "torch-snapshot"])
+@pytest.mark.parametrize("option", ["--frontier", "--placement"])
+def test_a_form_without_a_place_for_it_refuses_a_frontier_before_the_work(
+    terminal: Terminal, form: str, option: str
+) -> None:
+    odd.saved(long_skips(), Path(), "m.onnx")
+    assert terminal.run("analyze", "m.onnx", "--format", form, option, "-o", "x") == 2
+    error, hint = terminal.getvalue().splitlines()
+    assert error == (
+        f"error: --format {form} holds the memory of one step, and has no place for {option}"
+    )
+    assert hint == "hint: text, json and html have"
+    assert not Path("x").exists()

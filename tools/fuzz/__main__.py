@@ -10,6 +10,7 @@ one mutant of a run again, and shows where it fails.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ import seeds
 from memplan.solver.jit import is_cold
 
 _SMALL_FILES = 1_000_000
+_NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
 _KEPT = 3  # mutants of each defect
 
 
@@ -38,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=Path, action="append", default=[], help="folders of models")
     parser.add_argument("--node-tests", action="store_true", help="onnx's node tests are seeds too")
     parser.add_argument("--keep", type=Path, help="a folder for the mutants that find a defect")
+    parser.add_argument("--reasons", action="store_true", help="messages of clean exits, counted")
     parser.add_argument("--only", type=int, help="run this mutant alone")
     return parser.parse_args()
 
@@ -81,6 +84,7 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     """Run the mutants and tell how they ended; whether one found a defect."""
     codes: Counter[str] = Counter()
     defects: dict[str, list[pool.Outcome]] = {}
+    reasons: Counter[str] = Counter()
     slowest = largest = pool.Outcome(-1, 0)
     for outcome in pool.outcomes(run, options.workers, options.only):
         codes["no end" if outcome.code is None else str(outcome.code)] += 1
@@ -88,7 +92,9 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
         largest = max(largest, outcome, key=lambda each: each.peak_bytes)
         if outcome.is_defect:
             defects.setdefault(outcome.place, []).append(outcome)
-        elif run.mutant(outcome.number).nbytes < _SMALL_FILES:
+        elif outcome.code and options.reasons:
+            reasons[f"exit {outcome.code}: {_NAMED.sub('…', outcome.message)}"] += 1
+        if not outcome.is_defect and run.mutant(outcome.number).nbytes < _SMALL_FILES:
             if outcome.seconds > options.slow:
                 defects.setdefault("slow", []).append(outcome)
             if outcome.peak_bytes > options.large:
@@ -100,6 +106,8 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
         f"{largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})",
         flush=True,
     )
+    for reason, count in reasons.most_common():
+        print(f"  {count} × {reason}")
     for place, found in sorted(defects.items(), key=lambda item: -len(item[1])):
         first = min(found, key=lambda outcome: outcome.number)
         print(f"  {len(found)} × {place} (--only {first.number}): {first.message[:160]!r}")

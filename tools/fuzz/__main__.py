@@ -95,7 +95,7 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
         elif outcome.code and options.reasons:
             reasons[f"exit {outcome.code}: {_NAMED.sub('…', outcome.message)}"] += 1
         if not outcome.is_defect and run.mutant(outcome.number).nbytes < _SMALL_FILES:
-            if outcome.seconds > options.slow:
+            if outcome.seconds > options.slow and _again(run, outcome) > options.slow:
                 defects.setdefault("slow", []).append(outcome)
             if outcome.peak_bytes > options.large:
                 defects.setdefault("large", []).append(outcome)
@@ -115,6 +115,11 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             for outcome in sorted(found, key=lambda each: each.number)[:_KEPT]:
                 _keep(run, outcome, options.keep)
     return bool(defects)
+
+
+def _again(run: cases.Run, outcome: pool.Outcome) -> float:
+    """Seconds of a mutant alone: the processor may have been somebody else's."""
+    return min(again.seconds for again in pool.outcomes(run, only=outcome.number))
 
 
 def _keep(run: cases.Run, outcome: pool.Outcome, folder: Path) -> None:

@@ -84,28 +84,32 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     """Run the mutants and tell how they ended; whether one found a defect."""
     codes: Counter[str] = Counter()
     defects: dict[str, list[pool.Outcome]] = {}
+    calls: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     slowest = largest = pool.Outcome(-1, 0)
     for outcome in pool.outcomes(run, options.workers, options.only):
-        codes["no end" if outcome.code is None else str(outcome.code)] += 1
+        codes["no end" if outcome.code is None else f"exit {outcome.code}"] += 1
+        calls.update(outcome.counts)
         slowest = max(slowest, outcome, key=lambda each: each.seconds)
         largest = max(largest, outcome, key=lambda each: each.peak_bytes)
         if outcome.is_defect:
             defects.setdefault(outcome.place, []).append(outcome)
         elif outcome.code and options.reasons:
-            reasons[f"exit {outcome.code}: {_NAMED.sub('…', outcome.message)}"] += 1
+            message = outcome.message.partition(" | ")[0]
+            reasons[f"exit {outcome.code}: {_NAMED.sub('…', message)}"] += 1
         if not outcome.is_defect and run.mutant(outcome.number).nbytes < _SMALL_FILES:
             if outcome.seconds > options.slow and _again(run, outcome) > options.slow:
                 defects.setdefault("slow", []).append(outcome)
             if outcome.peak_bytes > options.large:
                 defects.setdefault("large", []).append(outcome)
-    counts = ", ".join(f"exit {code}: {count}" for code, count in sorted(codes.items()))
     print(
-        f"{run.command}: {sum(codes.values())} mutants, seed {run.seed}: {counts}; slowest "
-        f"{slowest.seconds:.1f} s (--only {slowest.number}), largest "
+        f"{run.command}: {sum(codes.values())} mutants, seed {run.seed}: {_counted(codes)}; "
+        f"slowest {slowest.seconds:.1f} s (--only {slowest.number}), largest "
         f"{largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})",
         flush=True,
     )
+    if calls:
+        print(f"  {sum(calls.values())} rewrites: " + _counted(calls))
     for reason, count in reasons.most_common():
         print(f"  {count} × {reason}")
     for place, found in sorted(defects.items(), key=lambda item: -len(item[1])):
@@ -115,6 +119,10 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             for outcome in sorted(found, key=lambda each: each.number)[:_KEPT]:
                 _keep(run, outcome, options.keep)
     return bool(defects)
+
+
+def _counted(numbers: Counter[str]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(numbers.items()))
 
 
 def _again(run: cases.Run, outcome: pool.Outcome) -> float:

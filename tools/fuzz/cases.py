@@ -15,11 +15,15 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
+from graphs import random_step
 from mutate import mutated, mutated_text
 
 from memplan.check.run import CheckRequest, run_update
 
-COMMANDS = ("analyze", "rewrite", "grad", "validate", "check", "configuration")
+MUTATED = ("analyze", "rewrite", "grad", "validate", "check", "configuration")
+SESSIONS = {"plans": "tuned", "plain-plans": "default"}
+"""Commands that take random training graphs instead of seeds: the kind of session they plan for."""
+COMMANDS = (*MUTATED, *SESSIONS)
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _LOCKED = "step"  # the seed of which there is a lock
 _SHARE_OF_PLAIN = 0.1  # sessions with default options: the runtime is asked in a process of its own
@@ -37,7 +41,7 @@ name = "x"
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """The files of a mutant by name, and the calls of the program that are made of them, one after
-    the other, until one does not end with exit code 0."""
+    the other, until one does not end with exit code 0; none if :mod:`plans` makes them."""
 
     files: Mapping[str, bytes]
     calls: tuple[tuple[str, ...], ...]
@@ -68,6 +72,9 @@ class Run:
     def mutant(self, number: int) -> Mutant:
         """The mutant ``number``."""
         r = random.Random(f"{self.seed}/{self.command}/{number}")
+        if self.command in SESSIONS:
+            r = random.Random(f"{self.seed}/{number}")  # the same graphs for both sessions
+            return Mutant({"model.onnx": random_step(r).SerializeToString()}, ())
         names = sorted(self.seeds)
         if self.command == "rewrite" and not self.unchanged and r.random() < _SHARE_OF_STEPS:
             names = [name for name in names if "step" in name] or names

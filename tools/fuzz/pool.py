@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import resource
 import select
 import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 import click
-from cases import Run
+from cases import SESSIONS, Mutant, Run
 from measure import measured
+from plans import Ended, rewritten_at_ten_budgets
 
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan_cli.main import cli
@@ -32,7 +34,7 @@ from memplan_cli.main import cli
 class Outcome:
     """How the program ended on mutant ``number``: the exit code (negative: a signal; None: no end
     in time), and where an exception came from that nobody expected. What it took: wall clock, and
-    the largest resident memory of one process."""
+    the largest resident memory of one process. ``counts``: how its calls ended, if many."""
 
     number: int
     code: int | None
@@ -40,6 +42,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     peak_bytes: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_defect(self) -> bool:
@@ -131,30 +134,35 @@ def _work(run: Run, numbers: list[int], writer: int) -> NoReturn:
                 for name, data in mutant.files.items():
                     Path(name).write_bytes(data)
                 with measured() as spent:
-                    code, place, message = _ended(mutant.calls)
-                outcome = Outcome(number, code, place, message[:300], **asdict(spent))
+                    (code, place, message), counts = _ended(run, number, mutant)
+                outcome = Outcome(
+                    number, code, place, message[:300], counts=counts, **asdict(spent)
+                )
                 os.write(writer, json.dumps(asdict(outcome)).encode() + b"\n")
             os.chdir("/")
     finally:
         os._exit(0)
 
 
-def _ended(calls: Sequence[Sequence[str]]) -> tuple[int, str, str]:
-    """The exit code of the first call that does not end with 0, else 0; the place of the exception
-    where it is not one for users; the message."""
-    for arguments in calls:
-        code, place, message = _called(arguments)
-        if code:
-            return code, place, message
-    return 0, "", ""
+def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, int]]:
+    """How the first call ended that did not with exit code 0, or the last; for many, counts."""
+    if run.command in SESSIONS:
+        r = random.Random(f"{run.seed}/{run.command}/{number}")
+        return rewritten_at_ten_budgets(_called, SESSIONS[run.command], r)
+    ended = (0, "", "")
+    for arguments in mutant.calls:
+        ended = _called(arguments)
+        if ended[0]:
+            break
+    return ended, {}
 
 
-def _called(arguments: Sequence[str]) -> tuple[int, str, str]:
+def _called(arguments: Sequence[str]) -> Ended:
     try:
         result = cli.main(list(arguments), prog_name="memplan", standalone_mode=False)
     except MemplanError as error:
         place = _place(error) if error.exit_code == EXIT_BUG else ""
-        return error.exit_code, place, error.message
+        return error.exit_code, place, f"{error.message} | {error.hint}"
     except click.ClickException as error:
         return error.exit_code, "", error.format_message()
     except BaseException as error:  # what nobody expected is what is looked for

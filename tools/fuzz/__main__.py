@@ -85,7 +85,7 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     codes: Counter[str] = Counter()
     defects: dict[str, list[pool.Outcome]] = {}
     calls: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    reasons: dict[str, list[int]] = {}
     slowest = largest = pool.Outcome(-1, 0)
     for outcome in pool.outcomes(run, options.workers, options.only):
         codes["no end" if outcome.code is None else f"exit {outcome.code}"] += 1
@@ -96,7 +96,8 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             defects.setdefault(outcome.place, []).append(outcome)
         elif outcome.code and options.reasons:
             message = outcome.message.partition(" | ")[0]
-            reasons[f"exit {outcome.code}: {_NAMED.sub('…', message)}"] += 1
+            reason = f"exit {outcome.code}: {_NAMED.sub('…', message)}"
+            reasons.setdefault(reason, []).append(outcome.number)
         if not outcome.is_defect and run.mutant(outcome.number).nbytes < _SMALL_FILES:
             if outcome.seconds > options.slow and _again(run, outcome) > options.slow:
                 defects.setdefault("slow", []).append(outcome)
@@ -110,8 +111,8 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     )
     if calls:
         print(f"  {sum(calls.values())} rewrites: " + _counted(calls))
-    for reason, count in reasons.most_common():
-        print(f"  {count} × {reason}")
+    for reason, numbers in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        print(f"  {len(numbers)} × {reason} (--only {min(numbers)})")
     for place, found in sorted(defects.items(), key=lambda item: -len(item[1])):
         first = min(found, key=lambda outcome: outcome.number)
         print(f"  {len(found)} × {place} (--only {first.number}): {first.message[:160]!r}")

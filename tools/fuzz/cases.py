@@ -26,7 +26,9 @@ SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 COMMANDS = (*MUTATED, *SESSIONS)
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _LOCKED = "step"  # the seed of which there is a lock
-_SHARE_OF_PLAIN = 0.1  # sessions with default options: the runtime is asked in a process of its own
+# Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:
+_SHARE_OF_PLAIN = 0.02  # sessions with default options
+_SHARE_OF_FUSIONS = 0.2  # rewrites with ONNX Runtime's optimizer
 _SHARE_OF_STEPS = 0.7  # training graphs: of others nothing can be recomputed
 _CONFIGURATION = """[tool.memplan]
 session = "tuned"
@@ -117,6 +119,7 @@ def _calls(command: str, data: bytes, r: random.Random) -> tuple[tuple[str, ...]
     if command == "rewrite":
         options = ["--budget", r.choice(("99%", "95%", "90%", "80%", "60%"))]
         options += ["--strategy", r.choice(_STRATEGIES)]
+        options += ["--optimize", "extended" if r.random() < _SHARE_OF_FUSIONS else "none"]
         return (("rewrite", "model.onnx", "--dry-run", "--time-limit", "0.1", *options, *bound),)
     if command == "validate":
         options = ["--budget", "100%", "--strategy", "greedy", "-o", "new.onnx", "--force"]

@@ -11,6 +11,7 @@ from memplan.errors import EXIT_BUG, EXIT_INFEASIBLE, EXIT_MODEL
 
 SHARES = (97, 93, 89, 85, 80, 75, 70, 65, 55, 45)  # of the peak before, in percent
 _STRATEGIES = ("greedy", "greedy", "greedy", "auto", "search{iterations=6}")
+_PASSES = ("all", "none", "none", "elide,prune")
 _BY_THE_CLOCK = "auto"  # what it reaches, it need not reach again
 _WORKS = re.compile(r"a budget of at least ([\d,]+) B works")
 _OUTPUT = Path("new.onnx")
@@ -37,7 +38,8 @@ def rewritten_at_ten_budgets(
     promised, promising, own = "", [], False
     while tries:
         model, budget = tries.pop(0)
-        options = ["--strategy", r.choice(_STRATEGIES), "--optimize", _fusions(session, r)]
+        options = ["--strategy", r.choice(_STRATEGIES), "--passes", r.choice(_PASSES)]
+        options += ["--optimize", _fusions(session, r)]
         if budget == promised:
             options = promising
         _OUTPUT.unlink(missing_ok=True)
@@ -66,4 +68,4 @@ def rewritten_at_ten_budgets(
 
 def _fusions(session: str, r: random.Random) -> str:
     """Mostly none: the runtime is asked for them in a process of its own."""
-    return "extended" if session == "default" or r.random() < 0.15 else "none"
+    return "extended" if session == "default" or r.random() < 0.1 else "none"

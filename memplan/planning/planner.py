@@ -274,10 +274,11 @@ def _not_found(prepared: Prepared, decision: Decision) -> InfeasibleError:
 
 
 def _what_works(prepared: Prepared, reached: int) -> str:
-    """The budget to try next; the buffers of a plain session do not fit as closely as a plan's."""
+    """The budget to try next. It is no promise: with more room a strategy takes other steps, which
+    may end above what it reached with less; and plain sessions need room between buffers."""
     if prepared.request.session.name == "default":
         return "a plain session takes more than that: try a larger budget, or --session tuned"
-    return f"a budget of at least {reached:,} B works"
+    return f"try {reached:,} B, or a little more"
 
 
 def _over(prepared: Prepared, decision: Decision, strategy: str) -> InfeasibleError:

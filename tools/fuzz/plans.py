@@ -14,6 +14,7 @@ _STRATEGIES = ("greedy", "greedy", "greedy", "auto", "search{iterations=6}")
 _PASSES = ("all", "none", "none", "elide,prune")
 _BY_THE_CLOCK = "auto"  # what it reaches, it need not reach again
 _WORKS = re.compile(r"a budget of at least ([\d,]+) B works")
+_TRY = re.compile(r"try ([\d,]+) B, or a little more")
 _OUTPUT = Path("new.onnx")
 
 Ended = tuple[int, str, str]
@@ -35,17 +36,19 @@ def rewritten_at_ten_budgets(
     """
     codes: dict[str, int] = {}
     tries = [("model.onnx", f"{share}%") for share in SHARES]
-    promised, promising, own = "", [], False
+    promised, tried, own = "", "", False
+    again: list[str] = []
     while tries:
         model, budget = tries.pop(0)
         options = ["--strategy", r.choice(_STRATEGIES), "--passes", r.choice(_PASSES)]
         options += ["--optimize", _fusions(session, r)]
-        if budget == promised:
-            options = promising
+        if budget in (promised, tried):
+            options = again
         _OUTPUT.unlink(missing_ok=True)
         arguments = ["rewrite", model, "--budget", budget, "--session", session, *options]
         code, place, message = call([*arguments, "--time-limit", "0.3", "-o", str(_OUTPUT)])
-        codes[f"exit {code}"] = codes.get(f"exit {code}", 0) + 1
+        what = f"exit {code}{' at the budget to try' if budget == tried else ''}"
+        codes[what] = codes.get(what, 0) + 1
         told = " ".join(arguments)
         if code == EXIT_BUG:
             return (code, place, f"{told}: {message}"), codes
@@ -59,10 +62,13 @@ def rewritten_at_ten_budgets(
             own = True
             Path("own.onnx").write_bytes(_OUTPUT.read_bytes())
             tries += [("own.onnx", "90%"), ("own.onnx", "70%")]
-        works = _WORKS.search(message)
+        works, worth = _WORKS.search(message), _TRY.search(message)
         if works is not None and not promised and _BY_THE_CLOCK not in options:
-            promised, promising = works[1].replace(",", ""), options
+            promised, again = works[1].replace(",", ""), options
             tries.insert(0, (model, promised))
+        elif worth is not None and not tried:
+            tried, again = worth[1].replace(",", ""), options
+            tries.insert(0, (model, tried))
     return (0, "", ""), codes
 
 

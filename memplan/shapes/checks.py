@@ -172,6 +172,11 @@ def require_shapes(
         for name in node.output:
             if name and name not in without and _lacks_shape(types.get(name, UNKNOWN)):
                 hint = "add value_info for it, or run onnx.shape_inference"
+                if is_standard(node.domain):
+                    hint = (
+                        "it is decided at run time: a plan needs it in value_info; 'memplan "
+                        "analyze' shows the rest"
+                    )
                 if symbols:
                     hint += "; symbolic dimensions: " + ", ".join(sorted(symbols))
                 raise ModelError(

@@ -230,7 +230,7 @@ def analyze(
     """
     kind = session_kind(session, provider)
     with as_file(path) as file:
-        analysis = analyze_session(open_model(file, dims, loss), kind, loss)
+        analysis = analyze_session(open_model(file, dims, loss, partly=True), kind, loss)
     found = with_placement(analysis) if placement else analysis
     return replace(found, path=shown_path(path))
 

@@ -75,12 +75,12 @@ def _identity(call: Call) -> int | None:
 
 
 def _cast(call: Call) -> int | None:
-    """A cast to the type that is there converts nothing."""
+    """A cast to the type that is there converts nothing, whatever it says of saturation."""
     wanted, fact = call.attributes.get("to"), call.fact()
-    if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
-        return None
     if fact.dtype == wanted:
         return call.read(0)
+    if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
+        return None
     free = call.terms.free[call.read(0)]
     return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
 

@@ -91,9 +91,13 @@ def semantics(provider: str) -> MemorySemantics:
 
 
 def has_effects(key: str) -> bool:
-    """Whether an operator may do more than make its outputs; of an unknown one, nobody knows."""
-    plain = RANDOM_OPS | CONTROL_FLOW_OPS
-    return key in EFFECT_OPS or not (key in plain or key in semantics("cpu").known)
+    """Whether an operator may do more than make its outputs; of an unknown one, nobody knows.
+
+    Those of ONNX do not, by its specification.
+    """
+    if key in EFFECT_OPS or key.startswith((":", "ai.onnx.ml:")):
+        return key in EFFECT_OPS
+    return not (key in RANDOM_OPS or key in semantics("cpu").known)
 
 
 def refusal(key: str, provider: str = "cpu") -> str | None:

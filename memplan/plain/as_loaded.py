@@ -141,7 +141,10 @@ def as_loaded(
     else:
         _state_types(saved, model)
         _sort(saved.graph, {name: place for place, name in enumerate(answer.order)})
-    held = opened(prepare(saved, prepared.path, prepared.dims, prepared.weights), loss)
+    partly = bool(prepared.uncounted)
+    held = opened(
+        prepare(saved, prepared.path, prepared.dims, prepared.weights, partly=partly), loss
+    )
     if session.provider == "cuda":
         shown = replace(held, graph=_show_copies(held.graph, copies))
         held = on_devices(shown, session, loss)

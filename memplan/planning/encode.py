@@ -324,15 +324,25 @@ def late_views(graph: Graph, order: list[int], rules: MemorySemantics) -> list[i
 
 
 def _emit_views(graph: Graph, node: Node, moved: set[int], result: list[int]) -> None:
-    """Append the waiting views that ``node`` reads, sources first."""
-    for tensor in node.reads:
-        chain = []
-        producer = graph.tensors[tensor].producer
-        while producer in moved:
-            moved.remove(producer)
-            chain.append(producer)
-            producer = graph.tensors[graph.nodes[producer].inputs[0]].producer
-        result.extend(reversed(chain))
+    """Append the waiting views that ``node`` reads, and those that they read, sources first."""
+    stack = _made_by(graph, node, moved)
+    while stack:
+        view = stack[-1]
+        # Not its first input alone: the shape that a Reshape reads may be a view, too.
+        sources = _made_by(graph, graph.nodes[view], moved) if view in moved else []
+        if sources:
+            stack.extend(sources)
+            continue
+        stack.pop()
+        if view in moved:
+            moved.remove(view)
+            result.append(view)
+
+
+def _made_by(graph: Graph, node: Node, moved: set[int]) -> list[int]:
+    """The waiting views among what ``node`` reads, the first one last."""
+    producers = (graph.tensors[tensor].producer for tensor in node.reads)
+    return [producer for producer in producers if producer in moved][::-1]
 
 
 def _is_movable_view(graph: Graph, node: Node, rules: MemorySemantics) -> bool:

@@ -286,9 +286,17 @@ def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> Infeasib
     return InfeasibleError(
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",
-        f"a budget of at least {reached:,} B works; the certified floor is {need:,} B: "
+        f"{_what_works(prepared, reached)}; the certified floor is {need:,} B: "
         f"{prepared.floor.loaded.describe(prepared.request.graph)}",
     )
+
+
+def _what_works(prepared: Prepared, reached: int) -> str:
+    """The budget to try next. It is no promise: with more room a strategy takes other steps, which
+    may end above what it reached with less; and plain sessions need room between buffers."""
+    if prepared.request.session.name == "default":
+        return "a plain session takes more than that: try a larger budget, or --session tuned"
+    return f"try {reached:,} B, or a little more"
 
 
 def _over(prepared: Prepared, decision: Decision, strategy: str) -> InfeasibleError:

@@ -20,7 +20,8 @@ from memplan.proto.nodes import describe_node, is_standard, subgraphs
 _PROTOBUF_LIMIT = 2**31 - 1
 _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
 _NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, not called
-MINIMUM_OPSET = 9
+MINIMUM_OPSET = 7  # the oldest that ONNX Runtime answers for
+_SCANS = 9  # since this opset a Scan has no axis for batches
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
 
@@ -105,7 +106,7 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
         if is_standard(opset.domain) and opset.version < MINIMUM_OPSET:
             raise ModelError(
                 f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
-                "convert it with onnx.version_converter",
+                "convert it with onnx.version_converter, as onnxruntime answers for no older one",
             )
         if opset.version > _LARGEST_VERSION:
             raise ModelError(
@@ -166,6 +167,12 @@ class _Checker:
         """Check a node's call, and the constants in its attributes."""
         where = f"{self.path}: {describe_node(node, index)}"
         check_operator(node, self.version, self.functions, where)
+        if node.op_type == "Scan" and is_standard(node.domain) and self.version < _SCANS:
+            raise ModelError(
+                f"{where}: memplan reads Scan of opset {_SCANS} and newer; before, it had an axis "
+                "for batches",
+                "convert it with onnx.version_converter",
+            )
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 check_tensor(attribute.t, where)

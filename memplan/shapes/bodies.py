@@ -13,11 +13,13 @@ import onnx
 
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
-from memplan.proto.nodes import free_names
+from memplan.proto.nodes import free_names, operator_key
 from memplan.shapes.checks import check_calls, require_possible_body
 from memplan.shapes.fold import small_constant
 from memplan.shapes.infer import infer, stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
+
+_CONTROL_FLOW = frozenset({":If", ":Loop", ":Scan"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +45,29 @@ def body_models(
 ) -> list[BodyModel]:
     """The bodies of ``node`` with shapes inferred from ``types`` of the graph around it.
 
-    ``in_body``: that graph is a body itself.
+    ``in_body``: that graph is a body itself. How an operator that nobody knows calls its bodies is
+    not known either: they are not complete.
     """
+    known_call = operator_key(node) in _CONTROL_FLOW
     found = []
     for attribute in node.attribute:
         if attribute.type != onnx.AttributeProto.GRAPH:
             continue
         body = _as_model(model, attribute.g, types)
         known = _known_to_the_runtime(body, attribute.g, types, in_body)
-        _bind_inputs(body, node, types)
+        if known_call:
+            _bind_inputs(body, node, types)
         inferred = {
             name: replace(value, static=name in known)
             for name, value in stated_types(infer(body).graph).items()
         }
         check_calls(body.graph, inferred)
-        trips = _trips(model, node, types)
+        trips = _trips(model, node, types) if known_call else None
         require_possible_body(inferred, trips, f"{node.op_type} '{node.name}'")
         names = [name for inner in body.graph.node for name in inner.output if name]
-        complete = all(inferred.get(name, UNKNOWN).shape is not None for name in names)
+        complete = known_call and all(
+            inferred.get(name, UNKNOWN).shape is not None for name in names
+        )
         found.append(BodyModel(attribute.name, body, inferred, trips, complete))
     return found
 
@@ -157,9 +164,12 @@ def _trips(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> int | 
 def output_types(
     model: onnx.ModelProto, node: onnx.NodeProto, types: Types
 ) -> dict[str, TensorType]:
-    """Types of a Loop's or Scan's outputs, from its body: states as they are, sequences stacked."""
-    if node.op_type not in ("Loop", "Scan"):
+    """Types of a node's outputs, from its bodies: states as they are, sequences stacked; of an If
+    those in which both branches agree."""
+    if operator_key(node) not in _CONTROL_FLOW:
         return {}
+    if node.op_type == "If":
+        return _agreed(node, body_models(model, node, types))
     body = next(iter(body_models(model, node, types)), None)
     if body is None:
         return {}
@@ -175,4 +185,16 @@ def output_types(
             found[name] = value
         elif body.trips is not None:
             found[name] = TensorType(value.dtype, (body.trips, *value.shape))
+    return found
+
+
+def _agreed(node: onnx.NodeProto, branches: list[BodyModel]) -> dict[str, TensorType]:
+    made = [[body.types.get(value.name) for value in body.model.graph.output] for body in branches]
+    found = {}
+    for name, *values in zip(node.output, *made, strict=False):
+        first = values[0] if values else None
+        if not name or first is None or first.shape is None:
+            continue
+        if all(v is not None and (v.dtype, v.shape) == (first.dtype, first.shape) for v in values):
+            found[name] = first
     return found

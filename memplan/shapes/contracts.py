@@ -181,10 +181,35 @@ def _split(call: _Call, x: Shape) -> bool:
     return len(parts) < len(call.made) or len(known) <= len(parts) or sum(known[:-1]) == known[-1]
 
 
+def _tile(call: _Call, x: Shape) -> bool:
+    """One number per axis."""
+    return call.fits(1, (len(x),))
+
+
+def _pad(call: _Call, x: Shape) -> bool:
+    """Two numbers per axis, of all or of those that are named."""
+    axes = call.shape(3)
+    count: Dim = len(x) if axes is None else axes[0] if len(axes) == 1 else ""
+    if len(call.shapes) > 3 and axes is None:  # there may be axes of unknown number
+        return True
+    sides: Dim = 2 * count if isinstance(count, int) else ""
+    return call.fits(1, (sides,)) or call.fits(1, (1, sides))
+
+
 def _slice(call: _Call, x: Shape) -> bool:
-    """Starts, ends, axes and steps are lists of one length."""
-    lists = [shape for shape in call.shapes[1:] if shape is not None]
-    return all(len(shape) == 1 and _equal(shape[0], lists[0][0]) for shape in lists)
+    """Starts, ends, axes and steps are as many, at most one of each per axis."""
+    shapes = [shape for shape in map(call.shape, range(1, 5)) if shape is not None]
+    counts = {shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)}
+    flat = all(len(shape) == 1 for shape in shapes)
+    return flat and len(counts) <= 1 and all(count <= len(x) for count in counts)
+
+
+def _resize(call: _Call, x: Shape) -> bool:
+    """One scale or size per axis, of all or of those that are named; the rank stays."""
+    axes = call.attributes.get("axes")
+    count = len(axes) if isinstance(axes, Sequence) else len(x)
+    sized = all(call.fits(slot, (count,)) or call.fits(slot, (0,)) for slot in (2, 3))
+    return sized and all(made is None or len(made) == len(x) for made in call.made)
 
 
 def _norm(call: _Call, x: Shape) -> bool:
@@ -278,7 +303,10 @@ _RULES: dict[str, Callable[[_Call, Shape], bool]] = {
     "ConvTranspose": _transposed_convolution,
     "Transpose": _transpose,
     "Split": _split,
+    "Tile": _tile,
+    "Pad": _pad,
     "Slice": _slice,
+    "Resize": _resize,
     "LpNormalization": _norm,
     "Einsum": _einsum,
     "Attention": _attention,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from memplan.proto.metadata import get_metadata
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import is_standard
 from memplan.proto.read import check_structure, read_model
-from memplan.shapes.checks import check_calls, require_shapes
+from memplan.shapes.checks import check_calls, require_shapes, shapeless
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
-from memplan.shapes.tensor_type import Types
+from memplan.shapes.tensor_type import UNKNOWN, Types
 from memplan.shapes.visible import with_visibility
+from memplan.units import counted
 
 # Function operators for which ONNX Runtime 1.31.1 has no CPU kernel: it inlines them at load and
 # appends the new nodes, which breaks the file's order. Inlining first keeps the order ours.
@@ -51,8 +52,9 @@ class PreparedModel:
 
     ``proto`` keeps symbolic dimensions (a rewritten file must keep its interface); ``types`` has
     them bound. ``bound`` is the same model with the dimensions bound. ``bounded`` names tensors
-    whose shape is only an upper bound. ``weights`` is the model beside which external data lies,
-    where it is not ``path``: that one was made from it.
+    whose shape is only an upper bound, and ``uncounted`` those of which nothing tells it; they are
+    there only where the caller takes them (see :func:`prepare`). ``weights`` is the model beside
+    which external data lies, where it is not ``path``: that one was made from it.
     """
 
     path: Path
@@ -63,6 +65,7 @@ class PreparedModel:
     assumptions: tuple[str, ...]
     fingerprint: str
     bounded: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
     weights: Path | None = None
 
     @property
@@ -77,7 +80,11 @@ class PreparedModel:
 
 
 def load(
-    path: Path, dims: Mapping[str, int] | None = None, weights: Path | None = None
+    path: Path,
+    dims: Mapping[str, int] | None = None,
+    weights: Path | None = None,
+    *,
+    partly: bool = False,
 ) -> PreparedModel:
     """Read ``path`` and prepare it for planning.
 
@@ -85,19 +92,38 @@ def load(
         path: an ONNX file; its weights are not read.
         dims: values for symbolic dimensions of the inputs.
         weights: the model beside which its external data lies, if not ``path``.
+        partly: see :func:`prepare`.
 
     Raises:
         ModelError: see :func:`memplan.proto.read.read_model` and
             :func:`memplan.shapes.checks.require_shapes`.
         UsageError: ``dims`` names an unknown dimension.
     """
-    return prepare(read_model(path, weights), path, dims or {}, weights)
+    return prepare(read_model(path, weights), path, dims or {}, weights, partly=partly)
 
 
 def prepare(
-    model: onnx.ModelProto, path: Path, dims: Mapping[str, int], weights: Path | None = None
+    model: onnx.ModelProto,
+    path: Path,
+    dims: Mapping[str, int],
+    weights: Path | None = None,
+    *,
+    partly: bool = False,
 ) -> PreparedModel:
-    """Prepare a model already in memory; see :class:`PreparedModel` for ``path``, ``weights``."""
+    """Prepare a model already in memory; see :class:`PreparedModel` for ``path``, ``weights``.
+
+    Args:
+        model: it is changed: its nodes get names.
+        path: where it comes from.
+        dims: values for symbolic dimensions of the inputs.
+        weights: the model beside which its external data lies, if not ``path``.
+        partly: a shape that a standard operator decides when it runs (``Range`` up to a number
+            that is computed, ``Unique``) is no error: the tensor is not counted, and the
+            assumptions say so. For those who look at a model; a plan needs every shape.
+
+    Raises:
+        ModelError, UsageError: see :func:`load`.
+    """
     functions = bool(model.functions)
     model, assumptions = inline_functions(model)
     if functions:
@@ -112,9 +138,18 @@ def prepare(
         assumptions.append(
             "shapes are upper bounds where axes are known only at run time: " + _some(bounded)
         )
-    require_shapes(model.graph, types, symbolic_dims(model))
+    uncounted, makers = shapeless(model.graph, types) if partly else ((), ())
+    if uncounted:
+        assumptions.append(
+            f"{counted(len(uncounted), 'tensor')} NOT COUNTED, as the shapes are decided at run "
+            f"time (by {_some(makers)}): {_some(uncounted)}; value_info in the file would tell them"
+        )
+        types |= dict.fromkeys(uncounted, UNKNOWN)
+    require_shapes(model.graph, types, symbolic_dims(model), frozenset(uncounted))
     check_calls(model.graph, types)
-    unplanned = sorted(name for name, value in types.items() if value.dtype in (0, 8))
+    unplanned = sorted(
+        name for name, value in types.items() if value.dtype in (0, 8) and name not in uncounted
+    )
     if unplanned:
         assumptions.append(
             "strings, sequences or optionals are passed through, not counted: " + _some(unplanned)
@@ -128,11 +163,12 @@ def prepare(
         tuple(assumptions),
         fingerprint(model, dims),
         tuple(bounded),
+        uncounted,
         weights,
     )
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 

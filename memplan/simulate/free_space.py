@@ -26,6 +26,9 @@ def by_step(allocation: Allocation) -> tuple[list[list[Buffer]], list[list[Buffe
     return births, deaths
 
 
+_LOWEST = -(1 << 80)  # below any start: where more is asked for than addresses, they are negative
+
+
 class FreeSpace:
     """Free stretches of memory: smallest fit first, neighbours merged."""
 
@@ -36,7 +39,7 @@ class FreeSpace:
 
     def take(self, size: int) -> tuple[int, int] | None:
         """Remove the smallest stretch of at least ``size``, the lowest of equals."""
-        position = bisect_left(self._sorted, (size, -1))
+        position = bisect_left(self._sorted, (size, _LOWEST))
         if position == len(self._sorted):
             return None
         found, start = self._sorted[position]

@@ -30,15 +30,21 @@ class OpenModel:
 
 
 def open_model(
-    path: Path, dims: Mapping[str, int] | None = None, loss: str | None = None
+    path: Path,
+    dims: Mapping[str, int] | None = None,
+    loss: str | None = None,
+    *,
+    partly: bool = False,
 ) -> OpenModel:
     """Read ``path``, build its graph and find its phases.
+
+    ``partly``: see :func:`memplan.shapes.prepare.prepare`.
 
     Raises:
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: an unknown dimension or loss output was named.
     """
-    return opened(load(path, dims or {}), loss)
+    return opened(load(path, dims or {}, partly=partly), loss)
 
 
 def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:

@@ -100,7 +100,7 @@ def unbound(folder: Path) -> None:
 
 
 def old(folder: Path) -> None:
-    saved(odd.training(8), folder)
+    saved(odd.training(6), folder)
 
 
 def without_outputs(folder: Path) -> None:
@@ -188,7 +188,7 @@ BAD_MODELS: tuple[tuple[Callable[[Path], None], tuple[str, ...]], ...] = (
     (doubled, ("'h' is defined twice",)),
     (undefined, ("'nowhere'", "nothing defines")),
     (unbound, ("'N'", "--dim N=")),
-    (old, ("opset 8", "9 and newer")),
+    (old, ("opset 6", "7 and newer")),
     (without_outputs, ("no outputs",)),
     (stale_shapes, ("states float[64, 32]", "value_info")),
     (unknown_shape, ("shape of tensor 'a'", "not known")),

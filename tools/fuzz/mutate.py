@@ -80,7 +80,7 @@ def change_rank(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) ->
     """A stated shape with more or fewer dimensions."""
     dims = r.choice([*graph.input, *graph.output, *graph.value_info]).type.tensor_type.shape.dim
     if r.random() < 0.5:
-        dims.pop()
+        del dims[-1]
     else:
         dims.add().dim_value = r.choice((1, 2, 2**40))
 
@@ -223,7 +223,74 @@ def nest(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) -> None:
     _set_nodes(graph, nodes)
 
 
+def insert_node(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) -> None:
+    """One operator more on the way to a reader."""
+    nodes = list(graph.node)
+    k = r.randrange(len(nodes))
+    names = nodes[k].input
+    slot = r.randrange(len(names))
+    made = f"inserted{len(nodes)}{r.randrange(1000)}"
+    nodes.insert(k, helper.make_node(r.choice(_UNARY), [names[slot]], [made]))
+    names[slot] = made
+    _set_nodes(graph, nodes)
+
+
+def repeat_node(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) -> None:
+    """A node twice, as after recomputation by hand; the last reader takes the copy's output."""
+    nodes = list(graph.node)
+    k = r.randrange(len(nodes))
+    again = onnx.NodeProto()
+    again.CopyFrom(nodes[k])
+    again.output[:] = [name and f"{name}/again" for name in again.output]
+    again.name = again.name and f"{again.name}/again"
+    readers = [n for n, node in enumerate(nodes) if nodes[k].output[0] in node.input]
+    if not readers:
+        return
+    names = nodes[readers[-1]].input
+    names[list(names).index(nodes[k].output[0])] = again.output[0]
+    nodes.insert(readers[-1], again)
+    _set_nodes(graph, nodes)
+
+
+def add_reader(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) -> None:
+    """A sum of something with itself, which is an output or read by nobody."""
+    name, made = _any_name(graph, r), f"more{len(graph.node)}{r.randrange(1000)}"
+    graph.node.append(helper.make_node(r.choice(("Add", "Mul", "Sub", "Max")), [name] * 2, [made]))
+    if r.random() < 0.7:
+        graph.output.add(name=made).type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def shrink(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) -> None:
+    """Another size or name of the first axis of an input, as an edit of the batch is."""
+    dim = r.choice(graph.input).type.tensor_type.shape.dim[0]
+    if r.random() < 0.5:
+        dim.dim_value = r.choice((1, 2, 3, 4, 16))
+    else:
+        dim.dim_param = r.choice(("N", "batch", "T"))
+
+
+def drop_names(_: onnx.ModelProto, graph: onnx.GraphProto, r: random.Random) -> None:
+    """Nodes without names, or all with one."""
+    for node in graph.node:
+        node.name = ""
+        if r.random() < 0.5:
+            node.name = "same"
+
+
+_UNARY = ("Identity", "Relu", "Neg", "Tanh", "Exp", "Dropout", "Softmax", "Transpose", "Flatten")
+_GENTLE: tuple[Edit, ...] = (  # most leave a model valid
+    insert_node,
+    insert_node,
+    repeat_node,
+    add_reader,
+    shrink,
+    drop_names,
+    drop_statements,
+    add_metadata,
+    nest,
+)
 _EDITS: tuple[Edit, ...] = (
+    *_GENTLE[:5],
     rename_input,
     rename_output,
     drop_node,
@@ -245,6 +312,7 @@ _EDITS: tuple[Edit, ...] = (
     add_metadata,
     nest,
 )
+_SHARE_OF_GENTLE = 0.4
 _IMPOSSIBLE = (ValueError, IndexError, TypeError)  # an edit of something that the graph has not
 
 
@@ -256,11 +324,12 @@ def mutated(data: bytes, r: random.Random, share_of_bytes: float = 0.1) -> bytes
         model = onnx.ModelProto.FromString(data)
     except DecodeError:
         return scrambled(data, r)
+    edits = _GENTLE if r.random() < _SHARE_OF_GENTLE else _EDITS
     for _ in range(r.choice((1, 1, 2, 2, 3, 4))):
         graphs = list(graphs_of(model.graph))
         graph = r.choice([model.graph] * max(1, len(graphs) - 1) + graphs[1:])
         try:
-            r.choice(_EDITS)(model, graph, r)
+            r.choice(edits)(model, graph, r)
         except _IMPOSSIBLE:
             continue
     return model.SerializeToString()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+
+import memplan
 
 _LARGEST = 200_000
 _TEXTS = {
@@ -113,8 +115,44 @@ fused (float[4,8] x, float[8,4] w, float[4] b) => (float[4,4] y)
 
 
 def built_in() -> dict[str, bytes]:
-    """Small models that have a little of everything."""
-    return {name: _parsed(text).SerializeToString() for name, text in _TEXTS.items()}
+    """Small models that have a little of everything, and training graphs of some of them."""
+    models = {name: _parsed(text) for name, text in _TEXTS.items()}
+    steps = {f"{name} step": training_step(models[name]) for name in _TRAINED}
+    steps["deep step"] = training_step(_parsed(_deep(8)))
+    models |= steps
+    return {name: model.SerializeToString() for name, model in models.items()}
+
+
+_TRAINED = ("image", "text", "recurrent", "functions")
+
+
+def training_step(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, the sum of its last output as the loss, and the gradients of its float inputs and
+    weights."""
+    outputs = [value.name for value in model.graph.output]
+    axes = {"keepdims": 0}
+    model.graph.node.append(helper.make_node("ReduceSum", outputs[-1:], ["sum_of_all"], **axes))
+    model.graph.output.add(name="sum_of_all").type.tensor_type.elem_type = TensorProto.FLOAT
+    constants = [tensor for tensor in model.graph.initializer if tensor.data_type == 1]
+    inputs = [value for value in model.graph.input if value.type.tensor_type.elem_type == 1]
+    names = [value.name for value in (*constants, *inputs)]
+    return memplan.gradients(model, "sum_of_all", names)
+
+
+def _deep(layers: int) -> str:
+    """A chain whose activations are most of what is taken."""
+    body = "\n".join(
+        f"  a{k} = MatMul (h{k}, w)\n  b{k} = Tanh (a{k})\n  h{k + 1} = Mul (b{k}, b{k})"
+        for k in range(layers)
+    )
+    return f"""
+<ir_version: 10, opset_import: ["" : 18]>
+deep (float[64,16] h0) => (float[64,16] h{layers})
+<float[16,16] w = {{0.1}}>
+{{
+{body}
+}}
+"""
 
 
 def _parsed(text: str) -> onnx.ModelProto:

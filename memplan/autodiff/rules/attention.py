@@ -83,13 +83,22 @@ def _masked(ctx: Context, scores: Value) -> Value:
     if mask is not None and mask.dtype == _BOOL:
         mask = ctx.op("Where", mask, ctx.const(0, scores.dtype), ctx.const(-math.inf, scores.dtype))
     if mask is not None:
-        scores = scores + mask
+        scores = scores + _as_wide(ctx, mask, scores)
     if ctx.attribute("is_causal", 0):
         shape = ctx.dims(scores, [2, 3])
         kind = TensorType(scores.dtype, scores.shape[2:])
         below = ctx.op("Expand", ctx.const(-math.inf, scores.dtype), shape, result=kind)
         scores = scores + ctx.op("Trilu", below, ctx.const(1, 7), upper=1)
     return scores
+
+
+def _as_wide(ctx: Context, mask: Value, scores: Value) -> Value:
+    """The mask; one for fewer keys than there are masks the others (Attention of opset 24)."""
+    given, wanted = mask.shape[-1], scores.shape[-1]
+    if not isinstance(given, int) or not isinstance(wanted, int) or not 1 < given < wanted:
+        return mask
+    pads = [0] * (2 * mask.rank - 1) + [wanted - given]
+    return ctx.op("Pad", mask, ctx.const(pads), ctx.const(-math.inf, mask.dtype))
 
 
 @gradient("RotaryEmbedding")

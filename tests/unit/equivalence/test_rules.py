@@ -37,6 +37,7 @@ SAME = [
     "[m] c = Reshape (a, long) [n] b = Reshape (c, partly)",
     "[n] b = Identity (a)",
     "[n] b = Cast <to: int = 1> (a)",
+    "[n] b = Cast <saturate: int = 0, to: int = 1> (a)",
     "[n] b = Concat <axis: int = 0> (a)",
     "[n] b = Sum (a)",
     "[n] b = Max (a)",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -175,3 +176,13 @@ def test_import_is_light() -> None:
     heavy = "{'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)"
     code = f"import sys, memplan.ops.workspace; assert not {heavy}, {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,), (0, 0, 0, 0), (1, 0, 3, 3)])
+def test_tensors_of_any_shape_raise_nothing(shape: tuple[int, ...], provider: str) -> None:
+    keys = {tuple(row["op"].rsplit(":", 1)) for row in _table(provider)["scratch"]}
+    given = [Tensor(shape, 1)] * 4
+    for (domain, op), attributes in product(keys, ({}, {"mode": "linear", "group": 2})):
+        for made in (given[:1], [Tensor((2, 2, 2, 2), 1)]):
+            workspace_bytes(domain, op, attributes, given, made, provider=provider)

@@ -40,6 +40,19 @@ CASES: dict[str, tuple[str, dict[str, object], Shapes, Shapes]] = {
     "ends": ("Slice", {}, [X, (2,), (2,), (2,)], [X, (2,), (3,)]),
     "terms": ("Einsum", {"equation": "ij,jk->ik"}, [(2, 3), (3, 4)], [(2, 3, 1), (3, 4)]),
     "sums": ("Add", {}, [(4, 8, 1), (8, 5)], [(4, 8, 1), (2, 3, 4, 6)]),
+    "repeats": ("Tile", {}, [(3, 4), (2,)], [(3, 4), (3,)]),
+    "sides": ("Pad", {}, [(3, 4), (4,)], [(3, 4), (2,)]),
+    "named sides": ("Pad", {}, [(3, 4), (2,), (), (1,)], [(3, 4), (2,), (), (2,)]),
+    "ends of all axes": ("Slice", {}, [(3, 4), (1,), (1,), (1,)], [(3, 4), (1,), (2,), (1,)]),
+    "too many ends": ("Slice", {}, [(3,), (1,), (1,)], [(3,), (2,), (2,)]),
+    "flat ends": ("Slice", {}, [(3,), (1,), (1,)], [(3,), (), ()]),
+    "scales": ("Resize", {}, [(1, 1, 4, 4), (0,), (4,)], [(1, 1, 4, 4), (0,), (2,)]),
+    "sizes": (
+        "Resize",
+        {"axes": [2, 3]},
+        [(1, 1, 4, 4), None, None, (2,)],
+        [(1, 1, 4, 4), None, None, (4,)],
+    ),
     "heads": (
         "Attention",
         {"q_num_heads": 4, "kv_num_heads": 2},
@@ -66,6 +79,13 @@ def test_inputs_that_do_not_fit_are_told_with_their_shapes(case: str) -> None:
     check_contract(node, named)
     with pytest.raises(ModelError, match=f"{op} 'n' has inputs of shapes"):
         check_contract(node, wrong)
+
+
+def test_a_resized_tensor_keeps_its_rank() -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], name="n")
+    check_contract(node, [(1, 1, 4, 4), None, (4,)], [(1, 1, 8, 8)])
+    with pytest.raises(ModelError, match="do not fit"):
+        check_contract(node, [(1, 1, 4, 4), None, (4,)], [()])
 
 
 def test_parts_that_are_not_the_whole() -> None:

@@ -52,6 +52,13 @@ def test_attention(data: st.DataObject) -> None:
     check_on_runtime(single("Attention", *inputs, opset=opset, **attributes))
 
 
+@pytest.mark.parametrize("kind", ["float", "bool"])
+def test_a_mask_for_fewer_keys_than_there_are(kind: str) -> None:
+    query, key, value = draw((2, 2, 3, 4)), draw((2, 2, 5, 4), 1), draw((2, 2, 5, 2), 2)
+    mask = draw((3, 4), 3) if kind == "float" else np.tri(3, 4, dtype=bool)
+    check_on_runtime(single("Attention", query, key, value, mask, opset=24))
+
+
 def test_attention_with_a_cache() -> None:
     """Inlined as ONNX defines it; the cache has a gradient too."""
     parts = [draw((1, 2, 3, 2), k) for k in range(3)]

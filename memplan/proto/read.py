@@ -5,23 +5,32 @@ Weights in external files are never opened: only their references are checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError
-from memplan.proto.checks import check_body, check_operator, check_sparse, check_tensor
+from memplan.proto.checks import (
+    CALLS_BODIES,
+    check_body,
+    check_operator,
+    check_sparse,
+    check_tensor,
+)
 from memplan.proto.external import check_external_data
 from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
-from memplan.proto.nodes import describe_node, is_standard, subgraphs
+from memplan.proto.nodes import Described, describe_node, is_standard, subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
 _NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, not called
 MINIMUM_OPSET = 9
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
+_TENSOR, _SPARSE_TENSOR = onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR
+_ONLY_TEXT = frozenset({str})
 
 
 def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
@@ -99,8 +108,8 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         ModelError: with the node and the tensor that break the rule.
     """
-    _require_text((opset.domain for opset in model.opset_import), path)
-    _require_text((t for item in model.metadata_props for t in (item.key, item.value)), path)
+    _require_text([opset.domain for opset in model.opset_import], path)
+    _require_text([t for item in model.metadata_props for t in (item.key, item.value)], path)
     for opset in model.opset_import:
         if is_standard(opset.domain) and opset.version < MINIMUM_OPSET:
             raise ModelError(
@@ -124,6 +133,7 @@ class _Checker:
 
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         self.path = path
+        self.prefix = f"{path}: "
         versions = (o.version for o in model.opset_import if is_standard(o.domain))
         self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
         self.functions = {(f.domain, f.name) for f in model.functions}
@@ -147,14 +157,16 @@ class _Checker:
         for sparse in graph.sparse_initializer:
             check_sparse(sparse, str(path))
         for index, node in enumerate(graph.node):
-            for name in node.input:
+            inputs, outputs = node.input[:], node.output[:]
+            _check_node_text(node, inputs, outputs, path)
+            for name in inputs:
                 if name and name not in available:
                     _explain_missing(graph, index, name, path)
             self.operator(node, index)
             for body in subgraphs(node):
                 self.graph(body, available, depth + 1)
-            where = f"node {describe_node(node, index)}"
-            _define(available, (name for name in node.output if name), where, path)
+            made = [name for name in outputs if name] if "" in outputs else outputs
+            _define(available, made, Described("node ", node, index), path)
         for value in graph.output:
             if value.name not in available:
                 raise ModelError(
@@ -164,28 +176,25 @@ class _Checker:
 
     def operator(self, node: onnx.NodeProto, index: int) -> None:
         """Check a node's call, and the constants in its attributes."""
-        where = f"{self.path}: {describe_node(node, index)}"
+        where = Described(self.prefix, node, index)
         check_operator(node, self.version, self.functions, where)
         for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
+            kind = attribute.type
+            if kind == _TENSOR:
                 check_tensor(attribute.t, where)
-            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+            elif kind == _SPARSE_TENSOR:
                 check_sparse(attribute.sparse_tensor, where)
-        check_body(node, where)
+        if node.op_type in CALLS_BODIES:
+            check_body(node, where)
 
 
 def _check_text(graph: onnx.GraphProto, path: Path) -> None:
-    """Check that names are text: protobuf hands out ``bytes`` for what is not UTF-8."""
-    for node in graph.node:
-        texts = [node.name, node.op_type, node.domain, *node.input, *node.output]
-        texts += [attribute.name for attribute in node.attribute]
-        texts += [text for item in node.metadata_props for text in (item.key, item.value)]
-        _require_text(texts, path)
-        _require_short((node.name, *node.output), path)
+    """Check that names are text, those of nodes left out: protobuf hands out ``bytes`` for what is
+    not UTF-8."""
     for value in (*graph.input, *graph.output, *graph.value_info):
-        dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
-        _require_text([value.name, *dims], path)
-        _require_short([value.name, *dims], path)
+        texts = [value.name, *_dim_names(value.type.SerializeToString())]
+        _require_text(texts, path)
+        _require_short(texts, path)
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
         entries = [text for item in tensor.external_data for text in (item.key, item.value)]
         _require_text([tensor.name, *entries], path)
@@ -193,7 +202,29 @@ def _check_text(graph: onnx.GraphProto, path: Path) -> None:
     _require_text([graph.name], path)
 
 
-def _require_text(texts: Iterable[object], path: Path) -> None:
+@lru_cache(maxsize=4096)
+def _dim_names(data: bytes) -> tuple[str, ...]:
+    """The names of dimensions in a type; the many values of a graph have few types."""
+    shape = onnx.TypeProto.FromString(data).tensor_type.shape
+    return tuple(dim.dim_param for dim in shape.dim)
+
+
+def _check_node_text(
+    node: onnx.NodeProto, inputs: Sequence[str], outputs: Sequence[str], path: Path
+) -> None:
+    """The same for a node, whose inputs and outputs these are."""
+    texts = [node.name, node.op_type, node.domain, *inputs, *outputs]
+    for attribute in node.attribute:
+        texts.append(attribute.name)
+    for item in node.metadata_props:
+        texts += (item.key, item.value)
+    _require_text(texts, path)
+    _require_short([node.name, *outputs], path)
+
+
+def _require_text(texts: Sequence[object], path: Path) -> None:
+    if _ONLY_TEXT.issuperset(map(type, texts)):
+        return
     for text in texts:
         if not isinstance(text, str):
             raise ModelError(
@@ -202,13 +233,14 @@ def _require_text(texts: Iterable[object], path: Path) -> None:
             )
 
 
-def _require_short(names: Iterable[str], path: Path) -> None:
+def _require_short(names: Sequence[str], path: Path) -> None:
+    if max(map(len, names)) <= MOST_NAME // 4:  # a character takes up to four bytes
+        return
     for name in names:
-        if len(name) > MOST_NAME // 4:  # a character takes up to four bytes
-            require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
+        require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
 
 
-def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:
+def _define(available: set[str], names: Iterable[str], what: object, path: Path) -> None:
     for name in names:
         if not name:
             raise ModelError(

@@ -7,6 +7,7 @@ this look (gradient rules above all) may rely on them. Dimensions that are not n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import onnx
 from onnx import helper
@@ -23,12 +24,15 @@ class _Call:
     """A node with the shapes of its inputs."""
 
     def __init__(self, node: onnx.NodeProto, shapes: Shapes, made: Shapes) -> None:
+        self.node = node
         self.shapes = shapes
         self.made = made
-        references = (item for item in node.attribute if not item.ref_attr_name)
-        self.attributes: Mapping[str, object] = {
-            item.name: helper.get_attribute_value(item) for item in references
-        }
+
+    @cached_property
+    def attributes(self) -> Mapping[str, object]:
+        """Values by name; most operators have none that matters."""
+        references = (item for item in self.node.attribute if not item.ref_attr_name)
+        return {item.name: helper.get_attribute_value(item) for item in references}
 
     def shape(self, slot: int) -> Shape | None:
         return self.shapes[slot] if slot < len(self.shapes) else None
@@ -237,6 +241,8 @@ def _masked(call: _Call, q: Shape, k: Shape, heads: int) -> bool:
 
 def _together(call: _Call, x: Shape) -> bool:
     """Inputs that broadcast to one shape: along each axis all sizes but 1 are equal."""
+    if call.shapes.count(x) == len(call.shapes):
+        return True
     shapes = [shape for shape in call.shapes if shape is not None]
     for axis in range(1, max(map(len, shapes)) + 1):
         sizes = {shape[-axis] for shape in shapes if len(shape) >= axis}
@@ -284,6 +290,10 @@ _AXIS = frozenset(
 )
 
 
+CONTRACT_OPS = _AXIS.union(_RULES)
+"""Operators of ONNX's domain that :func:`check_contract` looks at."""
+
+
 def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> None:
     """Check that the inputs of a standard operator fit each other and its attributes.
 
@@ -295,12 +305,13 @@ def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> N
     Raises:
         ModelError: with the node and the shapes.
     """
-    rule = _RULES.get(node.op_type)
+    op = node.op_type
+    rule = _RULES.get(op)
     first = shapes[0] if shapes else None
-    if first is None or not is_standard(node.domain) or (not rule and node.op_type not in _AXIS):
+    if first is None or op not in CONTRACT_OPS or not is_standard(node.domain):
         return
     call = _Call(node, shapes, made)
-    axis = call.number("axis", 0) if node.op_type in _AXIS else 0
+    axis = call.number("axis", 0) if op in _AXIS else 0
     inside = -len(first) <= axis < max(len(first), 1)
     if inside and (rule is None or rule(call, first)):
         return

@@ -54,7 +54,8 @@ def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProt
                 f"symbolic dimensions of this model: {offered}",
             )
     bound = copied(model)
-    _bind_values(bound.graph, dims)
+    if dims:
+        _bind_values(bound.graph, dims)
     missing = list(symbolic_dims(bound))
     if missing:
         raise ModelError(

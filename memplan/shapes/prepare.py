@@ -20,6 +20,7 @@ from memplan.shapes.checks import check_calls, require_shapes
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
+from memplan.shapes.infer import stated_types
 from memplan.shapes.tensor_type import Types
 from memplan.shapes.visible import with_visibility
 
@@ -43,6 +44,7 @@ FUNCTION_OPS = frozenset(
     }
 )
 _INLINING_ROUNDS = 4
+_UNIT, _RECORD = "\x1f", "\x1e"  # what ASCII has to tell parts and records apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,17 @@ def prepare(
     if functions:
         check_structure(model, path)
     name_nodes(model.graph)
-    bound = bind_dims(with_hidden_shapes(model), dims)
-    types, bounded = value_types(bound)
+    shown = with_hidden_shapes(model)
+    bound = bind_dims(shown, dims)
+    stated = stated_types(bound.graph)
+    types, bounded = value_types(bound, stated)
     # A plain session is not told what dimensions are bound to.
-    plain = get_metadata(model).get("session") == "default"
-    types = with_visibility(model if plain else bind_dims(model, dims), types)
+    if get_metadata(model).get("session") == "default":
+        types = with_visibility(model, types)
+    elif shown is not model:
+        types = with_visibility(bind_dims(model, dims), types)
+    else:
+        types = with_visibility(bound, types, stated)
     if bounded:
         assumptions.append(
             f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "
@@ -183,9 +191,10 @@ def name_nodes(graph: onnx.GraphProto) -> None:
     names = NameAuthority(node.name for node in graph.node)
     seen: set[str] = set()
     for index, node in enumerate(graph.node):
-        if not node.name or node.name in seen:
-            node.name = names.fresh(node.name or f"{node.op_type}_{index}")
-        seen.add(node.name)
+        name = node.name
+        if not name or name in seen:
+            name = node.name = names.fresh(name or f"{node.op_type}_{index}")
+        seen.add(name)
 
 
 def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
@@ -193,8 +202,7 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
     digest = hashlib.sha256()
 
     def add(*parts: object) -> None:
-        digest.update("\x1f".join(map(str, parts)).encode())
-        digest.update(b"\x1e")
+        digest.update(f"{_UNIT.join(map(str, parts))}{_RECORD}".encode())
 
     for opset in sorted(model.opset_import, key=lambda item: item.domain):
         add("opset", opset.domain, opset.version)
@@ -203,9 +211,8 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
     for tensor in model.graph.initializer:
         add("init", tensor.name, tensor.data_type, *tensor.dims)
     for node in model.graph.node:
-        attributes = sorted(
-            attribute.SerializeToString(deterministic=True).hex() for attribute in node.attribute
-        )
+        attributes = [item.SerializeToString(deterministic=True).hex() for item in node.attribute]
+        attributes.sort()
         add(node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
     add("dims", *sorted(dims.items()))
     return digest.hexdigest()[:32]

@@ -239,11 +239,11 @@ def _masked(call: _Call, q: Shape, k: Shape, heads: int) -> bool:
     return call.broadcasts(3, (q[0], heads, rows, whole))
 
 
-def _together(call: _Call, x: Shape) -> bool:
+def _together(inputs: Shapes) -> bool:
     """Inputs that broadcast to one shape: along each axis all sizes but 1 are equal."""
-    if call.shapes.count(x) == len(call.shapes):
+    if inputs.count(inputs[0]) == len(inputs):
         return True
-    shapes = [shape for shape in call.shapes if shape is not None]
+    shapes = [shape for shape in inputs if shape is not None]
     for axis in range(1, max(map(len, shapes)) + 1):
         sizes = {shape[-axis] for shape in shapes if len(shape) >= axis}
         if len({size for size in sizes if isinstance(size, int) and size != 1}) > 1:
@@ -251,12 +251,11 @@ def _together(call: _Call, x: Shape) -> bool:
     return True
 
 
-_ELEMENTWISE = (
-    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "BitShift"),
-    *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "BitShift"}
+    | {"And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 )
 _RULES: dict[str, Callable[[_Call, Shape], bool]] = {
-    **dict.fromkeys(_ELEMENTWISE, _together),
     "LayerNormalization": _normalization,
     "RMSNormalization": _normalization,
     "SimplifiedLayerNormalization": _normalization,
@@ -290,7 +289,7 @@ _AXIS = frozenset(
 )
 
 
-CONTRACT_OPS = _AXIS.union(_RULES)
+CONTRACT_OPS = _AXIS.union(_RULES, _ELEMENTWISE)
 """Operators of ONNX's domain that :func:`check_contract` looks at."""
 
 
@@ -306,19 +305,23 @@ def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> N
         ModelError: with the node and the shapes.
     """
     op = node.op_type
-    rule = _RULES.get(op)
     first = shapes[0] if shapes else None
     if first is None or op not in CONTRACT_OPS or not is_standard(node.domain):
         return
-    call = _Call(node, shapes, made)
-    axis = call.number("axis", 0) if op in _AXIS else 0
-    inside = -len(first) <= axis < max(len(first), 1)
-    if inside and (rule is None or rule(call, first)):
+    what = "its inputs and attributes do not fit each other"
+    if op in _ELEMENTWISE:
+        fits = _together(shapes)
+    else:
+        call, rule = _Call(node, shapes, made), _RULES.get(op)
+        axis = call.number("axis", 0) if op in _AXIS else 0
+        fits = -len(first) <= axis < max(len(first), 1)
+        if not fits:
+            what = f"attribute axis is {axis}"
+        elif rule is not None:
+            fits = rule(call, first)
+    if fits:
         return
     known = ", ".join("?" if shape is None else str(list(shape)) for shape in shapes)
-    what = f"attribute axis is {axis}"
-    if inside:
-        what = "its inputs and attributes do not fit each other"
     raise ModelError(
         f"{node.op_type} '{node.name}' has inputs of shapes {known}: {what}",
         "ONNX Runtime would refuse the model too; check the sizes given with --dim",

@@ -114,8 +114,8 @@ def prepare(
         types = with_visibility(model, types)
     elif shown is not model:
         types = with_visibility(bind_dims(model, dims), types)
-    else:
-        types = with_visibility(bound, types, stated)
+    elif types is not stated:  # else the file states every shape, so the runtime knows them, too
+        types = with_visibility(bound, types)
     if bounded:
         assumptions.append(
             f"{len(bounded)} shapes are upper bounds, as their axes are known only at run time: "
@@ -213,6 +213,7 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
     for node in model.graph.node:
         attributes = [item.SerializeToString(deterministic=True).hex() for item in node.attribute]
         attributes.sort()
-        add(node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
+        parts = (node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
+        digest.update(f"{_UNIT.join(parts)}{_RECORD}".encode())
     add("dims", *sorted(dims.items()))
     return digest.hexdigest()[:32]

@@ -39,18 +39,15 @@ _ATTRIBUTES = {
 }
 
 
-def with_visibility(
-    model: onnx.ModelProto, types: Types, stated: Types | None = None
-) -> dict[str, TensorType]:
+def with_visibility(model: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
     """``types`` as the runtime sees them: dimensions unknown, by number, or by symbol.
 
     Args:
         model: with the ``value_info`` that the file has; dimensions that are not bound stay
             unknown to the runtime too.
         types: element type and shape of every tensor, as memplan found them.
-        stated: what ``model`` states, if that is known already.
     """
-    if is_complete(model.graph, stated_types(model.graph) if stated is None else stated):
+    if is_complete(model.graph, stated_types(model.graph)):
         return dict(types)
     visible = visible_shapes(model, types)
     return {name: _as_seen(value, visible.get(name)) for name, value in types.items()}

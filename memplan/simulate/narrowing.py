@@ -13,8 +13,7 @@ buffer's answer is worked out once for each range of groups in which it is the s
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -112,17 +111,15 @@ class _Served:
             self.wanted[t] = (min(served), max(served))
         self.of = [self.nobody] * len(graph.nodes)
         for node in reversed(graph.nodes):
-            first, last = self.nobody
+            served_here = [self.nobody]
             for t in node.writes:
-                for low, high in self._needing(t):
-                    first, last = min(first, low), max(last, high)
-            self.of[node.id] = (first, last)
-
-    def _needing(self, tensor: int) -> Iterator[Span]:
-        if tensor in self.wanted:
-            yield self.wanted[tensor]
-        for reader in self.graph.tensors[tensor].readers:
-            yield self.of[reader]
+                served_here += [self.of[reader] for reader in graph.tensors[t].readers]
+                if t in self.wanted:
+                    served_here.append(self.wanted[t])
+            self.of[node.id] = (
+                min(low for low, _ in served_here),
+                max(high for _, high in served_here),
+            )
 
 
 class _Tally:
@@ -130,17 +127,17 @@ class _Tally:
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.last, self.some = -1, 0
-        self.only: Counter[int] = Counter()
+        self.only: dict[int, int] = {}
         for first, last in spans:
             if last >= 0:
                 self.some += 1
                 self.last = max(self.last, last)
                 if first == last:
-                    self.only[first] += 1
+                    self.only[first] = self.only.get(first, 0) + 1
 
     def without(self, group: int) -> bool:
         """Whether any serves somebody when ``group`` is frozen."""
-        return self.some > self.only[group]
+        return self.some > self.only.get(group, 0)
 
     def after(self, group: int) -> bool:
         """Whether any serves somebody when all groups up to ``group`` are frozen."""

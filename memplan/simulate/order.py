@@ -33,10 +33,11 @@ def edges(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
     """Producers per input slot, and consumers per edge, for every node; double edges kept."""
     incoming: list[list[int]] = []
     outgoing: list[list[int]] = [[] for _ in graph.nodes]
+    made_by = [tensor.producer for tensor in graph.tensors]
     for node in graph.nodes:
-        producers = [graph.tensors[t].producer for t in node.reads]
-        incoming.append([p for p in producers if p >= 0])
-        for producer in incoming[-1]:
+        producers = [made_by[t] for t in node.reads if made_by[t] >= 0]
+        incoming.append(producers)
+        for producer in producers:
             outgoing[producer].append(node.id)
     return incoming, outgoing
 

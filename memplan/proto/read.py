@@ -30,7 +30,6 @@ _NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, n
 MINIMUM_OPSET = 9
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
 _TENSOR, _SPARSE_TENSOR = onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR
-_ONLY_TEXT = frozenset({str})
 
 
 def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
@@ -108,8 +107,8 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         ModelError: with the node and the tensor that break the rule.
     """
-    _require_text([opset.domain for opset in model.opset_import], path)
-    _require_text([t for item in model.metadata_props for t in (item.key, item.value)], path)
+    _require_text((opset.domain for opset in model.opset_import), path)
+    _require_text((t for item in model.metadata_props for t in (item.key, item.value)), path)
     for opset in model.opset_import:
         if is_standard(opset.domain) and opset.version < MINIMUM_OPSET:
             raise ModelError(
@@ -148,25 +147,28 @@ class _Checker:
         _check_text(graph, path)
         _define(available, (value.name for value in graph.input), "graph input", path)
         # An initializer may share its name with an input: it is that input's default value.
-        inputs = {value.name for value in graph.input}
+        fed = {value.name for value in graph.input}
         constants = [tensor.name for tensor in graph.initializer]
         constants += [tensor.values.name for tensor in graph.sparse_initializer]
-        _define(available, (name for name in constants if name not in inputs), "initializer", path)
+        _define(available, (name for name in constants if name not in fed), "initializer", path)
         for tensor in graph.initializer:
             check_tensor(tensor, str(path))
         for sparse in graph.sparse_initializer:
             check_sparse(sparse, str(path))
         for index, node in enumerate(graph.node):
-            inputs, outputs = node.input[:], node.output[:]
-            _check_node_text(node, inputs, outputs, path)
+            inputs, outputs, attributes = node.input[:], node.output[:], node.attribute[:]
+            _check_node_text(node, (*inputs, *outputs), attributes, path)
             for name in inputs:
                 if name and name not in available:
                     _explain_missing(graph, index, name, path)
-            self.operator(node, index)
-            for body in subgraphs(node):
+            self.operator(node, attributes, index)
+            for body in subgraphs(node) if attributes else ():
                 self.graph(body, available, depth + 1)
-            made = [name for name in outputs if name] if "" in outputs else outputs
-            _define(available, made, Described("node ", node, index), path)
+            for name in outputs:
+                if name in available:
+                    raise _twice(name, f"node {describe_node(node, index)}", path)
+                if name:
+                    available.add(name)
         for value in graph.output:
             if value.name not in available:
                 raise ModelError(
@@ -174,11 +176,13 @@ class _Checker:
                     "export the model again; the file is damaged or was edited",
                 )
 
-    def operator(self, node: onnx.NodeProto, index: int) -> None:
+    def operator(
+        self, node: onnx.NodeProto, attributes: Sequence[onnx.AttributeProto], index: int
+    ) -> None:
         """Check a node's call, and the constants in its attributes."""
         where = Described(self.prefix, node, index)
         check_operator(node, self.version, self.functions, where)
-        for attribute in node.attribute:
+        for attribute in attributes:
             kind = attribute.type
             if kind == _TENSOR:
                 check_tensor(attribute.t, where)
@@ -192,14 +196,11 @@ def _check_text(graph: onnx.GraphProto, path: Path) -> None:
     """Check that names are text, those of nodes left out: protobuf hands out ``bytes`` for what is
     not UTF-8."""
     for value in (*graph.input, *graph.output, *graph.value_info):
-        texts = [value.name, *_dim_names(value.type.SerializeToString())]
-        _require_text(texts, path)
-        _require_short(texts, path)
+        _require_names((value.name, *_dim_names(value.type.SerializeToString())), path)
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
         entries = [text for item in tensor.external_data for text in (item.key, item.value)]
-        _require_text([tensor.name, *entries], path)
-        _require_short([tensor.name], path)
-    _require_text([graph.name], path)
+        _require_names((tensor.name,), path, entries)
+    _require_text((graph.name,), path)
 
 
 @lru_cache(maxsize=4096)
@@ -210,21 +211,32 @@ def _dim_names(data: bytes) -> tuple[str, ...]:
 
 
 def _check_node_text(
-    node: onnx.NodeProto, inputs: Sequence[str], outputs: Sequence[str], path: Path
+    node: onnx.NodeProto,
+    tensors: tuple[str, ...],
+    attributes: Sequence[onnx.AttributeProto],
+    path: Path,
 ) -> None:
-    """The same for a node, whose inputs and outputs these are."""
-    texts = [node.name, node.op_type, node.domain, *inputs, *outputs]
-    for attribute in node.attribute:
-        texts.append(attribute.name)
+    """The same for a node, which reads and makes these tensors."""
+    texts = [node.op_type, node.domain, *[attribute.name for attribute in attributes]]
     for item in node.metadata_props:
         texts += (item.key, item.value)
-    _require_text(texts, path)
-    _require_short([node.name, *outputs], path)
+    _require_names((node.name, *tensors), path, texts)
 
 
-def _require_text(texts: Sequence[object], path: Path) -> None:
-    if _ONLY_TEXT.issuperset(map(type, texts)):
+def _require_names(names: tuple[str, ...], path: Path, texts: Sequence[str] = ()) -> None:
+    """Check that names are text and not too long, and that further ``texts`` are text."""
+    try:
+        short = len("".join((*names, *texts))) <= MOST_NAME // 4  # a character has up to four bytes
+    except TypeError:  # there are bytes among them
+        short = False
+    if short:
         return
+    _require_text((*names, *texts), path)
+    for name in names:
+        require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
+
+
+def _require_text(texts: Iterable[object], path: Path) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise ModelError(
@@ -233,14 +245,7 @@ def _require_text(texts: Sequence[object], path: Path) -> None:
             )
 
 
-def _require_short(names: Sequence[str], path: Path) -> None:
-    if max(map(len, names)) <= MOST_NAME // 4:  # a character takes up to four bytes
-        return
-    for name in names:
-        require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
-
-
-def _define(available: set[str], names: Iterable[str], what: object, path: Path) -> None:
+def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:
     for name in names:
         if not name:
             raise ModelError(
@@ -248,11 +253,15 @@ def _define(available: set[str], names: Iterable[str], what: object, path: Path)
                 "export the model again; the file is damaged or was edited",
             )
         if name in available:
-            raise ModelError(
-                f"{path}: tensor '{name}' is defined twice (second time by {what})",
-                "every tensor of an ONNX graph has one producer; rename one of them",
-            )
+            raise _twice(name, what, path)
         available.add(name)
+
+
+def _twice(name: str, what: str, path: Path) -> ModelError:
+    return ModelError(
+        f"{path}: tensor '{name}' is defined twice (second time by {what})",
+        "every tensor of an ONNX graph has one producer; rename one of them",
+    )
 
 
 def _explain_missing(graph: onnx.GraphProto, index: int, name: str, path: Path) -> None:

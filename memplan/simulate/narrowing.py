@@ -111,15 +111,14 @@ class _Served:
             self.wanted[t] = (min(served), max(served))
         self.of = [self.nobody] * len(graph.nodes)
         for node in reversed(graph.nodes):
-            served_here = [self.nobody]
+            first, last = self.nobody
             for t in node.writes:
-                served_here += [self.of[reader] for reader in graph.tensors[t].readers]
+                spans = [self.of[reader] for reader in graph.tensors[t].readers]
                 if t in self.wanted:
-                    served_here.append(self.wanted[t])
-            self.of[node.id] = (
-                min(low for low, _ in served_here),
-                max(high for _, high in served_here),
-            )
+                    spans.append(self.wanted[t])
+                for low, high in spans:
+                    first, last = min(first, low), max(last, high)
+            self.of[node.id] = (first, last)
 
 
 class _Tally:

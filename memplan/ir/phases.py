@@ -285,7 +285,8 @@ class _Finder:
         return found
 
     def _descendants(self, tensors: Iterable[int]) -> set[int]:
-        graph, found, stack = self.graph, set[int](), list(tensors)
+        # Many nodes may have named one tensor, and each look at it goes over all of its readers.
+        graph, found, stack = self.graph, set[int](), list(set(tensors))
         while stack:
             for reader in graph.tensors[stack.pop()].readers:
                 if reader not in found:

@@ -36,7 +36,10 @@ def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def _external_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
-        for attribute in node.attribute:
+        attributes = node.attribute[:]
+        if not attributes:
+            continue
+        for attribute in attributes:
             if attribute.HasField("t"):
                 yield from _external((attribute.t,))
             if attribute.tensors:

@@ -56,7 +56,7 @@ def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProt
     bound = copied(model)
     if dims:
         _bind_values(bound.graph, dims)
-    missing = list(symbolic_dims(bound))
+    missing = list(symbolic_dims(bound) if dims else known)
     if missing:
         raise ModelError(
             f"dimension '{missing[0]}' of input '{known[missing[0]]}' is symbolic",

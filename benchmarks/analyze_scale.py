@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -135,9 +134,14 @@ def _measured(path: Path, runs: int, import_seconds: float) -> Cost:
         parsing.append(parsed - started)
         analyzing.append(time.process_time() - parsed)
         elapsed.append(time.perf_counter() - clock)
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     best = (min(parsing), min(analyzing), min(elapsed))
-    return Cost(path.stem, count, import_seconds, *best, peak)
+    return Cost(path.stem, count, import_seconds, *best, _most_memory())
+
+
+def _most_memory() -> int:
+    """The most bytes that this process had; ``getrusage`` counts those of its parent in (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

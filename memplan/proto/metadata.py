@@ -60,10 +60,11 @@ def node_metadata(node: onnx.NodeProto) -> dict[str, str]:
 
 def marked_names(graph: onnx.GraphProto) -> list[str]:
     """Names of the marked tensors, in order of the nodes that make them."""
-    values = {value.name for value in (*graph.value_info, *graph.output) if _is_marked(value)}
+    stated = (*graph.value_info, *graph.output)
+    values = {value.name for value in stated if value.metadata_props and _is_marked(value)}
     found = []
     for node in graph.node:
-        marked = _is_marked(node)
+        marked = bool(node.metadata_props) and _is_marked(node)
         if marked or values:
             found += [name for name in node.output if name and (marked or name in values)]
     return found

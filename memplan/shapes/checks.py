@@ -12,7 +12,7 @@ from memplan.proto import native
 from memplan.proto.checks import RANKED_OPS, check_ranks
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import is_standard
-from memplan.shapes.contracts import CONTRACT_OPS, check_contract
+from memplan.shapes.contracts import CONTRACT_OPS, OUTPUTS_MATTER, check_contract
 from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
@@ -110,7 +110,8 @@ def check_calls(graph: onnx.GraphProto, types: Types) -> None:
         shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
         if ranked:
             check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
-        made = [types.get(name, UNKNOWN).shape if name else None for name in node.output]
+        named = node.output if node.op_type in OUTPUTS_MATTER else ()
+        made = [types.get(name, UNKNOWN).shape if name else None for name in named]
         check_contract(node, shapes, made)
 
 

@@ -291,6 +291,8 @@ _AXIS = frozenset(
 
 CONTRACT_OPS = _AXIS.union(_RULES, _ELEMENTWISE)
 """Operators of ONNX's domain that :func:`check_contract` looks at."""
+OUTPUTS_MATTER = frozenset({"Split"})
+"""Those of them whose outputs it looks at, too."""
 
 
 def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> None:
@@ -299,7 +301,7 @@ def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> N
     Args:
         node: a node that has passed :func:`memplan.proto.checks.check_operator`.
         shapes: of its inputs.
-        made: of its outputs.
+        made: of its outputs, for the operators of :data:`OUTPUTS_MATTER`.
 
     Raises:
         ModelError: with the node and the shapes.

@@ -117,7 +117,10 @@ class _Served:
                 if t in self.wanted:
                     spans.append(self.wanted[t])
                 for low, high in spans:
-                    first, last = min(first, low), max(last, high)
+                    if low < first:
+                        first = low
+                    if high > last:
+                        last = high
             self.of[node.id] = (first, last)
 
 

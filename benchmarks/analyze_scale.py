@@ -3,14 +3,14 @@
 A chain of square linear layers with Tanh: forward, loss, backward, and the update of every weight
 with momentum, so that there are as many graph outputs, parameters and modules as layers. Time is
 CPU time, best of some runs; each graph is analyzed in a process of its own, as the largest one
-decides the memory of a process.
+decides the memory of a process. Files may be measured beside them. The C++ of ONNX runs in a child
+process (:mod:`memplan.proto.native`), which CPU time leaves out and elapsed time has.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import onnx
 from onnx import helper
 
+CHAIN = "chain"
 _WIDTH = 64
 _PER_LAYER = 11
 _FLOAT = onnx.TensorProto.FLOAT
@@ -30,12 +31,15 @@ _FLOAT = onnx.TensorProto.FLOAT
 @dataclass(frozen=True, slots=True)
 class Cost:
     """One graph: CPU seconds to import onnx, to parse the file and to analyze it (the JSON
-    included), and the most memory that the process had."""
+    included), how long the latter took by the clock, and the most memory that the process had.
+    ``graph`` is ``chain``, or the name of a file."""
 
+    graph: str
     nodes: int
     import_seconds: float
     parse_seconds: float
     analyze_seconds: float
+    elapsed_seconds: float
     resident_set_bytes: int
 
     @property
@@ -91,7 +95,7 @@ def chain(nodes: int) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)  # exporters and memplan grad state all shapes
 
 
-def measure(path: Path, runs: int) -> Cost:
+def measure(path: Path, runs: int = 5) -> Cost:
     """The cost of a file, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.analyze_scale", str(path), str(runs)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -99,38 +103,45 @@ def measure(path: Path, runs: int) -> Cost:
 
 
 def slope(found: Sequence[Cost]) -> float:
-    """By which power of the nodes the time grows: least squares through the logarithms."""
-    points = [(math.log(cost.nodes), math.log(cost.analyze_seconds)) for cost in found]
+    """By which power of the nodes the CPU time of chains grows: least squares through the
+    logarithms."""
+    points = [(math.log(c.nodes), math.log(c.analyze_seconds)) for c in found if c.graph == CHAIN]
     across = sum(x for x, _ in points) / len(points)
     up = sum(y for _, y in points) / len(points)
     spread = sum((x - across) ** 2 for x, _ in points)
     return sum((x - across) * (y - up) for x, y in points) / spread
 
 
-def measure_chains(sizes: Sequence[int], runs: int = 3) -> list[Cost]:
-    """The cost of chains of these numbers of nodes."""
-    found = []
+def measure_graph(graph: str) -> Cost:
+    """The cost of a chain of a number of nodes, or of a file."""
+    if not graph.isdecimal():
+        return measure(Path(graph))
     with TemporaryDirectory() as folder:
-        for nodes in sizes:
-            path = Path(folder) / f"chain{nodes}.onnx"
-            onnx.save(chain(nodes), path)
-            found.append(measure(path, runs))
-    return found
+        path = Path(folder) / f"{CHAIN}.onnx"
+        onnx.save(chain(int(graph)), path)
+        return measure(path)
 
 
 def _measured(path: Path, runs: int, import_seconds: float) -> Cost:
     from memplan.api.analyze import analyze
 
-    parsing, analyzing, count = [], [], 0
+    parsing, analyzing, elapsed, count = [], [], [], 0
     for _ in range(runs):
         started = time.process_time()
         count = len(onnx.load(path, load_external_data=False).graph.node)
-        parsed = time.process_time()
+        parsed, clock = time.process_time(), time.perf_counter()
         json.dumps(analyze(path).as_json())
         parsing.append(parsed - started)
         analyzing.append(time.process_time() - parsed)
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Cost(count, import_seconds, min(parsing), min(analyzing), peak)
+        elapsed.append(time.perf_counter() - clock)
+    best = (min(parsing), min(analyzing), min(elapsed))
+    return Cost(path.stem, count, import_seconds, *best, _most_memory())
+
+
+def _most_memory() -> int:
+    """The most bytes that this process had; ``getrusage`` counts those of its parent in (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

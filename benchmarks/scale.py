@@ -9,7 +9,7 @@ nodes.
 
 How ``analyze`` grows (:mod:`benchmarks.analyze_scale`):
 
-    python -m benchmarks.scale --analyze 1000 --analyze 10000 --analyze 100000 --json analyze.json
+    python -m benchmarks.scale --analyze 1000 --analyze 100000 --analyze FILE --json analyze.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.analyze_scale import measure_chains, slope
+from benchmarks.analyze_scale import measure_graph, slope
 from benchmarks.instances import Instance, verify_instance
 from benchmarks.public_graphs import to_problem
 from benchmarks.record import write_record
@@ -202,21 +202,25 @@ def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> 
     )
 
 
-def _analyze(sizes: Sequence[int], target: Path) -> int:
-    """Measure ``analyze`` instead of the planner, on chains of these numbers of nodes."""
-    found = measure_chains(sizes)
-    print(f"{'nodes':>8}{'analyze s':>11}{'import + parse s':>18}{'ratio':>7}{'MB':>7}")
-    for cost in found:
+def _analyze(graphs: Sequence[str], target: Path) -> int:
+    """Measure ``analyze`` instead of the planner: chains of so many nodes, and files."""
+    found = []
+    head = ("analyze s", "elapsed s", "import + parse s")
+    print(f"{'nodes':>8}{head[0]:>11}{head[1]:>11}{head[2]:>18}{'ratio':>7}{'MB':>7}")
+    for graph in graphs:
+        cost = measure_graph(graph)
+        found.append(cost)
         print(
-            f"{cost.nodes:>8}{cost.analyze_seconds:>11.3f}"
+            f"{cost.nodes:>8}{cost.analyze_seconds:>11.3f}{cost.elapsed_seconds:>11.3f}"
             f"{cost.import_seconds + cost.parse_seconds:>18.3f}{cost.ratio:>7.1f}"
-            f"{cost.resident_set_bytes / 1e6:>7.0f}"
+            f"{cost.resident_set_bytes / 1e6:>7.0f}",
+            flush=True,
         )
     rows: list[object] = [{**asdict(cost), "ratio": cost.ratio} for cost in found]
-    if len(found) > 1:
+    if sum(graph.isdecimal() for graph in graphs) > 1:
         rows.append({"log_log_slope": slope(found)})
         print(f"log-log slope {slope(found):.3f}")
-    command = " ".join(f"--analyze {nodes}" for nodes in sizes)
+    command = " ".join(f"--analyze {Path(graph).name}" for graph in graphs)
     write_record(target, f"python -m benchmarks.scale {command}", rows)
     return 0
 
@@ -227,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--layers", type=int, action="append", default=[], help="repeatable")
     parser.add_argument("--ratio", type=float, action="append", default=[], help="repeatable")
-    parser.add_argument("--analyze", type=int, action="append", metavar="NODES", help="repeatable")
+    parser.add_argument("--analyze", action="append", metavar="NODES|FILE", help="repeatable")
     parser.add_argument("--seconds", type=float, default=5.0, help="planning, per point")
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     options = parser.parse_args(argv)

@@ -142,6 +142,24 @@ def scale(record: dict[str, Any]) -> list[str]:
     return table(head, rows)
 
 
+def analyzed(record: dict[str, Any]) -> list[str]:
+    """What ``analyze`` takes."""
+    rows = [
+        [
+            row["graph"],
+            f"{row['nodes']:,}",
+            f"{row['analyze_seconds']:.2f}",
+            f"{row['elapsed_seconds']:.2f}",
+            f"{row['ratio']:.1f}",
+            f"{row['resident_set_bytes'] / 1e6:.0f}",
+        ]
+        for row in record["results"]
+        if "nodes" in row
+    ]
+    head = ["graph", "nodes", "CPU seconds", "elapsed", "× import onnx + parse", "process MB"]
+    return table(head, rows)
+
+
 def placement(record: dict[str, Any]) -> list[str]:
     """The placement instances."""
     rows = [

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import highlights
 from benchmarks.table_rows import (
     RESULTS,
+    analyzed,
     lean,
     load,
     loop_pairs,
@@ -61,6 +62,13 @@ The graphs of the Moccasin paper (ICML 2023): random layered graphs (RL) and the
 Checkmate (MLSys 2020). Points below the structural floor are left out.
 """
 
+ANALYZED = """
+`memplan analyze`, from file to JSON, on chains of linear layers (training steps with as many
+outputs and modules as layers) and on an LSTM of two layers that PyTorch exports step by step. Best
+of five runs in one process, on a machine that did other work, too; CPU time is that of the process,
+without ONNX's shape inference, which runs in a child.
+"""
+
 RECURRENT = """\
 What `grad --scan-recompute` stores for the backward of one layer (200 steps, batch 16, 512 inputs
 and units, differentiated by its weights), and what that costs. Peaks are those of the training step
@@ -105,6 +113,7 @@ def document() -> list[str]:
         load(name) for name in ("training_graphs", "training_marks", "training_lstm2")
     ]
     grown, placed, loops = load("scale"), load("placement"), load("recurrent")
+    analyses = load("analyze_scale")
     generated = load("lean_gradients")
     pairs = load("recurrent_pairs")
     sessions, tight = load("plain_sessions"), load("plain_tightest")
@@ -131,6 +140,10 @@ def document() -> list[str]:
         "Transformer training graphs as `benchmarks/scale.py` makes them.\n",
         *scale(grown),
         f"\n{origin(grown)}",
+        ANALYZED,
+        *analyzed(analyses),
+        f"\nThe chains' log-log slope: {analyses['results'][-1]['log_log_slope']:.2f}.\n",
+        origin(analyses),
         "\n## Recurrent layers\n",
         RECURRENT,
         *recurrent(loops),

@@ -17,6 +17,7 @@ from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
 from memplan.plain.as_loaded import as_loaded, changes_at_load, narrow_types
+from memplan.processes.garbage import collector_paused
 from memplan.runtime.installed import NAME
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
@@ -235,6 +236,7 @@ def analyze(
     return replace(found, path=shown_path(path))
 
 
+@collector_paused()
 def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) -> Analysis:
     """The same for a model that is already open, with its own nodes.
 

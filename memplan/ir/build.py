@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import onnx
@@ -24,13 +24,7 @@ def build_graph(model: onnx.ModelProto, types: Types, *, in_body: bool = False) 
         types: type and shape of every tensor of the main graph; sizes in elements.
         in_body: the model is a control-flow body.
     """
-    bodies: dict[int, tuple[Body, ...]] = {}
-    nodes = (node for node in model.graph.node if not is_constant(node))
-    for index, node in enumerate(nodes):
-        if any(True for _ in subgraphs(node)):
-            found = body_models(model, node, types, in_body=in_body)
-            bodies[index] = tuple(_body(body, node.op_type) for body in found)
-    return _Builder(model.graph, types).build(default_opset(model), bodies)
+    return _Builder(model, types, in_body).build()
 
 
 def _body(body: BodyModel, parent: str) -> Body:
@@ -41,11 +35,13 @@ def _body(body: BodyModel, parent: str) -> Body:
 
 
 class _Builder:
-    """Numbers the tensors and nodes of one ``GraphProto``."""
+    """Numbers the tensors and nodes of the main graph of a model."""
 
-    def __init__(self, graph: onnx.GraphProto, types: Types) -> None:
-        self.graph = graph
+    def __init__(self, model: onnx.ModelProto, types: Types, in_body: bool) -> None:
+        self.model = model
         self.types = types
+        self.in_body = in_body
+        self.bodies: dict[int, tuple[Body, ...]] = {}
         self.names: list[str] = []
         self.ids: dict[str, int] = {}
         self.kinds: list[TensorKind] = []
@@ -53,15 +49,15 @@ class _Builder:
         self.readers: list[list[int]] = []
 
     def add(self, name: str, kind: TensorKind, producer: int = ABSENT) -> int:
-        self.ids[name] = len(self.names)
+        new = self.ids[name] = len(self.names)
         self.names.append(name)
         self.kinds.append(kind)
         self.producers.append(producer)
         self.readers.append([])
-        return self.ids[name]
+        return new
 
-    def build(self, opset: int, bodies: Mapping[int, tuple[Body, ...]]) -> Graph:
-        graph = self.graph
+    def build(self) -> Graph:
+        graph = self.model.graph
         initialized = {tensor.name for tensor in graph.initializer}
         for value in graph.input:
             kind = TensorKind.INITIALIZER if value.name in initialized else TensorKind.INPUT
@@ -85,8 +81,8 @@ class _Builder:
             tensors=self._tensors(set(outputs)),
             inputs=tuple(self.ids[value.name] for value in graph.input),
             outputs=outputs,
-            opset=opset,
-            bodies=bodies,
+            opset=default_opset(self.model),
+            bodies=self.bodies,
             metadata=tuple(metadata),
             checkpoints=frozenset(
                 tensor
@@ -96,24 +92,29 @@ class _Builder:
         )
 
     def _node(self, index: int, proto: onnx.NodeProto) -> Node:
-        inputs = tuple(self.ids[name] if name else ABSENT for name in proto.input)
-        captured = tuple(self.ids[name] for name in captured_names(proto) if name in self.ids)
-        for tensor in (*inputs, *captured):
-            if tensor != ABSENT:
-                self.readers[tensor].append(index)
-        outputs = tuple(
+        ids = self.ids
+        inputs = [ids[name] if name else ABSENT for name in proto.input]
+        captured: tuple[int, ...] = ()
+        if subgraphs(proto):
+            captured = tuple(ids[name] for name in captured_names(proto) if name in ids)
+            found = body_models(self.model, proto, self.types, in_body=self.in_body)
+            self.bodies[index] = tuple(_body(body, proto.op_type) for body in found)
+        outputs = [
             self.add(name, TensorKind.COMPUTED, index) if name else ABSENT for name in proto.output
-        )
-        return Node(
+        ]
+        node = Node(
             id=index,
             name=proto.name,
             domain=domain_of(proto),
             op=proto.op_type,
-            inputs=inputs,
-            outputs=outputs,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
             captured=captured,
             attributes=plain_attributes(proto),
         )
+        for tensor in node.reads:
+            self.readers[tensor].append(index)
+        return node
 
     def _tensors(self, outputs: set[int]) -> tuple[Tensor, ...]:
         result = []
@@ -143,18 +144,18 @@ class _Builder:
 def plain_attributes(proto: onnx.NodeProto) -> dict[str, object]:
     """Numbers, strings and lists of them; tensors and graphs are left out."""
     result: dict[str, object] = {}
-    kinds = onnx.AttributeProto
     for item in proto.attribute:
-        if item.type == kinds.INT:
-            result[item.name] = item.i
-        elif item.type == kinds.FLOAT:
-            result[item.name] = item.f
-        elif item.type == kinds.STRING:
-            result[item.name] = item.s.decode(errors="replace")
-        elif item.type == kinds.INTS:
-            result[item.name] = list(item.ints)
-        elif item.type == kinds.FLOATS:
-            result[item.name] = list(item.floats)
-        elif item.type == kinds.STRINGS:
-            result[item.name] = [text.decode(errors="replace") for text in item.strings]
+        value = _PLAIN_VALUES.get(item.type)
+        if value is not None:
+            result[item.name] = value(item)
     return result
+
+
+_PLAIN_VALUES: Mapping[int, Callable[[onnx.AttributeProto], object]] = {
+    onnx.AttributeProto.INT: lambda item: item.i,
+    onnx.AttributeProto.FLOAT: lambda item: item.f,
+    onnx.AttributeProto.STRING: lambda item: item.s.decode(errors="replace"),
+    onnx.AttributeProto.INTS: lambda item: list(item.ints),
+    onnx.AttributeProto.FLOATS: lambda item: list(item.floats),
+    onnx.AttributeProto.STRINGS: lambda item: [s.decode(errors="replace") for s in item.strings],
+}

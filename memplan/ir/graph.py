@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,7 +64,12 @@ def _present(tensors: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator call. ``captured`` are outer tensors that its bodies read (If, Loop, Scan)."""
+    """One operator call. ``captured`` are outer tensors that its bodies read (If, Loop, Scan).
+
+    ``reads`` are tensor ids in slot order, absent ones left out, captured ones last; ``writes`` are
+    those of the outputs that are present. ``key`` is ``domain:Op``, the key of the operator
+    registries; the default domain is empty. All three are made once, as every pass asks for them.
+    """
 
     id: int
     name: str
@@ -73,21 +79,14 @@ class Node:
     outputs: tuple[int, ...]
     captured: tuple[int, ...] = ()
     attributes: Mapping[str, object] = field(default_factory=dict)
+    reads: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    writes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    key: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """Tensor ids in slot order, absent ones left out, captured ones last."""
-        return _present(self.inputs) + self.captured
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        """Tensor ids of the outputs that are present."""
-        return _present(self.outputs)
-
-    @property
-    def key(self) -> str:
-        """``domain:Op``, the key of the operator registries; the default domain is empty."""
-        return f"{self.domain}:{self.op}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", _present(self.inputs) + self.captured)
+        object.__setattr__(self, "writes", _present(self.outputs))
+        object.__setattr__(self, "key", sys.intern(f"{self.domain}:{self.op}"))
 
 
 @dataclass(frozen=True, slots=True)

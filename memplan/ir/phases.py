@@ -25,6 +25,7 @@ from memplan.ir.graph import ABSENT, Graph, Node, Phase, Tensor, TensorKind
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import FLOATS
 
+_PHASES = {phase.value: phase for phase in Phase}
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # An output that belongs to an input of nearly the same name: its gradient or its new value.
 _PAIRED_SUFFIXES = (
@@ -154,8 +155,7 @@ class _Finder:
         return Phases(of, loss, frozenset(parameters), frozenset(state))
 
     def _told(self, node: int) -> Phase | None:
-        text = self.graph.metadata[node].get(PHASE_KEY)
-        return Phase(text) if text in set(Phase) else None
+        return _PHASES.get(self.graph.metadata[node].get(PHASE_KEY, ""))
 
     def _loss(self) -> int | None:
         outputs = [self.graph.tensors[t] for t in self.graph.outputs]
@@ -198,24 +198,20 @@ class _Finder:
         weights = self.derived(parameters)
         before: set[int] = set()  # nodes that a parameter reader still follows
         for node in reversed(graph.nodes):
-            if node.id not in forward:
-                continue
-            reads_parameter = any(t in weights for t in node.reads)
-            followed = any(
-                reader in before for t in node.writes for reader in graph.tensors[t].readers
-            )
-            if reads_parameter or followed:
+            if node.id in forward and (
+                not weights.isdisjoint(node.reads)
+                or any(not before.isdisjoint(graph.tensors[t].readers) for t in node.writes)
+            ):
                 before.add(node.id)
         return forward - before
 
     def derived(self, parameters: set[int]) -> set[int]:
         """Parameters and what is made from them alone (a transposed weight)."""
         found = set(parameters)
+        constant = TensorKind.INITIALIZER
         for node in self.graph.nodes:
-            reads = list(node.reads)
-            constant = TensorKind.INITIALIZER
-            if any(t in found for t in reads) and all(
-                t in found or self.graph.tensors[t].kind is constant for t in reads
+            if not found.isdisjoint(node.reads) and all(
+                t in found or self.graph.tensors[t].kind is constant for t in node.reads
             ):
                 found.update(node.writes)
         return found
@@ -294,7 +290,8 @@ class _Finder:
         return found
 
     def _descendants(self, tensors: Iterable[int]) -> set[int]:
-        graph, found, stack = self.graph, set[int](), list(tensors)
+        # Many nodes may have named one tensor, and each look at it goes over all of its readers.
+        graph, found, stack = self.graph, set[int](), list(set(tensors))
         while stack:
             for reader in graph.tensors[stack.pop()].readers:
                 if reader not in found:

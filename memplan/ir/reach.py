@@ -52,12 +52,14 @@ def _state_behind(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:
     for node in graph.nodes:
         if phases.of[node.id] in (Phase.FORWARD, Phase.LOSS):
             continue
-        own = frozenset(t for t in node.reads if t in phases.state)
+        own = phases.state.intersection(node.reads)
         parts = {own} if own else set()
         for t in node.reads:
             if (part := found.get(graph.tensors[t].producer)) is not None:
                 parts.add(part)
-        if parts:
+        if len(parts) == 1:
+            (found[node.id],) = parts
+        elif parts:
             largest = max(parts, key=len)
             whole = all(part <= largest for part in parts)
             found[node.id] = largest if whole else frozenset().union(*parts)

@@ -76,12 +76,7 @@ def scan_layers(
         model: a training graph, with or without sizes.
         known: types of the main graph's tensors, beside those that the file states.
     """
-    types = {
-        name: TensorType(value.dtype, value.shape)
-        for name, value in (known or {}).items()
-        if value.shape is not None
-    }
-    return tuple(_layers(model.graph, default_opset(model), types))
+    return tuple(_layers(model.graph, default_opset(model), known or {}))
 
 
 def _layers(graph: onnx.GraphProto, opset: int, known: Types) -> Iterator[ScanLayer]:
@@ -90,9 +85,10 @@ def _layers(graph: onnx.GraphProto, opset: int, known: Types) -> Iterator[ScanLa
     own = _layers_of(graph, opset, known) if several else {}
     index = -1
     for node in graph.node:
-        index += not is_constant(node)
-        if index in own and not is_constant(node):
-            yield own[index]
+        if own and not is_constant(node):
+            index += 1
+            if index in own:
+                yield own[index]
         for body in subgraphs(node):
             yield from _layers(body, opset, {})
 
@@ -104,7 +100,12 @@ def _layers_of(graph: onnx.GraphProto, opset: int, known: Types) -> dict[int, Sc
     of one forward Scan the last is named.
     """
     stated = (*graph.value_info, *graph.input, *graph.output)
-    types = {value.name: read_type(value.type) for value in stated} | dict(known)
+    types = {value.name: read_type(value.type) for value in stated}
+    types |= {
+        name: TensorType(value.dtype, value.shape)
+        for name, value in known.items()
+        if value.shape is not None
+    }
     makers = {name: node for node in graph.node for name in node.output if name}
     noted: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:

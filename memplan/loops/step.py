@@ -128,7 +128,7 @@ def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[floa
             clone.input[slot] = call.root(name)
         draft.nodes.append(clone)
         draft.seconds[outputs[0]] = cost.get(outputs[0], 0.0)
-        if operator_key(node) in RANDOM_OPS | EFFECT_OPS or any(True for _ in subgraphs(node)):
+        if operator_key(node) in RANDOM_OPS | EFFECT_OPS or subgraphs(node):
             draft.fixed.update(outputs)
 
 

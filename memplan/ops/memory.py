@@ -69,11 +69,15 @@ class MemorySemantics:
 
     def alias_input(self, key: str, output: int) -> int | None:
         """The input slot whose buffer output ``output`` always shares, or None."""
-        return next((i for o, i in self.alias.get(key, ()) if o == output), None)
+        for made, given in self.alias.get(key, ()):
+            if made == output:
+                return given
+        return None
 
     def inplace_inputs(self, key: str, output: int) -> tuple[int, ...]:
         """The input slots whose buffer output ``output`` may take over when they die here."""
-        return tuple(i for o, i in self.inplace.get(key, ()) if o == output)
+        rows = self.inplace.get(key)
+        return tuple([given for made, given in rows if made == output]) if rows else ()
 
 
 @cache

@@ -331,11 +331,22 @@ def workspace_bytes(
     has not been measured.
     """
     domain = "" if domain == "ai.onnx" else domain
-    formulas = {"cpu": _FORMULAS, "cuda": _CUDA_FORMULAS}.get(provider, {})
-    formula = formulas.get((domain, op))
+    formula = _formulas(provider).get((domain, op))
     if formula is None:
         return 0 if f"{domain}:{op}" in _without_scratch(provider) else None
     try:
         return formula(Node(attributes, inputs, outputs, max(1, threads)))
     except (IndexError, ValueError):  # a rank that the operator never makes: the file is wrong
         return None
+
+
+@cache
+def never_takes_scratch(domain: str, op: str, provider: str) -> bool:
+    """Whether :func:`workspace_bytes` is 0 for every call of an operator: most have no scratch."""
+    return (domain, op) not in _formulas(provider) and f"{domain}:{op}" in _without_scratch(
+        provider
+    )
+
+
+def _formulas(provider: str) -> Mapping[tuple[str, str], Formula]:
+    return {"cpu": _FORMULAS, "cuda": _CUDA_FORMULAS}.get(provider, {})

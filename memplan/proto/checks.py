@@ -7,7 +7,8 @@ attributes have their types, and constants hold as many elements as their dimens
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 
 import onnx
@@ -26,8 +27,9 @@ _Proto = onnx.TensorProto
 _DAMAGED = "export the model again; the file is damaged or was edited"
 
 
-def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
-    """Check type, dimensions and number of elements of a constant; ``where`` begins the message.
+def check_tensor(tensor: onnx.TensorProto, where: object) -> None:
+    """Check type, dimensions and number of elements of a constant; ``where``, printed, begins the
+    message.
 
     Raises:
         ModelError: with the tensor's name and what does not fit.
@@ -60,7 +62,7 @@ def _entries(data_type: int, count: int, bits: int) -> int:
     return (count * bits + 7) // 8 if 0 < bits < 8 else count
 
 
-def check_sparse(tensor: onnx.SparseTensorProto, where: str) -> None:
+def check_sparse(tensor: onnx.SparseTensorProto, where: object) -> None:
     """The same for a sparse constant.
 
     Raises:
@@ -75,18 +77,54 @@ def check_sparse(tensor: onnx.SparseTensorProto, where: str) -> None:
     check_tensor(tensor.indices, where)
 
 
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    """What a definition says of an attribute; ``type`` as in ``AttributeProto.type``."""
+
+    type: int
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """ONNX's definition of an operator, as far as calls are held against it.
+
+    ``inputs`` and ``outputs``: least and most. ``single``: slot and name of the inputs that no call
+    leaves out. It is kept, as every look into an ``OpSchema`` makes new lists and dictionaries.
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    single: tuple[tuple[int, str], ...]
+    attributes: Mapping[str, _Attribute]
+    requires_attributes: bool
+
+
 @cache
-def _schema(op: str, version: int) -> defs.OpSchema | None:
+def _definition(op: str, version: int) -> _Definition | None:
     """ONNX's definition; None for operators of others and for those that ONNX withdrew."""
     try:
         found = defs.get_schema(op, version, "")
     except defs.SchemaError:
         return None
-    return None if found.deprecated else found
+    if found.deprecated:
+        return None
+    single = defs.OpSchema.FormalParameterOption.Single
+    attributes = {
+        name: _Attribute(int(formal.type), formal.required)  # type: ignore[call-overload]
+        for name, formal in found.attributes.items()
+    }
+    return _Definition(
+        (found.min_input, found.max_input),
+        (found.min_output, found.max_output),
+        tuple((k, item.name) for k, item in enumerate(found.inputs) if item.option == single),
+        attributes,
+        any(formal.required for formal in attributes.values()),
+    )
 
 
 def check_operator(
-    node: onnx.NodeProto, version: int, functions: Set[tuple[str, str]], where: str
+    node: onnx.NodeProto, version: int, functions: Set[tuple[str, str]], where: object
 ) -> None:
     """Check a call of a standard operator: number of inputs and outputs, and attributes.
 
@@ -94,32 +132,36 @@ def check_operator(
         node: the call; those of other domains are not judged.
         version: opset of the standard domain.
         functions: (domain, name) of model-local functions, which may replace an operator.
-        where: begins the message.
+        where: begins the message, printed.
 
     Raises:
         ModelError: with what is missing or too much.
     """
-    if (node.domain, node.op_type) in functions:
+    domain, op = node.domain, node.op_type
+    if functions and (domain, op) in functions:
         return
-    if any(item.ref_attr_name for item in node.attribute):
+    given = list(node.attribute)
+    if given and any(item.ref_attr_name for item in given):
         raise ModelError(f"{where} refers to an attribute of a function, and is in none", _DAMAGED)
-    if not is_standard(node.domain):
-        _check_counts(node, *_CONTRIB.get((node.domain, node.op_type), _ANY), where)
+    if not is_standard(domain):
+        _check_counts(node, *_CONTRIB.get((domain, op), _ANY), where)
         return
-    schema = _schema(node.op_type, version)
-    if schema is None:
+    definition = _definition(op, version)
+    if definition is None:
         # ONNX Runtime has some operators in this domain that are newer, or that ONNX has not.
-        newer = _schema(node.op_type, defs.onnx_opset_version())
-        least = (newer.min_input, newer.min_output) if newer is not None else (0, 0)
-        least = _ORT_DEFAULT_DOMAIN.get(node.op_type, least)
+        newer = _definition(op, defs.onnx_opset_version())
+        least = (newer.inputs[0], newer.outputs[0]) if newer is not None else (0, 0)
+        least = _ORT_DEFAULT_DOMAIN.get(op, least)
         _check_counts(node, (least[0], _MANY), (least[1], _MANY), where)
         return
-    inputs, outputs = (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
-    _check_counts(node, inputs, outputs, where)
-    for formal, name in zip(schema.inputs, node.input, strict=False):
-        if not name and formal.option == defs.OpSchema.FormalParameterOption.Single:
-            raise ModelError(f"{where} lacks its input '{formal.name}'", _DAMAGED)
-    _check_attributes(node, schema, where)
+    _check_counts(node, definition.inputs, definition.outputs, where)
+    inputs = node.input
+    if "" in inputs:
+        for slot, name in definition.single:
+            if slot < len(inputs) and not inputs[slot]:
+                raise ModelError(f"{where} lacks its input '{name}'", _DAMAGED)
+    if given or definition.requires_attributes or op == "Constant":
+        _check_attributes(node, given, definition, where)
 
 
 # Operators of ONNX Runtime's in ONNX's domain that no opset of ONNX defines: least inputs, outputs
@@ -148,28 +190,32 @@ _CONTRIB = {
 
 
 def _check_counts(
-    node: onnx.NodeProto, inputs: tuple[int, int], outputs: tuple[int, int], where: str
+    node: onnx.NodeProto, inputs: tuple[int, int], outputs: tuple[int, int], where: object
 ) -> None:
     """Check how many inputs and outputs a node has, against the least and most of each."""
-    for what, names, (low, high) in (
-        ("input", node.input, inputs),
-        ("output", node.output, outputs),
-    ):
-        if not low <= len(names) <= high:
+    given, made = len(node.input), len(node.output)
+    if inputs[0] <= given <= inputs[1] and outputs[0] <= made <= outputs[1]:
+        return
+    for what, count, (low, high) in (("input", given, inputs), ("output", made, outputs)):
+        if not low <= count <= high:
             wanted = str(low) if low == high else f"{low} to {high}" if high < 1000 else f"{low}+"
             raise ModelError(
-                f"{where} has {counted(len(names), what)}; {node.op_type} takes {wanted}", _DAMAGED
+                f"{where} has {counted(count, what)}; {node.op_type} takes {wanted}", _DAMAGED
             )
 
 
-def check_body(node: onnx.NodeProto, where: str) -> None:
+CALLS_BODIES = frozenset({"If", "Loop", "Scan"})
+"""Operators of ONNX's domain that call their bodies with inputs and outputs of their own."""
+
+
+def check_body(node: onnx.NodeProto, where: object) -> None:
     """Check that the bodies of an If, Loop or Scan have as many inputs and outputs as it calls
     them with.
 
     Raises:
         ModelError: see above.
     """
-    if not is_standard(node.domain) or node.op_type not in ("If", "Loop", "Scan"):
+    if node.op_type not in CALLS_BODIES or not is_standard(node.domain):
         return
     if node.op_type == "Scan":
         sequences = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
@@ -188,35 +234,40 @@ def check_body(node: onnx.NodeProto, where: str) -> None:
             )
 
 
-def _check_attributes(node: onnx.NodeProto, schema: defs.OpSchema, where: str) -> None:
-    given = {item.name: item for item in node.attribute}
-    for name, formal in schema.attributes.items():
+def _check_attributes(
+    node: onnx.NodeProto,
+    stated: Sequence[onnx.AttributeProto],
+    definition: _Definition,
+    where: object,
+) -> None:
+    given = {item.name: item for item in stated}
+    for name, formal in definition.attributes.items():
         if name not in given:
             if formal.required:
                 raise ModelError(f"{where} lacks its attribute '{name}'", _DAMAGED)
-        elif given[name].type != int(formal.type):  # type: ignore[call-overload]
+        elif given[name].type != formal.type:
             raise ModelError(f"{where}: attribute '{name}' has the wrong type", _DAMAGED)
         elif name in _FLAGS and given[name].i not in (0, 1):
             raise ModelError(f"{where}: attribute '{name}' is neither 0 nor 1", _DAMAGED)
         elif given[name].type == onnx.AttributeProto.STRING and node.op_type != "Constant":
             _check_text(given[name], where)
-    if len(given) < len(node.attribute):
+    if len(given) < len(stated):
         raise ModelError(f"{where} has an attribute twice", _DAMAGED)
     if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
         raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
     if node.op_type == "Split" and "num_outputs" in given:
         # The runtime counts outputs, ONNX's inference makes as many as this says: billions, too.
-        stated, count = given["num_outputs"].i, len(node.output)
-        if stated != count:
+        promised, count = given["num_outputs"].i, len(node.output)
+        if promised != count:
             has = f"{where} has {counted(count, 'output')}"
-            raise ModelError(f"{has}, and num_outputs is {stated}", _DAMAGED)
+            raise ModelError(f"{has}, and num_outputs is {promised}", _DAMAGED)
 
 
 _FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
 """Attributes that are 0 or 1; runtimes do not agree on what other numbers mean."""
 
 
-def _check_text(attribute: onnx.AttributeProto, where: str) -> None:
+def _check_text(attribute: onnx.AttributeProto, where: object) -> None:
     try:
         attribute.s.decode()
     except UnicodeDecodeError:
@@ -243,6 +294,8 @@ _RANKS: dict[tuple[str, str], dict[int, tuple[int, int]]] = {
     ("com.microsoft", "Attention"): {0: (3, 3), 1: (2, 2), 2: (1, 1)},
 }
 _SAME_RANK = frozenset({"Conv", "ConvTranspose", "FusedConv"})
+RANKED_OPS = frozenset(op for _, op in _RANKS)
+"""Operators, of whatever domain, whose inputs :func:`check_ranks` looks at."""
 
 
 def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
@@ -252,15 +305,17 @@ def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
         ModelError: with the input that no kernel would take.
     """
     domain = domain_of(node)
+    if (domain, node.op_type) not in _RANKS:
+        return
     where = f"{node.op_type} '{node.name}'"
-    for slot, (low, high) in _RANKS.get((domain, node.op_type), {}).items():
+    for slot, (low, high) in _RANKS[domain, node.op_type].items():
         rank = ranks[slot] if slot < len(ranks) else None
         if rank is not None and not low <= rank <= high:
             raise ModelError(
                 f"{where}: its input '{node.input[slot]}' has {counted(rank, 'dimension')}",
                 _DAMAGED,
             )
-    if node.op_type in _SAME_RANK and (domain, node.op_type) in _RANKS:
+    if node.op_type in _SAME_RANK:
         if None not in ranks[:2] and ranks[0] != ranks[1]:
             raise ModelError(f"{where}: image and kernel have different ranks", _DAMAGED)
         if any(item.name == "group" and item.i < 1 for item in node.attribute):
@@ -324,7 +379,7 @@ def _set_apart(model: onnx.ModelProto) -> None:
     while graphs:
         for node in graphs.pop().node:
             known = node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
-            if known and is_standard(node.domain) and _schema(node.op_type, version) is None:
+            if known and is_standard(node.domain) and _definition(node.op_type, version) is None:
                 node.domain, found = _MS, True
             graphs.extend(subgraphs(node))
     if found and all(item.domain != _MS for item in model.opset_import):

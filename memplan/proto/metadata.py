@@ -60,13 +60,14 @@ def node_metadata(node: onnx.NodeProto) -> dict[str, str]:
 
 def marked_names(graph: onnx.GraphProto) -> list[str]:
     """Names of the marked tensors, in order of the nodes that make them."""
-    values = {value.name for value in (*graph.value_info, *graph.output) if _is_marked(value)}
-    return [
-        name
-        for node in graph.node
-        for name in node.output
-        if name and (name in values or _is_marked(node))
-    ]
+    stated = (*graph.value_info, *graph.output)
+    values = {value.name for value in stated if value.metadata_props and _is_marked(value)}
+    found = []
+    for node in graph.node:
+        marked = bool(node.metadata_props) and _is_marked(node)
+        if marked or values:
+            found += [name for name in node.output if name and (marked or name in values)]
+    return found
 
 
 def carry_marks(source: onnx.GraphProto, target: onnx.GraphProto) -> list[str]:
@@ -92,7 +93,7 @@ def carry_marks(source: onnx.GraphProto, target: onnx.GraphProto) -> list[str]:
 
 
 def _is_marked(proto: onnx.NodeProto | onnx.ValueInfoProto) -> bool:
-    return any(
-        item.key == CHECKPOINT_KEY and item.value.strip().lower() in _YES
-        for item in proto.metadata_props
-    )
+    for item in proto.metadata_props:
+        if item.key == CHECKPOINT_KEY and item.value.strip().lower() in _YES:
+            return True
+    return False

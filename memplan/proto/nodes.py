@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import onnx
 
 _STANDARD = ("", "ai.onnx")
+_GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 
 
 def is_standard(domain: str) -> bool:
@@ -34,18 +35,35 @@ def describe_node(node: onnx.NodeProto, index: int) -> str:
     return f"{node.name} ({node.op_type})" if node.name else f"node {index} ({node.op_type})"
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+class Described:
+    """A node as :func:`describe_node` has it, behind a prefix. It is put into words only when it is
+    printed: every node of a file is checked, and hardly any is at fault."""
+
+    __slots__ = ("index", "node", "prefix")
+
+    def __init__(self, prefix: str, node: onnx.NodeProto, index: int) -> None:
+        self.prefix, self.node, self.index = prefix, node, index
+
+    def __str__(self) -> str:
+        return f"{self.prefix}{describe_node(self.node, self.index)}"
+
+
+def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """The bodies that ``node`` carries in its attributes (If, Loop, Scan)."""
+    bodies: list[onnx.GraphProto] = []
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+        kind = attribute.type
+        if kind == _GRAPH:
+            bodies.append(attribute.g)
+        elif kind == _GRAPHS:
+            bodies.extend(attribute.graphs)
+    return bodies
 
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     """Outer tensors that the bodies of ``node`` read, in order of first use."""
-    return tuple(dict.fromkeys(name for body in subgraphs(node) for name in free_names(body)))
+    bodies = subgraphs(node)
+    return tuple(dict.fromkeys(n for body in bodies for n in free_names(body))) if bodies else ()
 
 
 def free_names(body: onnx.GraphProto) -> tuple[str, ...]:

@@ -5,17 +5,24 @@ Weights in external files are never opened: only their references are checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError
-from memplan.proto.checks import check_body, check_operator, check_sparse, check_tensor
+from memplan.proto.checks import (
+    CALLS_BODIES,
+    check_body,
+    check_operator,
+    check_sparse,
+    check_tensor,
+)
 from memplan.proto.external import check_external_data
 from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
-from memplan.proto.nodes import describe_node, is_standard, subgraphs
+from memplan.proto.nodes import Described, describe_node, is_standard, subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
@@ -23,6 +30,7 @@ _NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, n
 MINIMUM_OPSET = 7  # the oldest that ONNX Runtime answers for
 _SCANS = 9  # since this opset a Scan has no axis for batches
 _NEWEST_OPSET = onnx.defs.onnx_opset_version()
+_TENSOR, _SPARSE_TENSOR = onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR
 
 
 def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
@@ -125,6 +133,7 @@ class _Checker:
 
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         self.path = path
+        self.prefix = f"{path}: "
         versions = (o.version for o in model.opset_import if is_standard(o.domain))
         self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
         self.functions = {(f.domain, f.name) for f in model.functions}
@@ -139,23 +148,28 @@ class _Checker:
         _check_text(graph, path)
         _define(available, (value.name for value in graph.input), "graph input", path)
         # An initializer may share its name with an input: it is that input's default value.
-        inputs = {value.name for value in graph.input}
+        fed = {value.name for value in graph.input}
         constants = [tensor.name for tensor in graph.initializer]
         constants += [tensor.values.name for tensor in graph.sparse_initializer]
-        _define(available, (name for name in constants if name not in inputs), "initializer", path)
+        _define(available, (name for name in constants if name not in fed), "initializer", path)
         for tensor in graph.initializer:
             check_tensor(tensor, str(path))
         for sparse in graph.sparse_initializer:
             check_sparse(sparse, str(path))
         for index, node in enumerate(graph.node):
-            for name in node.input:
+            inputs, outputs, attributes = node.input[:], node.output[:], node.attribute[:]
+            _check_node_text(node, (*inputs, *outputs), attributes, path)
+            for name in inputs:
                 if name and name not in available:
                     _explain_missing(graph, index, name, path)
-            self.operator(node, index)
-            for body in subgraphs(node):
+            self.operator(node, attributes, index)
+            for body in subgraphs(node) if attributes else ():
                 self.graph(body, available, depth + 1)
-            where = f"node {describe_node(node, index)}"
-            _define(available, (name for name in node.output if name), where, path)
+            for name in outputs:
+                if name in available:
+                    raise _twice(name, f"node {describe_node(node, index)}", path)
+                if name:
+                    available.add(name)
         for value in graph.output:
             if value.name not in available:
                 raise ModelError(
@@ -163,9 +177,11 @@ class _Checker:
                     "export the model again; the file is damaged or was edited",
                 )
 
-    def operator(self, node: onnx.NodeProto, index: int) -> None:
+    def operator(
+        self, node: onnx.NodeProto, attributes: Sequence[onnx.AttributeProto], index: int
+    ) -> None:
         """Check a node's call, and the constants in its attributes."""
-        where = f"{self.path}: {describe_node(node, index)}"
+        where = Described(self.prefix, node, index)
         check_operator(node, self.version, self.functions, where)
         if node.op_type == "Scan" and is_standard(node.domain) and self.version < _SCANS:
             raise ModelError(
@@ -173,31 +189,58 @@ class _Checker:
                 "for batches",
                 "convert it with onnx.version_converter",
             )
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
+        for attribute in attributes:
+            kind = attribute.type
+            if kind == _TENSOR:
                 check_tensor(attribute.t, where)
-            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+            elif kind == _SPARSE_TENSOR:
                 check_sparse(attribute.sparse_tensor, where)
-        check_body(node, where)
+        if node.op_type in CALLS_BODIES:
+            check_body(node, where)
 
 
 def _check_text(graph: onnx.GraphProto, path: Path) -> None:
-    """Check that names are text: protobuf hands out ``bytes`` for what is not UTF-8."""
-    for node in graph.node:
-        texts = [node.name, node.op_type, node.domain, *node.input, *node.output]
-        texts += [attribute.name for attribute in node.attribute]
-        texts += [text for item in node.metadata_props for text in (item.key, item.value)]
-        _require_text(texts, path)
-        _require_short((node.name, *node.output), path)
+    """Check that names are text, those of nodes left out: protobuf hands out ``bytes`` for what is
+    not UTF-8."""
     for value in (*graph.input, *graph.output, *graph.value_info):
-        dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
-        _require_text([value.name, *dims], path)
-        _require_short([value.name, *dims], path)
+        _require_names((value.name, *_dim_names(value.type.SerializeToString())), path)
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
         entries = [text for item in tensor.external_data for text in (item.key, item.value)]
-        _require_text([tensor.name, *entries], path)
-        _require_short([tensor.name], path)
-    _require_text([graph.name], path)
+        _require_names((tensor.name,), path, entries)
+    _require_text((graph.name,), path)
+
+
+@lru_cache(maxsize=4096)
+def _dim_names(data: bytes) -> tuple[str, ...]:
+    """The names of dimensions in a type; the many values of a graph have few types."""
+    shape = onnx.TypeProto.FromString(data).tensor_type.shape
+    return tuple(dim.dim_param for dim in shape.dim)
+
+
+def _check_node_text(
+    node: onnx.NodeProto,
+    tensors: tuple[str, ...],
+    attributes: Sequence[onnx.AttributeProto],
+    path: Path,
+) -> None:
+    """The same for a node, which reads and makes these tensors."""
+    texts = [node.op_type, node.domain, *[attribute.name for attribute in attributes]]
+    for item in node.metadata_props:
+        texts += (item.key, item.value)
+    _require_names((node.name, *tensors), path, texts)
+
+
+def _require_names(names: tuple[str, ...], path: Path, texts: Sequence[str] = ()) -> None:
+    """Check that names are text and not too long, and that further ``texts`` are text."""
+    try:
+        short = len("".join((*names, *texts))) <= MOST_NAME // 4  # a character has up to four bytes
+    except TypeError:  # there are bytes among them
+        short = False
+    if short:
+        return
+    _require_text((*names, *texts), path)
+    for name in names:
+        require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
 
 
 def _require_text(texts: Iterable[object], path: Path) -> None:
@@ -209,12 +252,6 @@ def _require_text(texts: Iterable[object], path: Path) -> None:
             )
 
 
-def _require_short(names: Iterable[str], path: Path) -> None:
-    for name in names:
-        if len(name) > MOST_NAME // 4:  # a character takes up to four bytes
-            require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
-
-
 def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:
     for name in names:
         if not name:
@@ -223,11 +260,15 @@ def _define(available: set[str], names: Iterable[str], what: str, path: Path) ->
                 "export the model again; the file is damaged or was edited",
             )
         if name in available:
-            raise ModelError(
-                f"{path}: tensor '{name}' is defined twice (second time by {what})",
-                "every tensor of an ONNX graph has one producer; rename one of them",
-            )
+            raise _twice(name, what, path)
         available.add(name)
+
+
+def _twice(name: str, what: str, path: Path) -> ModelError:
+    return ModelError(
+        f"{path}: tensor '{name}' is defined twice (second time by {what})",
+        "every tensor of an ONNX graph has one producer; rename one of them",
+    )
 
 
 def _explain_missing(graph: onnx.GraphProto, index: int, name: str, path: Path) -> None:

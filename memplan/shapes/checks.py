@@ -9,10 +9,10 @@ import onnx
 
 from memplan.errors import ModelError
 from memplan.proto import native
-from memplan.proto.checks import check_ranks
+from memplan.proto.checks import RANKED_OPS, check_ranks
 from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.nodes import is_standard, operator_key
-from memplan.shapes.contracts import check_contract
+from memplan.proto.nodes import is_standard
+from memplan.shapes.contracts import CONTRACT_OPS, OUTPUTS_MATTER, check_contract
 from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
@@ -41,7 +41,7 @@ def check_stated(bound: onnx.ModelProto, stated: Types) -> None:
     for node in bound.graph.node:
         for name in node.output:
             told, found = stated.get(name), inferred.get(name)
-            if not name or name in inputs or told is None or found is None:
+            if told is found or told is None or found is None or not name or name in inputs:
                 continue
             shapes = None not in (told.shape, found.shape) and told.shape != found.shape
             types = told.dtype and found.dtype and told.dtype != found.dtype
@@ -98,7 +98,7 @@ def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
 
 
 def _is_slice(node: onnx.NodeProto) -> bool:
-    return operator_key(node) == ":Slice"
+    return node.op_type == "Slice" and is_standard(node.domain)
 
 
 def check_calls(graph: onnx.GraphProto, types: Types) -> None:
@@ -109,9 +109,14 @@ def check_calls(graph: onnx.GraphProto, types: Types) -> None:
             :func:`memplan.shapes.contracts.check_contract`.
     """
     for node in graph.node:
+        ranked = node.op_type in RANKED_OPS
+        if not ranked and node.op_type not in CONTRACT_OPS:
+            continue
         shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
-        check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
-        made = [types.get(name, UNKNOWN).shape if name else None for name in node.output]
+        if ranked:
+            check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
+        named = node.output if node.op_type in OUTPUTS_MATTER else ()
+        made = [types.get(name, UNKNOWN).shape if name else None for name in named]
         check_contract(node, shapes, made)
 
 
@@ -211,10 +216,9 @@ def require_possible_body(types: Types, trips: int | None, node: str) -> None:
 
 
 def _require_possible(types: Types, times: int, where: str, most: int) -> None:
-    sizes = {name: math.prod(value.sizes or ()) for name, value in types.items()}
-    total = times * sum(sizes.values())
+    total = times * sum(math.prod(value.sizes or ()) for value in types.values())
     if total > most:
-        largest = max(sizes, key=lambda name: sizes[name])
+        largest = max(types, key=lambda name: math.prod(types[name].sizes or ()))
         raise ModelError(
             f"the tensors of {where} have {total:,} elements; the largest is '{largest}' with "
             f"shape {list(types[largest].shape or ())}",

@@ -18,17 +18,21 @@ from memplan.shapes.tensor_type import TensorType, Types, known_shapes
 from memplan.shapes.training_ops import fill_training_types
 
 
-def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str]]:
+def value_types(
+    bound: onnx.ModelProto, stated: dict[str, TensorType] | None = None
+) -> tuple[dict[str, TensorType], list[str]]:
     """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
 
     A shape that no source gives is None; :func:`memplan.shapes.checks.require_shapes` turns that
-    into an error. The second result names tensors whose shape is only an upper bound.
+    into an error. The second result names tensors whose shape is only an upper bound. ``stated`` is
+    what ``bound`` states (:func:`memplan.shapes.infer.stated_types`), if that is known already.
 
     Raises:
         ModelError: what the file states does not fit; see
             :func:`memplan.shapes.checks.check_stated`.
     """
-    stated = stated_types(bound.graph)
+    if stated is None:
+        stated = stated_types(bound.graph)
     check_stated(bound, stated)
     if is_complete(bound.graph, stated):
         return stated, []

@@ -7,6 +7,7 @@ this look (gradient rules above all) may rely on them. Dimensions that are not n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import onnx
 from onnx import helper
@@ -23,12 +24,15 @@ class _Call:
     """A node with the shapes of its inputs."""
 
     def __init__(self, node: onnx.NodeProto, shapes: Shapes, made: Shapes) -> None:
+        self.node = node
         self.shapes = shapes
         self.made = made
-        references = (item for item in node.attribute if not item.ref_attr_name)
-        self.attributes: Mapping[str, object] = {
-            item.name: helper.get_attribute_value(item) for item in references
-        }
+
+    @cached_property
+    def attributes(self) -> Mapping[str, object]:
+        """Values by name; most operators have none that matters."""
+        references = (item for item in self.node.attribute if not item.ref_attr_name)
+        return {item.name: helper.get_attribute_value(item) for item in references}
 
     def shape(self, slot: int) -> Shape | None:
         return self.shapes[slot] if slot < len(self.shapes) else None
@@ -266,9 +270,11 @@ def _masked(call: _Call, q: Shape, k: Shape, heads: int) -> bool:
     return call.broadcasts(3, (q[0], heads, rows, whole))
 
 
-def _together(call: _Call, x: Shape) -> bool:
+def _together(inputs: Shapes) -> bool:
     """Inputs that broadcast to one shape: along each axis all sizes but 1 are equal."""
-    shapes = [shape for shape in call.shapes if shape is not None]
+    if inputs.count(inputs[0]) == len(inputs):
+        return True
+    shapes = [shape for shape in inputs if shape is not None]
     for axis in range(1, max(map(len, shapes)) + 1):
         sizes = {shape[-axis] for shape in shapes if len(shape) >= axis}
         if len({size for size in sizes if isinstance(size, int) and size != 1}) > 1:
@@ -276,12 +282,11 @@ def _together(call: _Call, x: Shape) -> bool:
     return True
 
 
-_ELEMENTWISE = (
-    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "BitShift"),
-    *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "BitShift"}
+    | {"And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 )
 _RULES: dict[str, Callable[[_Call, Shape], bool]] = {
-    **dict.fromkeys(_ELEMENTWISE, _together),
     "LayerNormalization": _normalization,
     "RMSNormalization": _normalization,
     "SimplifiedLayerNormalization": _normalization,
@@ -319,30 +324,41 @@ _AXIS = frozenset(
 )
 
 
+CONTRACT_OPS = _AXIS.union(_RULES, _ELEMENTWISE)
+"""Operators of ONNX's domain that :func:`check_contract` looks at."""
+OUTPUTS_MATTER = frozenset({"Split", "Resize"})
+"""Those of them whose outputs it looks at, too."""
+
+
 def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> None:
     """Check that the inputs of a standard operator fit each other and its attributes.
 
     Args:
         node: a node that has passed :func:`memplan.proto.checks.check_operator`.
         shapes: of its inputs.
-        made: of its outputs.
+        made: of its outputs, for the operators of :data:`OUTPUTS_MATTER`.
 
     Raises:
         ModelError: with the node and the shapes.
     """
-    rule = _RULES.get(node.op_type)
+    op = node.op_type
     first = shapes[0] if shapes else None
-    if first is None or not is_standard(node.domain) or (not rule and node.op_type not in _AXIS):
+    if first is None or op not in CONTRACT_OPS or not is_standard(node.domain):
         return
-    call = _Call(node, shapes, made)
-    axis = call.number("axis", 0) if node.op_type in _AXIS else 0
-    inside = -len(first) <= axis < max(len(first), 1)
-    if inside and (rule is None or rule(call, first)):
+    what = "its inputs and attributes do not fit each other"
+    if op in _ELEMENTWISE:
+        fits = _together(shapes)
+    else:
+        call, rule = _Call(node, shapes, made), _RULES.get(op)
+        axis = call.number("axis", 0) if op in _AXIS else 0
+        fits = -len(first) <= axis < max(len(first), 1)
+        if not fits:
+            what = f"attribute axis is {axis}"
+        elif rule is not None:
+            fits = rule(call, first)
+    if fits:
         return
     known = ", ".join("?" if shape is None else str(list(shape)) for shape in shapes)
-    what = f"attribute axis is {axis}"
-    if inside:
-        what = "its inputs and attributes do not fit each other"
     raise ModelError(
         f"{node.op_type} '{node.name}' has inputs of shapes {known}: {what}",
         "ONNX Runtime would refuse the model too; check the sizes given with --dim",

@@ -54,8 +54,9 @@ def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProt
                 f"symbolic dimensions of this model: {offered}",
             )
     bound = copied(model)
-    _bind_values(bound.graph, dims)
-    missing = list(symbolic_dims(bound))
+    if dims:
+        _bind_values(bound.graph, dims)
+    missing = list(symbolic_dims(bound) if dims else known)
     if missing:
         raise ModelError(
             f"dimension '{missing[0]}' of input '{known[missing[0]]}' is symbolic",

@@ -120,7 +120,7 @@ def stated_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
     """Types and shapes that the graph itself declares; shape None where a dim is not a number."""
     found: dict[str, TensorType] = {}
     for value in declared_values(graph):
-        found[value.name] = _numeric_type(value.type)
+        found[value.name] = _numeric_type(value.type.SerializeToString())
     for tensor in graph.initializer:
         found[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
     for sparse in graph.sparse_initializer:
@@ -155,17 +155,16 @@ def constant_type(node: onnx.NodeProto) -> TensorType | None:
     return TensorType(*found) if found else None
 
 
-def _numeric_type(proto: onnx.TypeProto) -> TensorType:
-    """The type in ``proto``; the shape is None unless every dimension is a number."""
+@lru_cache(maxsize=4096)
+def _numeric_type(data: bytes) -> TensorType:
+    """The type in these bytes; the shape is None unless every dimension is a number. The many
+    values of a graph have few types."""
+    proto = onnx.TypeProto.FromString(data)
     if proto.WhichOneof("value") is None:
         return UNKNOWN
     if not proto.HasField("tensor_type"):
         return TensorType(0, ())
-    return _without_names(read_type(proto))
-
-
-@lru_cache(maxsize=4096)
-def _without_names(found: TensorType) -> TensorType:
+    found = read_type(proto)
     return TensorType(found.dtype, found.sizes if found.dtype else None)
 
 
@@ -173,7 +172,7 @@ def is_complete(graph: onnx.GraphProto, types: Types) -> bool:
     """Whether every computed tensor of the main graph has a shape in ``types``."""
     for node in graph.node:
         for name in node.output:
-            if name and (name not in types or types[name].shape is None):
+            if name and types.get(name, UNKNOWN).shape is None:
                 return False
     return True
 

@@ -20,6 +20,7 @@ from memplan.shapes.checks import check_calls, require_shapes, shapeless
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
+from memplan.shapes.infer import stated_types
 from memplan.shapes.tensor_type import UNKNOWN, Types
 from memplan.shapes.visible import with_visibility
 from memplan.units import counted
@@ -44,6 +45,7 @@ FUNCTION_OPS = frozenset(
     }
 )
 _INLINING_ROUNDS = 4
+_UNIT, _RECORD = "\x1f", "\x1e"  # what ASCII has to tell parts and records apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,17 @@ def prepare(
     if functions:
         check_structure(model, path)
     name_nodes(model.graph)
-    bound = bind_dims(with_hidden_shapes(model), dims)
-    types, bounded = value_types(bound)
+    shown = with_hidden_shapes(model)
+    bound = bind_dims(shown, dims)
+    stated = stated_types(bound.graph)
+    types, bounded = value_types(bound, stated)
     # A plain session is not told what dimensions are bound to.
-    plain = get_metadata(model).get("session") == "default"
-    types = with_visibility(model if plain else bind_dims(model, dims), types)
+    if get_metadata(model).get("session") == "default":
+        types = with_visibility(model, types)
+    elif shown is not model:
+        types = with_visibility(bind_dims(model, dims), types)
+    elif types is not stated:  # else the file states every shape, so the runtime knows them, too
+        types = with_visibility(bound, types)
     if bounded:
         assumptions.append(
             "shapes are upper bounds where axes are known only at run time: " + _some(bounded)
@@ -217,9 +225,10 @@ def name_nodes(graph: onnx.GraphProto) -> None:
     names = NameAuthority(node.name for node in graph.node)
     seen: set[str] = set()
     for index, node in enumerate(graph.node):
-        if not node.name or node.name in seen:
-            node.name = names.fresh(node.name or f"{node.op_type}_{index}")
-        seen.add(node.name)
+        name = node.name
+        if not name or name in seen:
+            name = node.name = names.fresh(name or f"{node.op_type}_{index}")
+        seen.add(name)
 
 
 def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
@@ -227,8 +236,7 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
     digest = hashlib.sha256()
 
     def add(*parts: object) -> None:
-        digest.update("\x1f".join(map(str, parts)).encode())
-        digest.update(b"\x1e")
+        digest.update(f"{_UNIT.join(map(str, parts))}{_RECORD}".encode())
 
     for opset in sorted(model.opset_import, key=lambda item: item.domain):
         add("opset", opset.domain, opset.version)
@@ -237,9 +245,9 @@ def fingerprint(model: onnx.ModelProto, dims: Mapping[str, int]) -> str:
     for tensor in model.graph.initializer:
         add("init", tensor.name, tensor.data_type, *tensor.dims)
     for node in model.graph.node:
-        attributes = sorted(
-            attribute.SerializeToString(deterministic=True).hex() for attribute in node.attribute
-        )
-        add(node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
+        attributes = [item.SerializeToString(deterministic=True).hex() for item in node.attribute]
+        attributes.sort()
+        parts = (node.domain, node.op_type, *node.input, "->", *node.output, *attributes)
+        digest.update(f"{_UNIT.join(parts)}{_RECORD}".encode())
     add("dims", *sorted(dims.items()))
     return digest.hexdigest()[:32]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import onnx
 
@@ -41,10 +42,9 @@ class TensorType:
     @property
     def sizes(self) -> tuple[int, ...] | None:
         """The shape, if every dimension is a number."""
-        if self.shape is None:
+        if self.shape is None or str in map(type, self.shape):
             return None
-        sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
-        return sizes if len(sizes) == len(self.shape) else None
+        return cast("tuple[int, ...]", self.shape)
 
     @property
     def elements(self) -> int | None:

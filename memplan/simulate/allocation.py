@@ -91,12 +91,13 @@ class _Planner:
         return len(tensor.readers) + 1 + tensor.is_output
 
     def run(self) -> Allocation:
-        step_of = [0] * len(self.graph.nodes)
+        nodes, tensors = self.graph.nodes, self.graph.tensors
+        step_of = [0] * len(nodes)
         for step, index in enumerate(self.order):
             step_of[index] = step
-            node = self.graph.nodes[index]
+            node = nodes[index]
             for slot, tensor in enumerate(node.outputs):
-                if tensor != ABSENT and self.graph.tensors[tensor].counted:
+                if tensor != ABSENT and tensors[tensor].counted:
                     self._place(node, slot, tensor)
             for tensor in (*node.reads, *node.writes):
                 self._release(tensor)
@@ -121,7 +122,9 @@ class _Planner:
 
     def _shared(self, node: Node, slot: int, tensor: int) -> int | None:
         """The input whose buffer the output takes by rule 2 or 3."""
-        rules = semantics("cpu") if node.id in self.host_nodes else self.rules
+        rules = self.rules
+        if self.host_nodes and node.id in self.host_nodes:
+            rules = semantics("cpu")
         alias = rules.alias_input(node.key, slot)
         if alias is not None and alias < len(node.inputs) and node.inputs[alias] != ABSENT:
             return node.inputs[alias]
@@ -160,12 +163,12 @@ class _Planner:
             self.free.setdefault(likeness, []).append(root)
 
     def _finish(self, step_of: list[int]) -> Allocation:
-        graph, end = self.graph, len(self.order)
+        graph, tensors, end = self.graph, self.graph.tensors, len(self.order)
         buffer_of = [ABSENT] * len(graph.tensors)
         buffers: list[Buffer] = []
         for root, members in self.members.items():
-            tensor = graph.tensors[root]
-            readers = [step_of[r] for member in members for r in graph.tensors[member].readers]
+            tensor = tensors[root]
+            readers = [step_of[r] for member in members for r in tensors[member].readers]
             birth = step_of[tensor.producer]
             death = end if tensor.is_output or not readers else max(readers) + 1
             for member in members:

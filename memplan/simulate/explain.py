@@ -65,6 +65,7 @@ class Explainer:
         self.phases = phases
         self.modules = modules
         self.peak_step = timeline.peak_step
+        self._classes: dict[int, TensorClass] = {}
 
     def class_of(self, tensor: Tensor) -> TensorClass:
         """The class of a tensor's memory."""
@@ -90,8 +91,12 @@ class Explainer:
 
     def buffer_class(self, buffer: Buffer) -> TensorClass:
         """The class of a buffer: a stash if any tensor in it is one."""
-        classes = [self.class_of(self.graph.tensors[t]) for t in buffer.members]
-        return TensorClass.STASH if TensorClass.STASH in classes else classes[0]
+        found = self._classes.get(buffer.id)
+        if found is None:
+            classes = [self.class_of(self.graph.tensors[t]) for t in buffer.members]
+            found = TensorClass.STASH if TensorClass.STASH in classes else classes[0]
+            self._classes[buffer.id] = found
+        return found
 
     def by_class(self, step: int) -> dict[TensorClass, int]:
         """Bytes per class in memory at ``step``; resident ones included, empty ones left out.

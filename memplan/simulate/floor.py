@@ -63,12 +63,9 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
     """
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
+    resident = frozenset(tensor.id for tensor in graph.tensors if is_resident(tensor))
     away = timeline.devices.host_tensors if timeline.devices else frozenset()
-    outputs = [
-        t
-        for t in dict.fromkeys(graph.outputs)
-        if not is_resident(graph.tensors[t]) and t not in away
-    ]
+    outputs = [t for t in dict.fromkeys(graph.outputs) if t not in resident and t not in away]
     is_held = set(outputs)
     held = sum(graph.tensors[t].nbytes for t in outputs)
     plain = loaded = Pin(held, ABSENT, tuple(outputs))
@@ -78,8 +75,10 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
     for node in graph.nodes:
         before = EMPTY
         for t in node.reads:
-            before = sets.union(before, behind[t])
-        tensors = _working_set(graph, node, root, rules) - away
+            if behind[t] != before:
+                before = sets.union(before, behind[t])
+        tensors = _working_set(graph, node, root, rules)
+        tensors.difference_update(resident, away)
         more = sum(
             graph.tensors[t].nbytes
             for t in tensors
@@ -116,9 +115,8 @@ def _view_roots(graph: Graph, rules: MemorySemantics) -> dict[int, int]:
 def _working_set(
     graph: Graph, node: Node, root: dict[int, int], rules: MemorySemantics
 ) -> set[int]:
-    """Inputs that are not resident, and outputs that cannot share memory with an input."""
+    """Inputs, and outputs that cannot share memory with an input."""
     tensors = {root.get(t, t) for t in node.reads}
-    tensors = {t for t in tensors if not is_resident(graph.tensors[t])}
     for slot, tensor in enumerate(node.outputs):
         if tensor == ABSENT:
             continue
@@ -127,11 +125,8 @@ def _working_set(
             continue
         if tensor in root or slot in OPTIONAL_OUTPUTS.get(node.key, ()):
             continue
-        candidates = [
-            graph.tensors[node.inputs[k]]
-            for k in rules.inplace_inputs(node.key, slot)
-            if k < len(node.inputs) and node.inputs[k] != ABSENT
-        ]
-        if not any(c.nbytes == graph.tensors[tensor].nbytes for c in candidates):
+        slots = [k for k in rules.inplace_inputs(node.key, slot) if k < len(node.inputs)]
+        sizes = [graph.tensors[t].nbytes for k in slots if (t := node.inputs[k]) != ABSENT]
+        if graph.tensors[tensor].nbytes not in sizes:
             tensors.add(tensor)
     return tensors

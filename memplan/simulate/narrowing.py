@@ -13,8 +13,7 @@ buffer's answer is worked out once for each range of groups in which it is the s
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -114,15 +113,15 @@ class _Served:
         for node in reversed(graph.nodes):
             first, last = self.nobody
             for t in node.writes:
-                for low, high in self._needing(t):
-                    first, last = min(first, low), max(last, high)
+                spans = [self.of[reader] for reader in graph.tensors[t].readers]
+                if t in self.wanted:
+                    spans.append(self.wanted[t])
+                for low, high in spans:
+                    if low < first:
+                        first = low
+                    if high > last:
+                        last = high
             self.of[node.id] = (first, last)
-
-    def _needing(self, tensor: int) -> Iterator[Span]:
-        if tensor in self.wanted:
-            yield self.wanted[tensor]
-        for reader in self.graph.tensors[tensor].readers:
-            yield self.of[reader]
 
 
 class _Tally:
@@ -130,17 +129,17 @@ class _Tally:
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.last, self.some = -1, 0
-        self.only: Counter[int] = Counter()
+        self.only: dict[int, int] = {}
         for first, last in spans:
             if last >= 0:
                 self.some += 1
                 self.last = max(self.last, last)
                 if first == last:
-                    self.only[first] += 1
+                    self.only[first] = self.only.get(first, 0) + 1
 
     def without(self, group: int) -> bool:
         """Whether any serves somebody when ``group`` is frozen."""
-        return self.some > self.only[group]
+        return self.some > self.only.get(group, 0)
 
     def after(self, group: int) -> bool:
         """Whether any serves somebody when all groups up to ``group`` are frozen."""

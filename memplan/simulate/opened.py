@@ -10,6 +10,7 @@ from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
 from memplan.ir.modules import modules
 from memplan.ir.phases import Phases, find_phases
+from memplan.processes.garbage import collector_paused
 from memplan.shapes.prepare import PreparedModel, load
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.session import SessionKind
@@ -29,6 +30,7 @@ class OpenModel:
     devices: Devices | None = None
 
 
+@collector_paused()
 def open_model(
     path: Path,
     dims: Mapping[str, int] | None = None,

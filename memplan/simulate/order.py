@@ -21,7 +21,8 @@ _SHAPE_OPS = (":Shape", ":Size")
 
 def execution_order(graph: Graph, session: SessionKind) -> list[int]:
     """Node ids in the order in which the runtime runs them."""
-    if session.as_listed:
+    listed = session.as_listed or (session.priority_order and _ready_as_listed(graph))
+    if listed:
         return list(range(len(graph.nodes)))
     incoming, outgoing = edges(graph)
     if session.priority_order:
@@ -29,14 +30,25 @@ def execution_order(graph: Graph, session: SessionKind) -> list[int]:
     return _default_order(graph, incoming, outgoing)
 
 
+def _ready_as_listed(graph: Graph) -> bool:
+    """Whether the priority order is that of the list: nodes are sorted and none goes first, so that
+    the lowest one that has not run is always ready."""
+    made_by = [tensor.producer for tensor in graph.tensors]
+    return not any(
+        node.key in _SHAPE_OPS or any(made_by[t] >= node.id for t in node.reads)
+        for node in graph.nodes
+    )
+
+
 def edges(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
     """Producers per input slot, and consumers per edge, for every node; double edges kept."""
     incoming: list[list[int]] = []
     outgoing: list[list[int]] = [[] for _ in graph.nodes]
+    made_by = [tensor.producer for tensor in graph.tensors]
     for node in graph.nodes:
-        producers = [graph.tensors[t].producer for t in node.reads]
-        incoming.append([p for p in producers if p >= 0])
-        for producer in incoming[-1]:
+        producers = [made_by[t] for t in node.reads if made_by[t] >= 0]
+        incoming.append(producers)
+        for producer in producers:
             outgoing[producer].append(node.id)
     return incoming, outgoing
 

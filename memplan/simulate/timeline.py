@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
-from memplan.ops.workspace import workspace_bytes
+from memplan.ops.workspace import never_takes_scratch, workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
 from memplan.simulate.bodies import Inside, body_bytes
 from memplan.simulate.devices import Devices
@@ -190,6 +190,8 @@ def node_workspace(
 
 
 def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
+    if never_takes_scratch(node.domain, node.op, session.provider):
+        return 0
     inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
     outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]
     # Softmax and its like flatten their input below opset 13, which changes their scratch.

@@ -140,7 +140,7 @@ class Annotator:
                 node, self.types, self.constants, default_opset(self.model), apart=True
             )
         except onnx.shape_inference.InferenceError as error:
-            if any(True for _ in subgraphs(node)):  # a body's shapes may change from step to step
+            if subgraphs(node):  # a body's shapes may change from step to step
                 self._note_all(node, known, (UNKNOWN,) * len(node.output))
                 return
             reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")

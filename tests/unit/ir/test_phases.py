@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 from helpers.graphs import open_text, tensor
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import count_phases, pair_outputs
+from memplan.ir.phases import count_phases, find_phases, pair_outputs
 from memplan.simulate.opened import OpenModel
 
 # The common part of the steps below: x·w1 → Relu → ·w2, and the gradients of both weights.
@@ -474,3 +477,33 @@ def test_a_weight_that_only_a_body_reads_is_a_weight() -> None:
     )
     names = {model.graph.tensors[t].name for t in model.phases.parameters}
     assert names == {"a", "b", "c"}
+
+
+class _Counted(tuple[int, ...]):
+    """Readers of a tensor that count how many of them somebody goes over."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        _Counted.looks += len(self)
+        return super().__iter__()
+
+
+def test_readers_of_one_tensor_are_looked_at_a_few_times() -> None:
+    """Not once per reader: that is quadratic for a tensor that all nodes read."""
+    readers = 60
+    branches = "\n".join(f"e{k} = Exp(y)" for k in range(readers))
+    model = open_text(
+        f"""<ir_version: 10, opset_import: ["": 20]>
+        star (float[4] x) => (float loss) {{
+            y = Relu(x)
+            {branches}
+            z = Sum({", ".join(f"e{k}" for k in range(readers))})
+            loss = ReduceMean<keepdims = 0>(z)
+        }}"""
+    )
+    counted = [replace(t, readers=_Counted(t.readers)) for t in model.graph.tensors]
+    graph = replace(model.graph, tensors=tuple(counted))
+    _Counted.looks = 0
+    find_phases(graph)
+    assert 0 < _Counted.looks <= 5 * sum(len(node.reads) for node in graph.nodes)

@@ -10,6 +10,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 # Cost and bound are equal below this difference in percent points.
 _CLOSED = 5e-4
+# A search that ends by itself does so within the gap, in percentage points, before its time.
+_WITHIN, _EARLY_SECONDS = 0.1, 9.9
 STRATEGIES = (
     "auto",
     "greedy",
@@ -87,11 +89,12 @@ def certified(record: dict[str, Any]) -> list[Row]:
 
 
 def training(records: Sequence[dict[str, Any]]) -> list[str]:
-    """A row per graph and budget, a column per strategy."""
+    """A row per graph and budget, a column per strategy; of graphs that all strategies planned."""
     rows = []
     for (graph, budget), by_name in by_point(records).items():
-        cells = [_cell(by_name.get(name)) for name in STRATEGIES]
-        rows.append([f"{graph} {budget}", *cells, _bound(by_name.get("auto"))])
+        if len(by_name) > 1:
+            cells = [_cell(by_name.get(name)) for name in STRATEGIES]
+            rows.append([f"{graph} {budget}", *cells, _bound(by_name.get("auto"))])
     return table(["graph, budget", *(f"`{name}`" for name in STRATEGIES), "bound of `auto`"], rows)
 
 
@@ -102,6 +105,36 @@ def by_point(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[st
         for row in record["results"]:
             found.setdefault((row["graph"], row["budget"]), {})[row["strategy"]] = row
     return found
+
+
+def certificates(record: dict[str, Any]) -> list[str]:
+    """Plans beside what no plan can undercut, a row per graph and budget."""
+    rows = [
+        [
+            f"{row['graph']} {row['budget']}",
+            f"{row['extra_cost_percent']:.3f}",
+            f"{row['bound_percent']:.3f}",
+            f"{row['extra_cost_percent'] - row['bound_percent']:.3f}",
+            f"{row['first_seconds']:.1f}",
+            f"{row['last_seconds']:.1f}",
+            f"{row['planning_seconds']:.1f}",
+        ]
+        for row in record["results"]
+    ]
+    head = ["graph, budget", "extra time %", "bound %", "gap", "first plan s", "last s", "end s"]
+    return table(head, rows)
+
+
+def ended_early(record: dict[str, Any]) -> str:
+    """How many points were done before their time was over, and how near the bounds are."""
+    rows = record["results"]
+    gaps = [row["extra_cost_percent"] - row["bound_percent"] for row in rows]
+    early = sum(row["planning_seconds"] < _EARLY_SECONDS for row in rows)
+    within = sum(gap <= _WITHIN for gap in gaps)
+    return (
+        f"{within} of {len(rows)} plans are within {_WITHIN:g} points of the best possible; "
+        f"{early} were done before their ten seconds were over."
+    )
 
 
 def _cell(row: Row | None) -> str:

@@ -45,6 +45,7 @@ class Search(Strategy):
         "seed": "another one gives another plan",
         "iterations": "rounds of search; 0: until time is over",
         "certify": "0 looks for no lower bound on the extra time",
+        "gap": "percentage points above the bound that are good enough to stop",
     }
     order: int = 1
     seed: int = 0

@@ -12,8 +12,8 @@ from memplan.solver.problem import Decision, Ints, Problem, better
 
 _LOG = logging.getLogger(__name__)
 
-# Rounding of sums of seconds.
-_TOLERANCE = 1e-9
+# Rounding of sums of seconds, and what bounds are lowered by for the errors of the solver.
+_TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Standing:
 
     def enough(self, extra: float) -> bool:
         """Whether a plan of this extra cost may end the search."""
-        return extra <= self.bound.seconds * (1 + _TOLERANCE) + self.gap * self.base
+        return extra * (1 - _TOLERANCE) <= self.bound.seconds + self.gap * self.base
 
     @property
     def closed(self) -> bool:

@@ -179,7 +179,8 @@ class _Keeping:
             maker = self.producer.get(tensor, NONE)
             if maker not in self.waiting:
                 maker = self.links.maker[tensor]
-            if maker not in nodes:
+            # What nobody can make again is never dropped; but it may not have been made yet.
+            if maker != NONE and maker not in nodes:
                 nodes.add(maker)
                 missing.extend(t for t in self.links.reads[maker] if not self.there[t])
         return nodes

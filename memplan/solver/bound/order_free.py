@@ -13,7 +13,6 @@ sequence from which a search may start.
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -238,8 +237,3 @@ def _spread(items: list[int], most: int) -> list[int]:
     front, rest = items[: most // 2], items[most // 2 :]
     places = np.linspace(0, len(rest) - 1, most - len(front)).astype(int)
     return front + [rest[place] for place in dict.fromkeys(places.tolist())]
-
-
-def timed(seconds: float, stop: Callable[[], bool] | None = None) -> Effort:
-    """Effort until ``seconds`` from now are over."""
-    return Effort(deadline=time.perf_counter() + seconds, stop=stop)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.solver.bound.milp import Effort
+from memplan.solver.evaluate import IMPOSSIBLE, decide
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
@@ -22,8 +23,8 @@ _LOG = logging.getLogger(__name__)
 _FINEST = 1e-3
 # Restarts with noise for one aim, and the share of the time left that it may take.
 _RESTARTS, _SHARE = 12, 0.2
-# Where rounds are counted, so many aims.
-_AIMS = 24
+# Where rounds are counted, so many aims; else time is over long before so many.
+_AIMS, _MOST_AIMS = 24, 1000
 
 
 def solve_from(
@@ -35,10 +36,11 @@ def solve_from(
     enough: Callable[[float], bool] | None = None,
 ) -> Decision:
     """The best sequence found within ``seconds`` from ``start`` alone, which need not fit."""
-    from memplan.solver.evaluate import decide
-
+    begin = decide(problem, start)
+    if begin.peak >= IMPOSSIBLE:
+        return decide(problem, problem.start)
     narrow = replace(options, params=replace(options.params, explore=0.0, keep_shaking=False))
-    if decide(problem, start).feasible:
+    if begin.feasible:
         return solve(problem, seconds, replace(narrow, starts=(start,)), progress, enough)
     return solve(replace(problem, start=start), seconds, narrow, progress, enough)
 
@@ -50,26 +52,22 @@ def lowest_peak(
 
     The decision speaks of the problem's own budget, and is as cheap as pruning makes it.
     """
-    from memplan.solver.evaluate import decide
-
+    counted = options.iterations > 0
     params = replace(options.params, explore=0.0, struggles=_RESTARTS, keep_shaking=False)
-    quick = replace(options, params=params, refine=True)
+    quick = replace(options, params=params, iterations=min(options.iterations, _RESTARTS))
+
+    def fits_or_over(extra: float) -> bool:
+        """What it costs does not matter here."""
+        return extra < float("inf") or effort.over()
+
     best, low = begin, floor
-    for _ in range(_AIMS if options.iterations else 1_000):
+    for _ in range(_AIMS if counted else _MOST_AIMS):
         if effort.over() or best.peak - low <= _FINEST * best.peak:
             break
         aim = low + (best.peak - low) // 2
-        seconds = _SHARE * effort.left if not options.iterations else float("inf")
-
-        def fits(_: float) -> bool:
-            return effort.over()
-
-        found = solve(
-            replace(problem, budget=aim, start=best.sequence),
-            seconds,
-            replace(quick, refine=not options.iterations),
-            enough=fits,
-        )
+        seconds = float("inf") if counted else _SHARE * effort.left
+        lower = replace(problem, budget=aim, start=best.sequence)
+        found = solve(lower, seconds, quick, enough=fits_or_over)
         _LOG.debug("aim %d B: lowest peak %d B", aim, found.peak)
         if found.peak < best.peak:
             best = decide(problem, found.sequence)

@@ -40,6 +40,7 @@ from memplan.planning.verify import Rejected
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
+from memplan.proto.opset import allow_initializers
 from memplan.shapes.hidden import HIDDEN_KEY, hidden_shapes
 from memplan.shapes.tensor_type import TensorType, Types
 from memplan.shapes.visible import with_visibility
@@ -154,6 +155,7 @@ class Draft:
             # Fences of a further generation read further axes.
             axes = self.maker.nodes if self.fences else self.maker.nodes[:2]
             result.graph.node.extend(axes)
+            allow_initializers(result)
             result.graph.initializer.extend(self.maker.constants())
         result.graph.node.extend((*(fence.node for fence in input_fences), *nodes, *reversed(pins)))
         return result

@@ -16,6 +16,7 @@ from memplan.proto.edit import copied, leave_out, rename_reads, replace_nodes
 from memplan.proto.metadata import node_metadata, set_metadata
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
+from memplan.proto.opset import allow_initializers
 
 
 def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> onnx.ModelProto:
@@ -27,6 +28,7 @@ def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> o
         dims: bound dimensions, recorded in the metadata.
     """
     result = copied(model)
+    allow_initializers(result)
     writer = _Writer(model, plan)
     replace_nodes(result.graph, writer.nodes())
     result.graph.value_info.extend(writer.value_info)

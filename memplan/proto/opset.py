@@ -14,6 +14,15 @@ def default_opset(model: onnx.ModelProto) -> int:
     return next((item.version for item in model.opset_import if is_standard(item.domain)), 1)
 
 
+_INITIALIZERS_ALONE = 4
+
+
+def allow_initializers(model: onnx.ModelProto) -> None:
+    """Let initializers be added: before IR version 4 each had to be a graph input, too."""
+    if model.ir_version < _INITIALIZERS_ALONE:
+        model.ir_version = _INITIALIZERS_ALONE
+
+
 def raise_opset(model: onnx.ModelProto, version: int, purpose: str) -> onnx.ModelProto:
     """The model with its operators of at least ``version``, as ONNX's converter writes them.
 

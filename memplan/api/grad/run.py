@@ -33,6 +33,8 @@ from memplan.proto.metadata import (
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
 from memplan.proto.write import check_target
+from memplan.shapes.checks import check_stated
+from memplan.shapes.infer import stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
@@ -178,7 +180,9 @@ def gradients(
         seeds = ()
     again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
     request = Request(_names(ys), _names(xs), seeds, again)
-    result = _finished(build_gradients(proto, request))
+    flat = flat_copy(proto)
+    check_stated(flat, stated_types(flat.graph))
+    result = _finished(build_gradients(flat, request))
     return _checkpointed(result, path, checkpoints, dims or {}, None)
 
 
@@ -225,6 +229,7 @@ def _grad(
         placement = plan_weights(model, path, output, options.weights, force)
     require_differentiable(model)
     flat = flat_copy(model)
+    check_stated(flat, stated_types(flat.graph))
     loss, class_axis = _loss(flat, options)
     statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)

@@ -17,7 +17,7 @@ from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, subgraphs
-from memplan.proto.opset import default_opset
+from memplan.proto.opset import allow_initializers, default_opset
 from memplan.proto.read import check_structure
 from memplan.shapes.checks import check_calls, check_stated, require_possible
 from memplan.shapes.fold import evaluate, small_constants
@@ -55,6 +55,7 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
             "convert it with onnx.version_converter",
         )
     copy = copied(model)
+    allow_initializers(copy)
     kept = frozenset(op for domain, op in registered() if domain == "")
     copy, _ = inline_functions(copy, kept)
     if model.functions:

@@ -22,12 +22,20 @@ from memplan.strategies.standing import Certificate, Standing
 if TYPE_CHECKING:
     from memplan.strategies.portfolio import PortfolioOptions
 
-# Nodes of the branch-and-bound tree per program, and turns of certificate and searches. Programs
-# take most of the time, so there are few.
+# Nodes of the branch-and-bound tree per program, and turns of certificate and searches.
 _TREE, _TURNS = 30, 2
-_PARAMS = OrderFreeParams(looks=8, solved=2, most_events=2)
 # Plans of solutions that are searched from, per turn.
 _FOLLOWED = 2
+
+
+def certificate_params(rounds: int) -> OrderFreeParams:
+    """How hard the certificate works beside ``rounds`` of a search. Programs in whole numbers take
+    longer than the search itself, so there are few, and none for a handful of rounds."""
+    return OrderFreeParams(
+        looks=min(8, 1 + rounds // 6),
+        solved=0 if rounds < 10 else 1 if rounds < 50 else 2,
+        most_events=1 if rounds < 50 else 2,
+    )
 
 
 def solve_counted(
@@ -71,7 +79,9 @@ def _certify(
     from memplan.strategies.portfolio import TROUBLE
 
     try:
-        order_free = OrderFreeBound(problem, Effort(nodes=_TREE), standing.learn, _PARAMS)
+        order_free = OrderFreeBound(
+            problem, Effort(nodes=_TREE), standing.learn, certificate_params(options.iterations)
+        )
         for _ in range(_TURNS):
             best = standing.best
             assert best is not None

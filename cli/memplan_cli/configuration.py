@@ -24,7 +24,7 @@ ALLOWED = frozenset(
     | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
-    | {"fit", "fit-dim", "fit-step", "effort", "jobs"}
+    | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
 )
 """The options that a configuration file may set."""

@@ -131,12 +131,22 @@ class DaskWorkers:
             futures = {
                 client.submit(work, item, pure=False): index for index, item in enumerate(items)
             }
+            lost: list[int] = []
             try:
                 for future in as_completed(list(futures), loop=client.loop):
                     answer = _result(future)
                     # An answer that is still held would be computed anew if its worker were lost.
                     future.release()
-                    yield futures.pop(future), answer
+                    index = futures.pop(future)
+                    if isinstance(answer, Lost):
+                        lost.append(index)
+                    else:
+                        yield index, answer
+                # Once more, each alone: it may have been another item that its worker died of.
+                for index in lost:
+                    future = client.submit(work, items[index], pure=False)
+                    futures[future] = index
+                    yield index, _result(future)
             finally:
                 client.cancel(list(futures))
 

@@ -12,20 +12,24 @@ def matmul(ctx: Context) -> Gradients:
     """dA = dY·Bᵀ, dB = Aᵀ·dY; vectors and batch dimensions as ``numpy.matmul`` takes them."""
     a, b = ctx.tensors
     if a.rank >= 2 and b.rank == 2 and isinstance(b.shape[0], int) and isinstance(b.shape[1], int):
-        # A weight behind any number of batch dimensions: Gemm transposes without a copy.
-        return (
-            lambda: ctx.reshape_like(ctx.gemm(_rows(ctx, ctx.dy), b, 0, 1), a),
-            lambda: ctx.gemm(_rows(ctx, a), _rows(ctx, ctx.dy), 1),
-        )
+        return _by_weight(ctx, b.shape[0], b.shape[1])
     return (lambda: _left(ctx, a, b), lambda: _right(ctx, a, b))
 
 
-def _rows(ctx: Context, value: Value) -> Value:
-    """All dimensions but the last as one."""
+def _by_weight(ctx: Context, inner: int, outer: int) -> Gradients:
+    """A weight of these sizes behind any number of batch dimensions: Gemm transposes without a
+    copy."""
+    a, b = ctx.tensors
+    return (
+        lambda: ctx.reshape_like(ctx.gemm(_rows(ctx, ctx.dy, outer), b, 0, 1), a),
+        lambda: ctx.gemm(_rows(ctx, a, inner), _rows(ctx, ctx.dy, outer), 1),
+    )
+
+
+def _rows(ctx: Context, value: Value, last: int) -> Value:
+    """All dimensions but the last, which is known to be ``last``, as one."""
     if value.rank == 2:
         return value
-    last = value.shape[-1]
-    assert isinstance(last, int)
     count = value.type.elements
     return ctx.reshape(value, (count // last if count is not None and last else "", last))
 

@@ -37,3 +37,19 @@ def test_files_older_than_initializers_of_their_own_get_gradients(tmp_path: Path
     step = grad(model, GradOptions(loss="mse", logits="y", wrt=("w",))).model
     onnx.checker.check_model(step)
     assert step.ir_version == 4
+
+
+def test_a_product_whose_left_side_has_lost_its_last_size_is_differentiated() -> None:
+    """The weight tells it. Its shape is decided at run time, by numbers that are fed."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 18]>
+        g (float[6,4] x, int64[3] sizes, float[4,5] w) => (float[a,b,5] y)
+        {
+            r = Reshape(x, sizes)
+            y = MatMul(r, w)
+        }
+        """
+    )
+    step = gradients(model, "y", "w")
+    assert "w_grad" in {value.name for value in step.graph.output}

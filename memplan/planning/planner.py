@@ -281,7 +281,7 @@ def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> Infeasib
         return InfeasibleError(
             f"no order and no recomputation keeps {prepared.request.budget_bytes:,} B: that is "
             f"proven; the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
-            f"a budget of at least {reached:,} B works",
+            _what_works(prepared, reached),
         )
     return InfeasibleError(
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "

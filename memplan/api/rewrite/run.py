@@ -6,6 +6,7 @@ Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.candidates`,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
+from memplan.passes.elide import Elide
 from memplan.passes.manager import passes_for, recorded
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
@@ -58,6 +60,7 @@ from memplan.solver.strategy import Progress
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
+_LOG = logging.getLogger(__name__)
 _REDRAWN = "random operators without a seed draw other numbers than in the original"
 # The pass that orders nodes may take this share of the time for planning, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
@@ -132,19 +135,39 @@ def _rewrite(
             progress=progress,
         )
         try:
-            planned = find_plan(source, goal)
+            planned, applied, equivalence = _proved(source, goal)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
     if goal.lowest:
         goal = replace(goal, budget_bytes=planned.plan.budget_bytes)
-    applied = _apply(planned, goal)
-    equivalence = _prove(planned, applied)
     loaded_notes = _confirm_loaded(applied, planned, goal)
     _record(applied, planned, goal)
     if target is not None:
         beside = source.model.prepared.beside
         write_with_weights(applied.model, beside, target, placement, force=force)
     return _answer(path, target, source, goal, planned, applied, equivalence, loaded_notes)
+
+
+def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]:
+    """A plan, the model that it makes, and the proof that this computes the same.
+
+    The proof knows less of shapes than the pass that removes copies, so it may not follow that; the
+    plan is then made without.
+
+    Raises:
+        InfeasibleError: no plan keeps the budget.
+        MemplanError: nothing is proved.
+    """
+    planned = find_plan(source, goal)
+    applied = _apply(planned, goal)
+    try:
+        return planned, applied, _prove(planned, applied)
+    except MemplanError as error:
+        kept = tuple(step for step in goal.passes if step.name != Elide.name)
+        if len(kept) == len(goal.passes):
+            raise
+        _LOG.info("planned again without %s: %s", Elide.name, error.message)
+        return _proved(source, replace(goal, passes=kept))
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:

@@ -56,7 +56,7 @@ def provider_option(help: str, auto: bool = False) -> Callable[[Function], Funct
     )
 
 
-def time_limit_option(help: str, default: float) -> Callable[[Function], Function]:
+def time_limit_option(help: str, default: float | None = None) -> Callable[[Function], Function]:
     """``--time-limit`` in seconds, as ``time_limit``."""
     return click.option(
         "--time-limit",

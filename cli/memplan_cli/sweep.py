@@ -12,10 +12,10 @@ from memplan_cli.command import memplan_command
 from memplan_cli.options import (
     PATH,
     Report,
-    finite,
     loss_option,
     report_options,
     size_of_dim,
+    time_limit_option,
 )
 from memplan_cli.progress import points_progress
 from memplan_cli.rewrite import command as rewrite_command
@@ -119,13 +119,7 @@ def _words(known: tuple[str, ...]) -> Any:
     help="Rounds of each search: the same plans on every machine and backend.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=finite,
-    metavar="S",
-    help="Seconds for every plan, by the clock, instead of --effort.",
-)
+@time_limit_option("Seconds for every plan, by the clock, instead of --effort.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=0),

@@ -17,7 +17,7 @@ from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
 from memplan.solver.search.params import SearchOptions
 from memplan.solver.strategy import Progress
-from memplan.strategies.standing import Certificate, Standing
+from memplan.strategies.standing import TROUBLE, Certificate, Standing
 
 if TYPE_CHECKING:
     from memplan.strategies.portfolio import PortfolioOptions
@@ -56,12 +56,9 @@ def solve_counted(
     )
     free = replace(fixed, order=options.order)
 
-    def enough(extra: float) -> bool:
-        return standing.closed or standing.enough(extra)
-
-    standing.keep(solve(problem, limit, fixed, progress, enough), "search")
+    standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
     if options.order and not standing.closed:
-        standing.keep(solve(problem, limit, free, progress, enough), "search")
+        standing.keep(solve(problem, limit, free, progress, standing.may_stop), "search")
     if options.iterations and not standing.fits:
         assert standing.best is not None
         found = lowest_peak(problem, standing.best, Effort(stop=lambda: standing.fits), free)
@@ -76,23 +73,20 @@ def _certify(
     problem: Problem, standing: Standing, options: SearchOptions, progress: Progress | None
 ) -> None:
     """Look at the bound where the best plan is full, search from its starts, and again."""
-    from memplan.strategies.portfolio import TROUBLE
-
     try:
         order_free = OrderFreeBound(
             problem, Effort(nodes=_TREE), standing.learn, certificate_params(options.iterations)
         )
         for _ in range(_TURNS):
-            best = standing.best
-            assert best is not None
             if standing.closed:
                 return
-            sequence = best.sequence if best.feasible else problem.order
             followed = 0
-            for start in order_free.look(sequence, standing.wanted):
+            for start in order_free.look(standing.sequence, standing.wanted):
                 if followed < _FOLLOWED and not standing.closed:
                     followed += 1
-                    found = solve_from(problem, start, math.inf, options, progress, standing.enough)
+                    found = solve_from(
+                        problem, start, math.inf, options, progress, standing.may_stop
+                    )
                     standing.keep(found, "certificate")
             if not order_free.fresh:
                 return

@@ -27,12 +27,9 @@ from memplan.solver.search.lowest_peak import lowest_peak, solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
 from memplan.solver.strategy import Progress
 from memplan.strategies.published import baseline_decisions
-from memplan.strategies.standing import Certificate, Standing
+from memplan.strategies.standing import TROUBLE, Certificate, Standing
 
 _LOG = logging.getLogger(__name__)
-
-# What a certificate in trouble raises; the plan is kept.
-TROUBLE = (ArithmeticError, ImportError, MemoryError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +180,15 @@ class _Portfolio:
         if self.order_free is None:
             self.order_free = OrderFreeBound(self.problem, effort, self.standing.learn)
         self.order_free.effort = effort
-        best = self.standing.best
-        fits = best is not None and best.feasible
-        sequence = best.sequence if best is not None and fits else self.problem.order
         followed = 0
-        for start in self.order_free.look(sequence, self.standing.wanted):
+        for start in self.order_free.look(self.standing.sequence, self.standing.wanted):
             if followed < self.params.followed and not self._done():
                 followed += 1
-                seconds = min(self.params.followed_start * self.limit, self._left())
-                self._keep(self._search_from(start, seconds, options), "certificate")
+                self.standing.keep(self._search_from(start, options), "certificate")
         return self.order_free.fresh
 
-    def _search_from(self, start: Ints, seconds: float, options: SearchOptions) -> Decision:
+    def _search_from(self, start: Ints, options: SearchOptions) -> Decision:
+        seconds = min(self.params.followed_start * self.limit, self._left())
         return solve_from(self.problem, start, seconds, options, self._tell(), self._enough)
 
     def _drive_down(self, options: SearchOptions) -> None:
@@ -205,7 +199,8 @@ class _Portfolio:
         effort = Effort(time.perf_counter() + self.params.lowest * self._left(), self._fits)
         best = self.standing.best
         begin = best if best is not None else decide(self.problem, self.problem.start)
-        self._keep(lowest_peak(self.problem, begin, effort, options), "drive for the lowest peak")
+        found = lowest_peak(self.problem, begin, effort, options)
+        self.standing.keep(found, "drive for the lowest peak")
 
     def _fits(self) -> bool:
         return self.halt.is_set() or self.standing.fits
@@ -223,12 +218,11 @@ class _Portfolio:
 
         for name, decision in baseline_decisions(self.problem, left, self.params.one_baseline):
             found.append(decision)
-            self._keep(decision, name)
+            self.standing.keep(decision, name)
         found.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
         for decision in found[: self.params.followed]:
             if not self._done():
-                seconds = min(self.params.followed_start * self.limit, self._left())
-                self._keep(self._search_from(decision.sequence, seconds, options), "search")
+                self.standing.keep(self._search_from(decision.sequence, options), "search")
 
     # The file's order kept: two searches at a time, and a certificate of their own.
 
@@ -267,7 +261,7 @@ class _Portfolio:
         self.standing.learn(found.seconds, found.kind)
         # It knows nothing of recomputations that were asked for.
         if found.sequence is not None and not self.problem.protected.any():
-            self._keep(decide(self.problem, found.sequence), "certificate")
+            self.standing.keep(decide(self.problem, found.sequence), "certificate")
 
     # What both need.
 
@@ -289,7 +283,7 @@ class _Portfolio:
     def _search(self, options: SearchOptions, seconds: float) -> None:
         meet: Callable[[Ints], Ints] | None = self.standing.meet if options.order else None
         decision = solve(self.problem, seconds, options, self._tell(), self._enough, meet)
-        self._keep(decision, "search")
+        self.standing.keep(decision, "search")
         with self.lock:
             better = self.fixed_extra is None or decision.extra_cost < self.fixed_extra
             if not options.order and decision.feasible and better:
@@ -308,7 +302,4 @@ class _Portfolio:
 
     def _enough(self, extra: float) -> bool:
         """Whether a search with this extra cost may stop."""
-        return self.halt.is_set() or self.standing.closed or self.standing.enough(extra)
-
-    def _keep(self, decision: Decision, source: str) -> None:
-        self.standing.keep(decision, source)
+        return self.halt.is_set() or self.standing.may_stop(extra)

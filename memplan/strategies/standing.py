@@ -26,6 +26,9 @@ class Certificate:
 
 NO_CERTIFICATE = Certificate(0.0, "trivial")
 
+# What a certificate in trouble raises; the plan is kept.
+TROUBLE = (ArithmeticError, ImportError, MemoryError, RuntimeError, ValueError)
+
 
 def contradicted(what: str) -> None:
     """A bound above a plan: a bug of ours, told in the log and in the report. Tests fail on it."""
@@ -55,6 +58,13 @@ class Standing:
     def fits(self) -> bool:
         """Whether there is a plan that keeps the budget."""
         return self.best is not None and self.best.feasible
+
+    @property
+    def sequence(self) -> Ints:
+        """Where the certificate looks: the best plan that fits, else the problem's order."""
+        if self.best is not None and self.best.feasible:
+            return self.best.sequence
+        return self.problem.order
 
     @property
     def proven_impossible(self) -> bool:
@@ -93,6 +103,11 @@ class Standing:
     def enough(self, extra: float) -> bool:
         """Whether a plan of this extra cost may end the search."""
         return extra * (1 - _TOLERANCE) <= self.bound.seconds + self.gap * self.base
+
+    def may_stop(self, extra: float) -> bool:
+        """Whether a search whose best plan has this extra cost may end: for its own sake, or
+        because another has done what there was to do."""
+        return self.closed or self.enough(extra)
 
     @property
     def closed(self) -> bool:

@@ -180,10 +180,21 @@ def gradients(
         seeds = ()
     again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
     request = Request(_names(ys), _names(xs), seeds, again)
-    flat = flat_copy(proto)
-    check_stated(flat, stated_types(flat.graph))
+    flat = _flat(proto)
     result = _finished(build_gradients(flat, request))
     return _checkpointed(result, path, checkpoints, dims or {}, None)
+
+
+def _flat(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A flat copy whose stated shapes are those that its inputs make.
+
+    Raises:
+        ModelError: see :func:`~memplan.autodiff.forward.annotate.flat_copy` and
+            :func:`~memplan.shapes.checks.check_stated`.
+    """
+    flat = flat_copy(model)
+    check_stated(flat, stated_types(flat.graph))
+    return flat
 
 
 def grad(
@@ -228,8 +239,7 @@ def _grad(
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force)
     require_differentiable(model)
-    flat = flat_copy(model)
-    check_stated(flat, stated_types(flat.graph))
+    flat = _flat(model)
     loss, class_axis = _loss(flat, options)
     statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)

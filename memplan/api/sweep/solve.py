@@ -12,8 +12,6 @@ from memplan.api.rewrite.run import rewrite
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task, versions
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, MemplanError, RuntimeUnavailableError
 
-_CHUNK = 1 << 20
-
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file; empty if it cannot be read, which whoever opens it as a model says."""
@@ -26,11 +24,8 @@ def file_digest(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(path: str, modified: int, size: int) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def solve(task: Task) -> Answer:

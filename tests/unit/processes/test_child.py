@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.processes import eventually, runs
 from memplan.processes.child import started
 
 SLEEPER = """
@@ -63,21 +63,6 @@ def told(process: subprocess.Popen[str]) -> tuple[int, Path]:
     assert process.stdout is not None
     pid, folder = process.stdout.readline().split()
     return int(pid), Path(folder)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    for _ in range(6000):  # a minute; clocks of tests count CPU seconds
-        if condition():
-            break
-        time.sleep(0.01)
-    return condition()
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

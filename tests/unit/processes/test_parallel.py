@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import joblib
 import pytest
 
+from helpers.processes import eventually, runs
 from memplan.errors import RuntimeUnavailableError
 from memplan.processes import parallel
 from memplan.processes.parallel import ConfiguredWorkers, DaskWorkers, LocalWorkers, Lost
@@ -108,21 +108,6 @@ def test_an_item_that_ends_its_process_is_told_and_the_others_go_on() -> None:
     assert isinstance(lost, Lost)
     assert "ended by the system" in lost.reason
     assert found == {0: 0, 1: 1, 3: 3, 4: 4}
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    for _ in range(6000):  # a minute; clocks of tests count CPU seconds
-        if condition():
-            break
-        time.sleep(0.01)
-    return condition()
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

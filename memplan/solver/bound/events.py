@@ -78,7 +78,9 @@ class EventProgram:
         """The first and the last stage in which each node can run for the first time."""
         count = len(self.relaxation.step_of)
         self.first, self.last = [0] * count, [self.stages] * count
-        self.surely: list[set[int]] = []  # by event: what has run when it does, itself included
+        self.surely: list[
+            frozenset[int]
+        ] = []  # by event: what has run when it does, itself included
         for k, event in enumerate(self.events, 1):
             for node in precedence.descendants(event):
                 self.first[node] = k

@@ -8,7 +8,7 @@ first run lies before the reader's: an edge. What edges reach, every sequence ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.solver.problem import NONE, Problem
 
@@ -19,21 +19,27 @@ _LONGEST_RULE = 8
 @dataclass(frozen=True, slots=True)
 class Precedence:
     """``before[n]`` and ``after[n]``: nodes whose first runs are next before and after that of
-    ``n``, without duplicates."""
+    ``n``, without duplicates. What a node reaches is looked up once: events come again."""
 
     before: tuple[tuple[int, ...], ...]
     after: tuple[tuple[int, ...], ...]
+    _ancestors: dict[int, frozenset[int]] = field(default_factory=dict)
+    _descendants: dict[int, frozenset[int]] = field(default_factory=dict)
 
-    def ancestors(self, node: int) -> set[int]:
+    def ancestors(self, node: int) -> frozenset[int]:
         """All nodes that surely ran before the first run of ``node``; not itself."""
-        return _reach(self.before, node)
+        if node not in self._ancestors:
+            self._ancestors[node] = _reach(self.before, node)
+        return self._ancestors[node]
 
-    def descendants(self, node: int) -> set[int]:
+    def descendants(self, node: int) -> frozenset[int]:
         """All nodes that surely run for the first time after that of ``node``; not itself."""
-        return _reach(self.after, node)
+        if node not in self._descendants:
+            self._descendants[node] = _reach(self.after, node)
+        return self._descendants[node]
 
 
-def _reach(edges: tuple[tuple[int, ...], ...], node: int) -> set[int]:
+def _reach(edges: tuple[tuple[int, ...], ...], node: int) -> frozenset[int]:
     found: set[int] = set()
     waiting = [node]
     while waiting:
@@ -41,7 +47,7 @@ def _reach(edges: tuple[tuple[int, ...], ...], node: int) -> set[int]:
             if other not in found:
                 found.add(other)
                 waiting.append(other)
-    return found
+    return frozenset(found)
 
 
 def find_precedence(problem: Problem) -> Precedence:

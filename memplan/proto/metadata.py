@@ -22,16 +22,26 @@ all its outputs."""
 NEW_VALUES = "new_values"
 """On a model, ``memplan.new_values``: graph output → the graph input that it is the next value of.
 It stays in files that are written from the model, those that have lost an output among them."""
+ROLES = "roles"
+"""On a model, ``memplan.roles``: graph input or output → its role in a training step
+(:class:`memplan.ir.contract.Role`)."""
+GRADIENTS = "gradients"
+"""On a model, ``memplan.gradients``: graph output → the graph input that it is the gradient of."""
+STATE = "state"
+"""On a model, ``memplan.state``: ``in-place`` if it was planned for sessions that write new values
+over the old ones."""
+_CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, STATE)
 _YES = frozenset({"1", "true"})
 
 
 def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
-    """Store ``values`` as JSON under ``memplan.<key>``, replacing earlier ones."""
+    """Store ``values`` as JSON under ``memplan.<key>``, replacing earlier ones.
+
+    What the file says of its state stays unless ``values`` say otherwise.
+    """
+    told = {PREFIX + key for key in _CONTRACT if key not in values}
     kept = [
-        item
-        for item in model.metadata_props
-        if not item.key.startswith(PREFIX)
-        or (item.key == PREFIX + NEW_VALUES and NEW_VALUES not in values)
+        item for item in model.metadata_props if not item.key.startswith(PREFIX) or item.key in told
     ]
     copies = [(item.key, item.value) for item in kept]
     del model.metadata_props[:]

@@ -76,7 +76,7 @@ def command(
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
     from memplan.api.analyze import PLACEMENT_SECONDS, analyze, with_placement
-    from memplan.api.state import settled
+    from memplan.api.state import confirmed, settled
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
 
@@ -91,7 +91,8 @@ def command(
         from memplan.api.frontier import find_frontier
 
         with frontier_progress(report, model) as progress:
-            opened = settled(open_model(model, bound(dims), loss), session_kind(session), state)
+            kind = session_kind(session)
+            opened = confirmed(settled(open_model(model, bound(dims), loss), kind, state))
             analysis, points = find_frontier(opened, provider, progress=progress)
     else:
         with waiting(report, f"analyzing {model.name}"):

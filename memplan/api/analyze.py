@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.state import contract_of, settled, state_report
+from memplan.api.state import confirmed, contract_of, settled, state_report
 from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
@@ -261,7 +261,7 @@ def analyze(
     kind = session_kind(session, provider)
     asked = (state,) if isinstance(state, str) else tuple(state)
     with as_file(path) as file:
-        model = settled(open_model(file, dims, loss, partly=True), kind, asked)
+        model = confirmed(settled(open_model(file, dims, loss, partly=True), kind, asked))
         analysis = analyze_session(model, kind, loss)
     found = with_placement(analysis) if placement else analysis
     return replace(found, path=shown_path(path))

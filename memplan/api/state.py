@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract, find_contract
 from memplan.ir.graph import Graph
@@ -116,6 +117,23 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
     told = contract.as_metadata() if request.pairs or not contract.stated else {}
     set_metadata(proto, {**metadata, **told, STATE: IN_PLACE})
     return with_state(model, contract.new_values)
+
+
+def confirmed(model: OpenModel) -> OpenModel:
+    """The model with only those pairs in place that the check of the file itself agrees to
+    (:mod:`memplan.equivalence.in_place`); the others have second buffers."""
+    in_place, _ = bindings(model.graph)
+    refused = unsafe_pairs(model.prepared.proto, in_place)
+    if not refused:
+        return model
+    return with_state(model, names_of(model.graph), refused)
+
+
+def like_state(model: OpenModel, like: OpenModel) -> OpenModel:
+    """The model with the state bound that ``like``, the same with other nodes, has bound."""
+    if like.graph.state is None:
+        return model
+    return confirmed(with_state(model, names_of(like.graph)))
 
 
 def contract_of(model: OpenModel) -> Contract:

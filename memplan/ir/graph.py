@@ -96,7 +96,8 @@ class StateMemory:
     ``pairs``: output → input, all of them; ``in_place``: those that are written over the old value;
     ``apart``: output → why it lies in a second buffer; ``second_bytes``: of all of these.
     ``overwriter``: tensor that lies in the memory of an input → the node that writes over it;
-    ``before``: such a node → the nodes that must have run by then.
+    ``before``: such a node → the nodes that must have run by then. ``refused``: names of outputs
+    that somebody else found no place for, and why.
     """
 
     pairs: Mapping[int, int]
@@ -105,6 +106,7 @@ class StateMemory:
     second_bytes: int
     overwriter: Mapping[int, int]
     before: Mapping[int, frozenset[int]]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

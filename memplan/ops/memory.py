@@ -49,12 +49,15 @@ CONTROL_FLOW_OPS = frozenset({":If", ":Loop", ":Scan", ":SequenceMap"})
 # several times (``element_wise_ops.cc``), so they may not. Tried in tests/ort/test_state.py.
 OVERWRITES = {
     **dict.fromkeys((":Add", ":Sub", ":Mul", ":Div", ":Sum", ":Max", ":Min"), (0, 1)),
-    **dict.fromkeys((":Neg", ":Abs", ":Sqrt", ":Exp", ":Log", ":Reciprocal", ":Sign"), (0,)),
-    **dict.fromkeys((":Relu", ":Sigmoid", ":Tanh", ":Clip", ":Identity"), (0,)),
+    **dict.fromkeys((":Neg", ":Identity"), (0,)),
     ":Where": (1, 2),
-    ":Pow": (0,),
 }
 _VARIADIC = frozenset({":Sum", ":Max", ":Min"})
+
+# They may put what they read into a sequence without a copy.
+SEQUENCE_OPS = frozenset(
+    {":SequenceConstruct", ":SequenceInsert", ":SplitToSequence", ":ConcatFromSequence"}
+)
 
 # Outputs that a kernel does not make when the graph leaves their name empty.
 OPTIONAL_OUTPUTS = {

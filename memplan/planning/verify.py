@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import onnx
 
+from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
@@ -80,7 +81,7 @@ def ensure(
     """
     graph = rewritten_graph(rewritten, plan, types)
     ensure_sound(original, rewritten, graph)
-    _check_state(plan.extended.graph, graph)
+    _check_state(plan.extended.graph, graph, rewritten)
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
         raise Rejected("the runtime would not run the nodes in plan order")
@@ -116,8 +117,9 @@ def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> N
             raise Rejected(f"the graph {field}s changed")
 
 
-def _check_state(planned: Graph, graph: Graph) -> None:
-    """What was planned to lie in place must lie there in the new order, with what is recomputed."""
+def _check_state(planned: Graph, graph: Graph, rewritten: onnx.ModelProto) -> None:
+    """What was planned to lie in place must lie there in the new order, with what is recomputed:
+    asked of the simulator, and of a check of the file that knows nothing of it."""
     if planned.state is None:
         return
     reasons = (
@@ -129,6 +131,12 @@ def _check_state(planned: Graph, graph: Graph) -> None:
         name = planned.tensors[output].name
         if name in reasons:
             raise Rejected(f"'{name}' would not be made in place: {reasons[name]}")
+    pairs = {
+        planned.tensors[output].name: planned.tensors[given].name
+        for output, given in planned.state.in_place.items()
+    }
+    for name, reason in unsafe_pairs(rewritten, pairs).items():
+        raise Rejected(f"'{name}' must not be made in place: {reason}")
 
 
 def _check_valid(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:

@@ -64,15 +64,19 @@ def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     return with_state(model, find_contract(graph, phases, metadata).new_values)
 
 
-def with_state(model: OpenModel, pairs: Pairs) -> OpenModel:
+def with_state(
+    model: OpenModel, pairs: Pairs, refused: Mapping[str, str] | None = None
+) -> OpenModel:
     """The model with the memory of its new values given by the caller, as a tuned session runs it.
 
     Args:
         model: a model that was opened.
         pairs: graph output → the input whose next value it is.
+        refused: outputs that must not be in place, and why.
     """
     graph = unbound(model.graph)
-    return replace(model, graph=bind_state(graph, pairs, tuned_order(graph)))
+    bound = bind_state(graph, pairs, tuned_order(graph), refused=refused)
+    return replace(model, graph=bound)
 
 
 def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
@@ -80,9 +84,11 @@ def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) 
     if session.provider != "cuda" or model.devices is not None:
         return model
     graph, devices = place(unbound(model.graph))
-    if model.graph.state is not None:
+    state = model.graph.state
+    if state is not None:
         order = placed_order(graph, session, devices)
-        graph = bind_state(graph, names_of(model.graph), order, session.provider)
+        pairs = names_of(model.graph)
+        graph = bind_state(graph, pairs, order, session.provider, state.refused)
     if not devices.copies:
         return replace(model, graph=graph, devices=devices)
     phases = find_phases(graph, loss)

@@ -10,7 +10,8 @@ that looks at ``X``, and looks at it element by element:
    (:data:`memplan.ops.memory.OVERWRITES`), or not at all; it has no body; where it reads ``X``
    it has one output.
 3. Whatever else reads ``X``, or a view of it, runs before the maker.
-4. No view hands ``X_new`` straight on to another graph output.
+4. No graph output is a view of ``X`` or another view of ``X_new``, and nothing that reads them puts
+   them into a sequence or is of an unknown domain.
 
 A pair for which this does not hold in the order of the session gets a second buffer, which changes
 places with the first from step to step: it is there for the whole run, as the first one is. As in
@@ -26,7 +27,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.ir.graph import ABSENT, Graph, Node, StateMemory
-from memplan.ops.memory import CONTROL_FLOW_OPS, MemorySemantics, overwritable_inputs, semantics
+from memplan.ops.kernels import COPY_OPS
+from memplan.ops.memory import (
+    CONTROL_FLOW_OPS,
+    SEQUENCE_OPS,
+    MemorySemantics,
+    overwritable_inputs,
+    semantics,
+)
 from memplan.simulate.order import tuned_order
 
 Pairs = Mapping[str, str]
@@ -44,7 +52,13 @@ class _Pair:
     before: frozenset[int]
 
 
-def bind_state(graph: Graph, pairs: Pairs, order: Sequence[int], provider: str = "cpu") -> Graph:
+def bind_state(
+    graph: Graph,
+    pairs: Pairs,
+    order: Sequence[int],
+    provider: str = "cpu",
+    refused: Mapping[str, str] | None = None,
+) -> Graph:
     """The graph with the memory of its new values given by the caller.
 
     Outputs of pairs take no bytes of the run (``nbytes`` 0); ``graph.state`` says which lie in
@@ -55,9 +69,11 @@ def bind_state(graph: Graph, pairs: Pairs, order: Sequence[int], provider: str =
         pairs: the pairs, by name; names that the graph does not have are left out.
         order: node ids in the order in which they run.
         provider: whose kernels run.
+        refused: outputs that must not be in place, and why.
     """
     free = unbound(graph)
     rules = semantics(provider)
+    refused = refused or {}
     claims = _claims(free, pairs)
     step_of = [0] * len(free.nodes)
     for step, node in enumerate(order):
@@ -66,7 +82,8 @@ def bind_state(graph: Graph, pairs: Pairs, order: Sequence[int], provider: str =
     apart: dict[int, str] = {}
     found: dict[int, _Pair] = {}
     for output, given in claims.items():
-        judged = _judge(free, output, given, claims, rules)
+        judged: _Pair | str = refused.get(free.tensors[output].name, "")
+        judged = judged or _judge(free, output, given, claims, rules)
         if isinstance(judged, _Pair):
             late = [n for n in judged.before if step_of[n] > step_of[judged.maker]]
             if late:
@@ -77,7 +94,7 @@ def bind_state(graph: Graph, pairs: Pairs, order: Sequence[int], provider: str =
                 found[output] = judged
                 continue
         apart[output] = judged
-    return _with_memory(free, claims, in_place, apart, found)
+    return _with_memory(free, claims, in_place, apart, found, refused)
 
 
 def unbound(graph: Graph) -> Graph:
@@ -94,7 +111,7 @@ def rebound(graph: Graph, like: Graph) -> Graph:
     """``graph`` with those pairs bound that ``like``, another version of it, has."""
     if like.state is None:
         return graph
-    return bind_state(graph, names_of(like), tuned_order(graph))
+    return bind_state(graph, names_of(like), tuned_order(graph), refused=like.state.refused)
 
 
 def names_of(graph: Graph) -> dict[str, str]:
@@ -186,17 +203,31 @@ def _judge(
     if maker.key in CONTROL_FLOW_OPS or graph.bodies.get(maker.id):
         return f"{maker.name} ({maker.op}) has a body"
     views = _views(graph, given, rules)
-    if any(graph.tensors[t].is_output for t in _views(graph, output, rules) - {output}):
+    if any(graph.tensors[t].is_output for t in views):
+        return "a graph output is a view of the old value"
+    shared = _views(graph, output, rules)
+    if any(graph.tensors[t].is_output for t in shared - {output}):
         return "another graph output is a view of the new value"
+    readers = {r for t in views | shared for r in graph.tensors[t].readers} | {maker.id}
+    keeper = next((r for r in sorted(readers) if _may_keep(graph.nodes[r])), None)
+    if keeper is not None:
+        return f"{graph.nodes[keeper].name} ({graph.nodes[keeper].op}) may hand it on"
     read = [k for k, t in enumerate(maker.inputs) if t in views]
     if read:
         whole = set(read) <= set(overwritable_inputs(maker.key, len(maker.inputs)))
-        if not whole or any(maker.inputs[k] != given for k in read):
+        # A view has as many elements, so broadcasting leaves each at its place.
+        if not whole:
             return f"{maker.name} ({maker.op}) does not read it element by element"
         if len(maker.writes) > 1:
             return f"{maker.name} ({maker.op}) makes other outputs, too"
     before = {reader for t in views for reader in graph.tensors[t].readers} - {maker.id}
     return _Pair(output, given, maker.id, frozenset(views), frozenset(before))
+
+
+def _may_keep(node: Node) -> bool:
+    """Whether others may come to share what a node reads, in ways that no table tells."""
+    known = node.domain in ("", "com.microsoft") or node.op in COPY_OPS
+    return node.key in SEQUENCE_OPS or not known
 
 
 def _views(graph: Graph, source: int, rules: MemorySemantics) -> set[int]:
@@ -229,6 +260,7 @@ def _with_memory(
     in_place: Mapping[int, int],
     apart: Mapping[int, str],
     pairs: Mapping[int, _Pair],
+    refused: Mapping[str, str],
 ) -> Graph:
     tensors = list(graph.tensors)
     for output in claims:
@@ -244,5 +276,6 @@ def _with_memory(
         second_bytes=sum(graph.tensors[claims[output]].nbytes for output in apart),
         overwriter=overwriter,
         before=before,
+        refused=refused,
     )
     return replace(graph, tensors=tuple(tensors), state=state)

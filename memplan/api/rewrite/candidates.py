@@ -14,6 +14,7 @@ import onnx
 from memplan.api.analyze import Analysis, analyze_open
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
+from memplan.api.state import like_state
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.plain.as_loaded import as_loaded, changes_at_load
@@ -22,8 +23,7 @@ from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model
-from memplan.simulate.opened import OpenModel, opened, with_state
-from memplan.simulate.state import names_of
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline
 from memplan.strategies.checkpoints import Collection
 
@@ -161,7 +161,7 @@ def _optimized(
     found = opened(model, loss)
     if source.graph.state is not None:
         set_metadata(model.proto, get_metadata(prepared.proto))
-        found = with_state(found, names_of(source.graph))
+        found = like_state(found, source)
     return found, lost
 
 

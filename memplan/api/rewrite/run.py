@@ -35,7 +35,7 @@ from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.state import settled
+from memplan.api.state import confirmed, settled
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
@@ -217,8 +217,9 @@ def _read(
         model = opened(prepare(raised, copy, dims, weights), options.loss)
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
     model = settled(model, session, options.state)
-    original = _original(model, session, options.loss)
-    return Source(in_state_order(model), original, notes, analyzed=model)
+    original = _original(confirmed(model), session, options.loss)
+    planned = confirmed(in_state_order(model))
+    return Source(planned, original, notes, analyzed=model)
 
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:

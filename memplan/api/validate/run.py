@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.api.source import Model, as_file
-from memplan.api.state import settled
+from memplan.api.state import confirmed, like_state, settled
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
@@ -44,10 +44,9 @@ from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import fallback_notes
-from memplan.simulate.opened import OpenModel, on_devices, opened, with_state
+from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.state import names_of
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
 from memplan.units import counted
 
@@ -91,10 +90,8 @@ def _of_files(
     metadata = get_metadata(second)
     bound = dict(dims or _dims(metadata))
     after = opened(prepare(second, rewritten, bound))
-    after = settled(after, session_kind(_session(metadata)), options.state)
-    before = opened(prepare(first, original, bound))
-    if after.graph.state is not None:
-        before = with_state(before, names_of(after.graph))
+    after = confirmed(settled(after, session_kind(_session(metadata)), options.state))
+    before = like_state(opened(prepare(first, original, bound)), after)
     removed = removed_names(metadata)
     _check_same_interface(before, after, removed)
     findings = [
@@ -272,7 +269,7 @@ def _reference(case: _Case, bench: Bench) -> OpenModel:
         weights = settle_links(raised, before.prepared.beside)
         write_model(raised, copy, force=True)
         again = opened(prepare(raised, copy, before.prepared.dims, weights))
-        before = _bound_like(again, before)
+        before = like_state(again, before)
     return _treat(before, case.level, bench) if case.fused else before
 
 
@@ -301,12 +298,7 @@ def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:
     sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
     weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)
-    return _bound_like(opened(prepare(sorted_model, target, prepared.dims, weights)), before)
-
-
-def _bound_like(model: OpenModel, like: OpenModel) -> OpenModel:
-    """The model with the state bound that ``like``, the same with other nodes, has bound."""
-    return with_state(model, names_of(like.graph)) if like.graph.state is not None else model
+    return like_state(opened(prepare(sorted_model, target, prepared.dims, weights)), before)
 
 
 def _run(

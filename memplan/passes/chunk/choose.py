@@ -32,17 +32,18 @@ _ROUNDS = 8
 _SEEDS = 6
 # Tensors are followed if they are larger than this share of the one that a region grew from.
 _FOLLOWED = 4
-_MOST_NODES = 12000
+_MOST_NODES = 150
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """A model on the way, with its simulation and floor (bytes, resident ones and workspace
-    included)."""
+    included). ``pieces``: tensors that are chunks already."""
 
     model: OpenModel
     timeline: Timeline
     floor_bytes: int
+    pieces: frozenset[str] = frozenset()
 
     @property
     def peak_bytes(self) -> int:
@@ -76,37 +77,34 @@ class Chunk:
         for _ in range(_ROUNDS):
             if state.peak_bytes <= self.budget_bytes:
                 break
-            found = self._best(state)
+            found = self._best(state, timeline)
             if found is None:
                 break
             state, note = found
             notes.append(note)
         return Applied(state.model, "; ".join(notes)) if state is not start else Applied(model)
 
-    def _best(self, state: State) -> tuple[State, str] | None:
-        """The best change of one class of regions; None if none is worth it."""
+    def _best(self, state: State, start: Timeline) -> tuple[State, str] | None:
+        """The best change of one class of regions; None if none is worth it. No peak may be higher
+        than that of ``start``."""
         best: tuple[State, str] | None = None
         for regions in _candidates(state):
             graph = state.model.graph
             for count in self._counts(graph, regions):
-                after = chunked(state.model, regions, count, state.timeline)
+                after = chunked(state, regions, count)
                 now = best[0].total if best else state.total
                 least = _GAIN_PER_DOUBLING if best else _LEAST_GAIN
-                if not _lower(after, state) or now - after.total < least * state.total:
+                if now - after.total < least * state.total:
+                    continue
+                if after.floor_bytes > state.floor_bytes or not peak_did_not_rise(after.timeline, start):
                     continue
                 best = after, _note(graph, regions, count)
         return best
 
     def _counts(self, graph: Graph, regions: Sequence[Region]) -> list[int]:
-        divisor = min(region.divisor(graph) for region in regions)
         most = min(region.most_chunks(graph) for region in regions)
         every = [self.count] if self.count else [c for c in COUNTS if c <= most]
-        return [c for c in every if all(region.divisor(graph) % c == 0 for region in regions) and c <= divisor]
-
-
-def _lower(after: State, before: State) -> bool:
-    rises = after.floor_bytes > before.floor_bytes
-    return not rises and peak_did_not_rise(after.timeline, before.timeline)
+        return [c for c in every if all(region.divisor(graph) % c == 0 for region in regions)]
 
 
 def _note(graph: Graph, regions: Sequence[Region], count: int) -> str:
@@ -145,7 +143,9 @@ def _seeds(state: State) -> list[int]:
         ordered = sorted(group, key=lambda t: -graph.tensors[t].nbytes)
         for tensor in ordered:
             value = graph.tensors[tensor]
-            if value.kind is TensorKind.COMPUTED and value.nbytes and not value.is_output:
+            known = value.name in state.pieces or value.is_output
+            large = value.nbytes > _LEAST_GAIN * state.total / 2
+            if value.kind is TensorKind.COMPUTED and large and not known:
                 found.setdefault(_kind(graph, tensor), tensor)
             if len(found) >= _SEEDS:
                 break
@@ -173,13 +173,13 @@ def _alike(facts: Facts, seed: int, axis: int) -> list[Region]:
         if graph.tensors[tensor].producer in taken:
             continue
         region = grow(facts, tensor, axis, smallest)
-        if region is None or taken & region.uses.keys():
+        if region is None or taken & region.uses.keys() or len(region.uses) > _MOST_NODES:
             if tensor == seed:
                 break
             continue
         taken |= region.uses.keys()
         regions.append(region)
-    return regions
+    return sorted(regions, key=lambda region: min(region.uses))
 
 
 def _with_sizes(model: OpenModel) -> OpenModel:
@@ -195,16 +195,13 @@ def _state(model: OpenModel, timeline: Timeline) -> State:
     return State(model, timeline, timeline.resident_bytes + floor)
 
 
-def chunked(
-    model: OpenModel, regions: Sequence[Region], count: int, timeline: Timeline
-) -> State:
-    """``model`` with ``regions``, which share no node, in ``count`` chunks each.
-
-    ``timeline`` is its simulation, of which the kind of session is taken.
-    """
+def chunked(state: State, regions: Sequence[Region], count: int) -> State:
+    """The model with ``regions``, which share no node, in ``count`` chunks each."""
+    model = state.model
     written = write_chunks(model.prepared.proto, model.graph, regions, count)
     after = _reopened(model, written)
-    return _state(after, simulate(after.graph, timeline.session))
+    found = _state(after, simulate(after.graph, state.timeline.session))
+    return replace(found, pieces=state.pieces | written.types.keys())
 
 
 def _reopened(model: OpenModel, written: Chunked) -> OpenModel:

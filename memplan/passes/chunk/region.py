@@ -20,7 +20,8 @@ from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.passes.chunk.rules import uses
 from memplan.passes.chunk.uses import WHOLE, Facts, Use
 
-_MOST_NODES = 400
+# A region that grows beyond is most of the network: forward and backward are far apart then.
+_MOST_NODES = 200
 # So many nodes between parts of a region may join it; more are another part of the network.
 _MOST_BETWEEN = 40
 

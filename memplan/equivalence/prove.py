@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -26,6 +26,7 @@ from memplan.equivalence.numbering import (
     unseeded,
     with_inner,
 )
+from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
@@ -44,7 +45,8 @@ class Equivalence:
     ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
     which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
     reference that are not there. ``redrawn``: operators without a seed draw other random numbers
-    than they would there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further time,
+    than they would there. ``rounded``: tensors of the reference that are put together from chunks:
+    equal in exact arithmetic, so equal up to rounding, as is all that follows from them. Counts of nodes: ``kept`` as they were, ``recomputed`` a further time,
     ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
 
@@ -56,11 +58,13 @@ class Equivalence:
     removed_outputs: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     redrawn: bool = False
+    rounded: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
         """Whether the graphs are equivalent by construction, nothing assumed."""
-        return self.reason is None and not self.assumed and not self.redrawn
+        taken = self.assumed or self.redrawn or self.rounded
+        return self.reason is None and not taken
 
     def as_json(self) -> dict[str, object]:
         """All of it by name."""
@@ -74,6 +78,7 @@ class Equivalence:
             "removed_outputs": list(self.removed_outputs),
             "assumed_loops": list(self.assumed),
             "random_numbers_in_other_order": self.redrawn,
+            "assumed_up_to_rounding": list(self.rounded),
         }
 
 
@@ -112,7 +117,7 @@ class _Proof:
         _same_opsets(self.first, self.second)
         self.terms = Terms()
         self.old = _numbering(reference, self.terms, reference.facts)
-        self.new = _numbering(other, self.terms, {})
+        self.new = replace(_numbering(other, self.terms, {}), parts=Parts(self.terms, self.old.opset))
         self.old.graph(self.first.graph)
         self.known = len(self.terms.forms)
         self.applied = Counter(n.applied for n in self.old.nodes)
@@ -138,7 +143,18 @@ class _Proof:
             removed,
             tuple(self.assumed),
             _draws(self.old.nodes, among=self.new.nodes) != _draws(self.new.nodes),
+            self._rounded(),
         )
+
+    def _rounded(self) -> tuple[str, ...]:
+        """Names in the reference of what is put together from chunks."""
+        assert self.new.parts is not None
+        whole = self.new.parts.rounded
+        names: dict[int, str] = {}
+        for name, term in self.old.names.items():
+            if term in whole:
+                names.setdefault(term, name)
+        return tuple(names[term] for term in whole if term in names)
 
     def _inputs(self) -> None:
         types = {value.name: type_bytes(value) for value in self.first.graph.input}

@@ -291,9 +291,15 @@ class _Proof:
         return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
 
 
-def reference_side(prepared: PreparedModel) -> Side:
-    """A prepared model as the reference, with its types; shapes only where every run has them."""
-    exact = not symbolic_dims(prepared.proto) and not prepared.bounded
+def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None) -> Side:
+    """A prepared model as the reference, with its types; shapes only where every run has them.
+
+    ``other``: what it is the reference for. If that is for one size only, so is the reference.
+    """
+    symbolic = bool(symbolic_dims(prepared.proto))
+    if symbolic and other is not None and not symbolic_dims(other):
+        prepared, symbolic = replace(prepared, proto=prepared.bound), False
+    exact = not symbolic and not prepared.bounded
     facts = {
         name: Fact(value.dtype, value.sizes if exact else None)
         for name, value in prepared.types.items()

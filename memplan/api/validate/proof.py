@@ -13,7 +13,7 @@ def equivalence_of(reference: PreparedModel, rewritten: PreparedModel) -> Equiva
         reference: the original under the fusions that the rewritten file records.
         rewritten: the file as it lies on disk, with model-local functions inlined.
     """
-    return prove(reference_side(reference), Side(rewritten.proto, rewritten.path.parent))
+    return prove(reference_side(reference, rewritten.proto), Side(rewritten.proto, rewritten.path.parent))
 
 
 def proof_findings(found: Equivalence) -> list[str]:
@@ -34,6 +34,12 @@ def proof_line(found: Equivalence) -> str:
         (found.pins, "pins"),
     ]
     nodes = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    if found.rounded:
+        more = f" and {len(found.rounded) - 1} more" if len(found.rounded) > 1 else ""
+        return (
+            f"construction: every node ({nodes}), but '{found.rounded[0]}'{more}, put together from "
+            "chunks, is assumed equal up to rounding"
+        )
     if found.assumed:
         more = f" and {len(found.assumed) - 1} more" if len(found.assumed) > 1 else ""
         return (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from memplan.errors import UsageError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
@@ -22,6 +23,7 @@ from memplan.simulate.state import rebound
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.units import counted
 
+AUTO, NONE = "auto", "none"
 OLDEST_OPSET = 13
 COUNTS = (2, 4, 8, 16, 32, 64)
 # What a change must bring, as a share of peak and floor together.
@@ -56,6 +58,23 @@ class State:
         return self.peak_bytes + self.floor_bytes
 
 
+def parse_chunks(text: str) -> int | None:
+    """``auto`` or a number → chunks of every region, 0: what saves most; None: no chunks.
+
+    Raises:
+        UsageError: it is neither, nor ``none``.
+    """
+    if text in ("", NONE):
+        return None
+    if text == AUTO:
+        return 0
+    if not text.isdecimal() or int(text) < COUNTS[0]:
+        raise UsageError(
+            f"'{text}' is not a number of chunks", f"{AUTO}, {NONE} or a number from {COUNTS[0]} on"
+        )
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """``count``: chunks of every region, 0: what saves most. ``budget_bytes``: a peak that is low
@@ -72,6 +91,8 @@ class Chunk:
             return Applied(model, note="a default session has an order of its own")
         if model.graph.opset < OLDEST_OPSET or model.prepared.bounded:
             return Applied(model, note="left out: its shapes or its opset do not allow it")
+        if timeline.peak_with_workspace_bytes <= self.budget_bytes:
+            return Applied(model, note="not needed: the budget holds")
         start = state = _state(_with_sizes(model), timeline)
         notes: list[str] = []
         for _ in range(_ROUNDS):
@@ -82,7 +103,9 @@ class Chunk:
                 break
             state, note = found
             notes.append(note)
-        return Applied(state.model, "; ".join(notes)) if state is not start else Applied(model)
+        if state is start:
+            return Applied(model, note="no region would save anything")
+        return Applied(state.model, "; ".join(notes))
 
     def _best(self, state: State, start: Timeline) -> tuple[State, str] | None:
         """The best change of one class of regions; None if none is worth it. No peak may be higher

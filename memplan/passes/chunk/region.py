@@ -237,7 +237,29 @@ class _Growth:
         return sorted(ahead & behind)
 
     def blocks(self, late: set[int]) -> dict[int, int]:
-        """The block of every node of the region: how often the way to it leaves the region."""
+        """The block of every node of the region. It must run behind as many others as the way to it
+        leaves the region; where only later blocks read it, it may run in one of these, and does if
+        its place in the file is nearer to it."""
+        earliest = self.earliest_blocks(late)
+        latest: dict[int, int] = {}
+        for index in sorted(self.uses, reverse=True):
+            latest[index] = self.latest_block(index, earliest[index], latest)
+        fixed = {n: block for n, block in earliest.items() if latest[n] == block}
+        chosen: dict[int, int] = {}
+        for index in sorted(self.uses, reverse=True):
+            last = self.latest_block(index, earliest[index], chosen)
+            chosen[index] = _nearest(index, range(earliest[index], last + 1), fixed)
+        return {index: chosen[index] for index in sorted(self.uses)}
+
+    def latest_block(self, index: int, earliest: int, chosen: Mapping[int, int]) -> int:
+        """The first block of those that read a node, if nothing else does."""
+        made = [self.graph.tensors[t] for t in self.graph.nodes[index].writes]
+        readers = [r for tensor in made for r in tensor.readers]
+        inside = all(r in self.uses for r in readers) and not any(t.is_output for t in made)
+        return max(min(chosen[r] for r in readers), earliest) if inside and readers else earliest
+
+    def earliest_blocks(self, late: set[int]) -> dict[int, int]:
+        """How often the way to each node of the region leaves it."""
         depth: dict[int, int] = {}
         for node in self.graph.nodes:
             if node.id in self.uses:
@@ -251,4 +273,13 @@ class _Growth:
             deepest = max(steps, default=0)
             if deepest or node.id in self.uses:
                 depth[node.id] = deepest
-        return {node: depth[node] for node in sorted(self.uses)}
+        return {node: depth[node] for node in self.uses}
+
+
+def _nearest(index: int, blocks: range, fixed: Mapping[int, int]) -> int:
+    """Of the blocks that a node may run in, that of the node nearest to it which has no choice."""
+    if len(blocks) == 1:
+        return blocks[0]
+    among = [n for n, block in fixed.items() if block in blocks]
+    near = min(among, key=lambda n: abs(n - index), default=None)
+    return blocks[0] if near is None else fixed[near]

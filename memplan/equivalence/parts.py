@@ -80,7 +80,7 @@ class Parts:
             if found is not None:
                 return {0: found}
         if not any(self._part(t) or self._summed(t) for t in applied.reads):
-            return self._late_sum(applied)
+            return self._late_sum(applied) or self._repeated(applied, call)
         for rule in (self._joined, self._added, self._accumulated, self._viewed, self._expanded):
             term = rule(applied, call)
             if term is not None:
@@ -179,6 +179,31 @@ class Parts:
                 if whole is not None:
                     return {0: self._whole(whole)}
         return {}
+
+    def _repeated(self, applied: Applied, call: Call) -> dict[int, int]:
+        """Repetitions that are joined are one of as many more."""
+        forms = [self.terms.forms[t] if t != ABSENT else None for t in applied.reads]
+        first, axis = forms[0] if forms else None, call.attributes.get("axis")
+        if applied.op != "Concat" or not isinstance(first, Broadcast) or axis is None:
+            return {}
+        rank = len(first.shape)
+        axis, source = axis % rank, self.terms.fact(first.root).shape
+        own = axis - rank + len(source or ())
+        if source is None or (own >= 0 and source[own] != 1):
+            return {}
+        size = 0
+        for form in forms:
+            if not isinstance(form, Broadcast) or form.root != first.root:
+                return {}
+            if (*form.shape[:axis], *form.shape[axis + 1 :]) != (
+                *first.shape[:axis],
+                *first.shape[axis + 1 :],
+            ):
+                return {}
+            size += form.shape[axis]
+        shape = (*first.shape[:axis], size, *first.shape[axis + 1 :])
+        fact = Fact(self.terms.fact(applied.reads[0]).dtype, shape)
+        return {0: self.terms.of(Broadcast(first.root, shape), fact)}
 
     def _accumulated(self, applied: Applied, call: Call) -> int | None:
         """A product along parts of both inner axes: a summand, on top of a sum or not."""

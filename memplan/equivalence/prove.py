@@ -122,7 +122,8 @@ class _Proof:
         self.known = len(self.terms.forms)
         self.applied = Counter(n.applied for n in self.old.nodes)
         self.by_name = {occurrence_of(n.node): n for n in self.old.nodes}
-        self.pending: dict[int, Numbered] = {}
+        self.pending: dict[int, list[Numbered]] = {}
+        self.explained: set[int] = set()  # by identity: nodes that look alike are several
         self.counts: Counter[str] = Counter()
         self.assumed: list[str] = []
 
@@ -131,7 +132,7 @@ class _Proof:
         self._inputs()
         self._number_second()
         if self.pending:
-            raise _Refuted(self._difference(next(iter(self.pending.values()))))
+            raise _Refuted(self._difference(next(iter(self.pending.values()))[0]))
         removed = self._outputs()
         self._occurrences()
         return Equivalence(
@@ -209,18 +210,18 @@ class _Proof:
         """Outputs that the reference does not have are to be explained by who reads them."""
         for term in numbered.outputs:
             if term >= self.known:
-                self.pending.setdefault(term, numbered)
+                self.pending.setdefault(term, []).append(numbered)
 
     def _explain(self, reads: Iterable[int]) -> None:
         """What only led to an explained node needs no other explanation."""
         waiting = list(reads)
         while waiting:
-            numbered = self.pending.pop(waiting.pop(), None)
-            if numbered is not None:
-                for term in numbered.outputs:
-                    self.pending.pop(term, None)
+            for numbered in self.pending.pop(waiting.pop(), ()):
+                if id(numbered) in self.explained:
+                    continue
+                self.explained.add(id(numbered))
                 self.counts["explained"] += 1
-                waiting.extend(numbered.applied.reads)
+                waiting.extend((*numbered.outputs, *numbered.applied.reads))
 
     def _assume(self, numbered: Numbered) -> bool:
         """Take a loop with another body for the loop of that name, output by output name."""

@@ -12,6 +12,7 @@ from helpers.graphs import TUNED, open_text, tensor
 from memplan.passes.chunk.candidates import facts_of
 from memplan.passes.chunk.region import Region, grow
 from memplan.passes.chunk.state import State, chunked, state_of
+from memplan.passes.prune import Prune
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 
@@ -85,8 +86,10 @@ g (float[4, 16, 2] q, float[4, 2, 16] k, float[4, 16, 2] v, float[4, 16, 2] g)
 
 
 def state_from(text: str | onnx.ModelProto, dims: dict[str, int] | None = None) -> State:
-    """A graph that nothing is chunked in, simulated."""
+    """A graph that nothing is chunked in and that has no dead nodes, simulated."""
     model = open_text(text, dims=dims)
+    timeline = simulate(model.graph, TUNED)
+    model = Prune().apply(model, timeline).model  # as it runs ahead of the chunks
     return state_of(model, simulate(model.graph, TUNED))
 
 

@@ -109,6 +109,7 @@ class _Growth:
         self.axis: dict[int, int] = {}
         self.wanted: dict[int, int] = {}  # axes that readers in the region read a tensor along
         self.whole: set[int] = set()  # what nodes in the region read whole
+        self.filled: set[int] = set()  # what repeats one value, so that all chunks are equal
         self.waiting: list[tuple[int, int]] = []
 
     def start(self, seed: int, axis: int) -> bool:
@@ -135,6 +136,9 @@ class _Growth:
     def join(self, index: int, *, follow: bool = True) -> bool:
         """Let a node join, if a use of it agrees with the region."""
         node = self.graph.nodes[index]
+        made = [self.graph.tensors[t] for t in node.writes]
+        if not any(tensor.readers or tensor.is_output for tensor in made):
+            return False
         use = next((use for use in uses(self.facts, node) if self.fits(node, use)), None)
         if use is None:
             return False
@@ -146,6 +150,8 @@ class _Growth:
             else:
                 self.wanted.setdefault(tensor, axis)
                 touched.append(tensor)
+        if all(axis == WHOLE for _, axis in _reads(node, use)):
+            self.filled.update(node.writes)
         for tensor, axis in zip(node.outputs, use.makes, strict=True):
             if tensor != ABSENT:
                 self.axis[tensor] = axis
@@ -159,6 +165,9 @@ class _Growth:
     def fits(self, node: Node, use: Use) -> bool:
         """Whether a use agrees with the region, and shares a chunked tensor with it."""
         shared = False
+        cut = [tensor for tensor, axis in _reads(node, use) if axis != WHOLE]
+        if cut and self.filled.issuperset(cut):
+            return False  # nothing tells its chunks apart
         for tensor, axis in _reads(node, use):
             if tensor in self.axis and self.axis[tensor] != axis:
                 return False

@@ -109,7 +109,6 @@ class _Growth:
         self.axis: dict[int, int] = {}
         self.wanted: dict[int, int] = {}  # axes that readers in the region read a tensor along
         self.whole: set[int] = set()  # what nodes in the region read whole
-        self.filled: set[int] = set()  # what repeats one value, so that all chunks are equal
         self.waiting: list[tuple[int, int]] = []
 
     def start(self, seed: int, axis: int) -> bool:
@@ -150,8 +149,6 @@ class _Growth:
             else:
                 self.wanted.setdefault(tensor, axis)
                 touched.append(tensor)
-        if all(axis == WHOLE for _, axis in _reads(node, use)):
-            self.filled.update(node.writes)
         for tensor, axis in zip(node.outputs, use.makes, strict=True):
             if tensor != ABSENT:
                 self.axis[tensor] = axis
@@ -165,9 +162,6 @@ class _Growth:
     def fits(self, node: Node, use: Use) -> bool:
         """Whether a use agrees with the region, and shares a chunked tensor with it."""
         shared = False
-        cut = [tensor for tensor, axis in _reads(node, use) if axis != WHOLE]
-        if cut and self.filled.issuperset(cut):
-            return False  # nothing tells its chunks apart
         for tensor, axis in _reads(node, use):
             if tensor in self.axis and self.axis[tensor] != axis:
                 return False
@@ -195,7 +189,21 @@ class _Growth:
             else:
                 self.uses, self.axis, self.wanted, self.whole = kept
         ordered = dict(sorted(self.uses.items()))
+        if self.repeats(ordered):
+            return None
         return Region(ordered, dict(self.axis), block, frozenset(late))
+
+    def repeats(self, ordered: Mapping[int, Use]) -> bool:
+        """Whether a node would compute with nothing but repeated values, the same in all chunks."""
+        filled: set[int] = set()
+        for index, use in ordered.items():
+            node = self.graph.nodes[index]
+            cut = [tensor for tensor, axis in _reads(node, use) if axis != WHOLE]
+            if filled.issuperset(cut):
+                if cut:
+                    return True
+                filled.update(node.writes)
+        return False
 
     def late_addends(self) -> set[int]:
         """Nodes with a sum to which something is added that depends on the region itself."""

@@ -39,9 +39,15 @@ def fill_training_types(
     return bounded
 
 
-def _by_name(name: str, types: Types) -> TensorType | None:
+def differentiated(name: str) -> str | None:
+    """The tensor that ``name`` says to be the gradient of, or a part of it; None if it does not."""
     match = _GRAD_NAME.match(name)
-    return types.get(match.group("base")) if match else None
+    return match.group("base") if match else None
+
+
+def _by_name(name: str, types: Types) -> TensorType | None:
+    base = differentiated(name)
+    return types.get(base) if base is not None else None
 
 
 def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:

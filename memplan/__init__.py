@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
     from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
+    from memplan.api.lower.run import LoweredGraph, LowerOptions, lower
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.result import Rewrite
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Analysis": "memplan.api.analyze",
     "GradOptions": "memplan.api.grad.run",
+    "LowerOptions": "memplan.api.lower.run",
+    "LoweredGraph": "memplan.api.lower.run",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
     "ProfileOptions": "memplan.api.profile",
@@ -43,6 +46,7 @@ _HOME = {
     "grad": "memplan.api.grad.run",
     "gradients": "memplan.api.grad.run",
     "load": "memplan.runtime.load",
+    "lower": "memplan.api.lower.run",
     "parse_size": "memplan.units",
     "profile": "memplan.api.profile",
     "rewrite": "memplan.api.rewrite.run",
@@ -54,6 +58,8 @@ _HOME = {
 __all__ = [
     "Analysis",
     "GradOptions",
+    "LowerOptions",
+    "LoweredGraph",
     "MemplanError",
     "Profile",
     "ProfileOptions",
@@ -68,6 +74,7 @@ __all__ = [
     "grad",
     "gradients",
     "load",
+    "lower",
     "parse_size",
     "profile",
     "rewrite",

@@ -26,11 +26,12 @@ ALLOWED = frozenset(
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
+    | {"accumulate"}
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
     {"output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
-    | {"backend", "address"}
+    | {"backend", "address", "optimizer-model"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run
 something."""

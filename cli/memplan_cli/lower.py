@@ -38,7 +38,10 @@ from memplan_cli.progress import waiting
     "output if it is a scalar]",
 )
 @click.option(
-    "--optimizer-model", type=PATH, metavar="FILE", help="An optimizer model, to be a part of the step."
+    "--optimizer-model",
+    type=PATH,
+    metavar="FILE",
+    help="An optimizer model, to be a part of the step.",
 )
 @click.option(
     "--accumulate", is_flag=True, help="Keep the buffers in which gradients are summed, as state."

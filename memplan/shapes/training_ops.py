@@ -31,9 +31,7 @@ def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, Tenso
                 types[name] = found
 
 
-def bound_reductions(
-    graph: onnx.GraphProto, types: MutableMapping[str, TensorType]
-) -> list[str]:
+def bound_reductions(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> list[str]:
     """Where axes are known only at run time, a sum is at most as large as what is reduced. Add that
     where nothing else tells the shape; the names."""
     bounded: list[str] = []

@@ -29,8 +29,9 @@ class LowerOptions:
     """How to lower.
 
     ``loss`` is the scalar output of the forward part, where it is not found or several outputs have
-    gradients. ``optimizer_model`` is a file of onnxruntime-training, which is folded into the step. ``accumulate``:
-    sums of gradients stay, as state. ``weights``: see :class:`memplan.proto.weights.Weights`.
+    gradients. ``optimizer_model`` is a file of onnxruntime-training, folded into the step.
+    ``accumulate``: sums of gradients stay, as state. ``weights``: see
+    :class:`memplan.proto.weights.Weights`.
     """
 
     loss: str | None = None

@@ -8,11 +8,14 @@ from onnx import helper
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import entry_for
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.rules.scattering import add_along
 from memplan.errors import ModelError
 from memplan.lower.gradients import Forward, gradients
 from memplan.lower.registry import Results, lowering
 
 _CLASSES = 1
+_FLOAT = onnx.TensorProto.FLOAT
+_HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @lowering("SoftmaxGrad_13", inputs=2)
@@ -135,8 +138,11 @@ def dense_cross_entropy_grad(ctx: Context) -> Results:
 def _scores_grad(ctx: Context, ignored: Value | None, bias: Value | None) -> Value:
     """dy·w·(softmax - 1 at the label) over Σw: from the logarithms of shape N × C × ... and labels
     of shape N × ..., whose weights w are 0 where they do not count."""
-    dy, logs, labels = ctx.tensors[:3]
-    weights, kind = ctx.input(3), ctx.attribute("output_type", ctx.tensors[1].dtype)
+    labels = ctx.tensors[2]
+    dy, logs, weights = (_wide(ctx, ctx.input(slot)) for slot in (0, 1, 3))
+    assert dy is not None
+    assert logs is not None
+    kind = ctx.attribute("output_type", ctx.tensors[1].dtype)
     reduction = ctx.attribute("reduction", "mean")
     share: Value | None = None
     if ignored is not None:
@@ -159,6 +165,12 @@ def _scores_grad(ctx: Context, ignored: Value | None, bias: Value | None) -> Val
     return found if bias is None else found + ctx.reshape_like(bias, found)
 
 
+def _wide(ctx: Context, value: Value | None) -> Value | None:
+    """``value`` in float32 at least, as in the kernels: half a precision has no number for many
+    labels."""
+    return ctx.cast(value, _FLOAT) if value is not None and value.dtype in _HALVES else value
+
+
 def _of_labels(ctx: Context, weights: Value | None, labels: Value, one: Value) -> Value:
     return one if weights is None else ctx.op("Gather", weights, labels)
 
@@ -169,5 +181,4 @@ def _minus_one_at(ctx: Context, logs: Value, labels: Value, share: Value, axis: 
     column = ctx.unsqueeze(share, [axis]) if share.rank == labels.rank else share
     places = ctx.unsqueeze(labels, [axis])
     rest = ctx.op("Exp", logs) * column
-    updates = ctx.expand_like(-column, places)
-    return ctx.op("ScatterElements", rest, places, updates, axis=axis, reduction="add")
+    return add_along(ctx, rest, places, ctx.expand_like(-column, places), axis)

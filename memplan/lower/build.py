@@ -79,12 +79,14 @@ class _Builder:
         self.new_values: dict[str, str] = {}
         self.resets: frozenset[str] = frozenset()
         self.statistics: frozenset[str] = frozenset()
+        self.fed: tuple[str, ...] = ()
         self.updates = Updates()
 
     def run(self) -> Lowered:
         self._open_interface()
         walk = Walk(self.model, {YIELD: self.boundary.entry})
         walk.run()
+        self.fed = tuple(walk.renamed.get(name, name) for name in self.boundary.fed)
         gradients = self._gradients(walk.emitter)
         if self.request.rule is not None:
             self._update(walk, self.request.rule, gradients)
@@ -95,9 +97,7 @@ class _Builder:
         contract = self._contract(loss, gradients)
         set_metadata(self.model, {**get_metadata(self.model), **contract.as_metadata()})
         _require_sound(self.model)
-        return Lowered(
-            self.model, contract, walk.replaced, tuple(self.boundary.fed), self.boundary.seeded
-        )
+        return Lowered(self.model, contract, walk.replaced, self.fed, self.boundary.seeded)
 
     # -- before the walk -------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class _Builder:
     def _input_role(self, name: str, weight: bool) -> Role:
         if name in self.updates.roles:
             return self.updates.roles[name]
-        if name in self.boundary.fed:
+        if name in self.fed:
             return Role.GRADIENT
         if name in self.statistics:
             return Role.RUNNING_STATISTIC

@@ -13,8 +13,8 @@ from memplan.api.summary import Rows, Summary
 from memplan.errors import UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
-from memplan.lower.build import Lowered, Request, lower_model
-from memplan.lower.update import read_rule
+from memplan.lowering.build import Lowered, Request, lower_model
+from memplan.lowering.update import read_rule
 from memplan.proto.metadata import PHASE_KEY, node_metadata
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights

@@ -11,10 +11,12 @@ import pytest
 
 import memplan
 from helpers import ort_artifacts as made
+from helpers.gradients import runtime
 from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan, runner
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, UsageError
 
+pytestmark = pytest.mark.ort
 MODEL, OPTIMIZER = "training_model.onnx", "optimizer_model.onnx"
 
 
@@ -81,7 +83,7 @@ def test_json(run: Memplan) -> None:
     assert found["output"] == "step.onnx"
 
 
-def test_stdout_and_quiet(run: Memplan, tmp_path: Path, capfdbinary: object) -> None:
+def test_stdout_and_quiet(run: Memplan) -> None:
     assert run("lower", MODEL, "-o", "step.onnx", "-q").stdout == "step.onnx\n"
     done = run("lower", MODEL, "-o", "-", "--format", "json")
     assert_refused(done, EXIT_USAGE, "cannot both go to stdout")
@@ -171,8 +173,6 @@ def test_a_configuration_file_names_no_optimizer(run: Memplan, tmp_path: Path) -
 
 @pytest.mark.parametrize("mode", ["reference", "copy", "embed"])
 def test_weights(run: Memplan, tmp_path: Path, mode: str) -> None:
-    from helpers.gradients import runtime
-
     model, feeds = made.training_model(), made.feeds()
     kept = [v for v in model.graph.input if v.name not in made.SIZES]
     copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]

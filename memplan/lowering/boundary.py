@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
-from memplan.lower.registry import Entry, Results
+from memplan.lowering.registry import Entry, Results
 
 YIELD = "YieldOp"
 

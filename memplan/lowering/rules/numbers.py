@@ -7,7 +7,7 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.registry import Results, lowering
 
 _FLOAT = onnx.TensorProto.FLOAT
 

@@ -6,8 +6,8 @@ from onnx import helper
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
-from memplan.lower.gradients import Forward, gradients
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.gradients import Forward, gradients
+from memplan.lowering.registry import Results, lowering
 
 _QUICK = 1.702
 

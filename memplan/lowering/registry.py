@@ -1,4 +1,4 @@
-"""Who knows the standard operators for a foreign one: one file per family in ``lower/rules/``.
+"""Who knows the standard operators for a foreign one: one file per family in ``lowering/rules/``.
 
 A lowering is a function of a :class:`~memplan.autodiff.emit.context.Context` that returns one value
 per output of its node::
@@ -12,7 +12,7 @@ per output of its node::
   of the others are known as far as the file states them or ``shape(X_grad) = shape(X)`` tells.
 - ``inputs`` is how many inputs must be there. Others may be left out: ``ctx.input(k)``.
 - A gradient of an operator that ``grad`` knows is that rule, applied
-  (:mod:`memplan.lower.gradients`): nothing is written twice.
+  (:mod:`memplan.lowering.gradients`): nothing is written twice.
 - What a lowering cannot do is a ``ModelError`` that names the node.
 
 ``ATen`` nodes are known by the operator of PyTorch that they call.
@@ -100,7 +100,7 @@ def registered() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _load_rules() -> None:
-    import memplan.lower.rules as package
+    import memplan.lowering.rules as package
 
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")

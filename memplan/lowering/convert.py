@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 import onnx
 
 from memplan.errors import ModelError
-from memplan.lower.registry import MICROSOFT, is_foreign
+from memplan.lowering.registry import MICROSOFT, is_foreign
 from memplan.proto import native
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import domain_of

@@ -10,8 +10,8 @@ from memplan.autodiff.emit.registry import entry_for
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.scattering import add_along
 from memplan.errors import ModelError
-from memplan.lower.gradients import Forward, gradients
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.gradients import Forward, gradients
+from memplan.lowering.registry import Results, lowering
 
 _CLASSES = 1
 _FLOAT = onnx.TensorProto.FLOAT

@@ -8,7 +8,7 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.registry import Results, lowering
 from memplan.shapes.tensor_type import Dim
 
 _BOOL = onnx.TensorProto.BOOL

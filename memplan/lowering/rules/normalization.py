@@ -6,8 +6,8 @@ import onnx
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
-from memplan.lower.gradients import Forward, gradients, wanted
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.gradients import Forward, gradients, wanted
+from memplan.lowering.registry import Results, lowering
 
 _EPSILON, _MOMENTUM = 1e-5, 0.9
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

@@ -19,7 +19,7 @@ from memplan.autodiff.emit.registry import entry_for as gradient_entry
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.errors import MemplanError, ModelError
-from memplan.lower.registry import Entry, entry_for, is_foreign, operator_of
+from memplan.lowering.registry import Entry, entry_for, is_foreign, operator_of
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import domain_of, names_read, subgraphs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.registry import Results, lowering
 
 _RATIO = 0.5
 

@@ -14,8 +14,8 @@ from helpers.lowering import node
 from memplan.errors import ModelError
 from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
-from memplan.lower.build import Lowered, Request, lower_model
-from memplan.lower.update import read_rule
+from memplan.lowering.build import Lowered, Request, lower_model
+from memplan.lowering.update import read_rule
 from memplan.proto.metadata import PHASE_KEY, node_metadata
 
 pytestmark = pytest.mark.ort

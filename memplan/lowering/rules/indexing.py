@@ -5,8 +5,8 @@ from __future__ import annotations
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-from memplan.lower.gradients import Forward, gradients, source
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.gradients import Forward, gradients, source
+from memplan.lowering.registry import Results, lowering
 
 
 @lowering("GatherGrad", inputs=3)

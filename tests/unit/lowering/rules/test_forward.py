@@ -244,7 +244,7 @@ def test_broadcast_axes_of_named_dimensions() -> None:
     for value, names in zip(model.graph.input, (["N", 3], ["M", 1]), strict=True):
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, 11, names))
     from helpers.lowering import evaluate
-    from memplan.lower.build import Request, lower_model
+    from memplan.lowering.build import Request, lower_model
 
     lowered = lower_model(model, Request()).model
     for x, z, wanted in (

@@ -11,17 +11,17 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
-from memplan.lower.boundary import YIELD, Boundary
-from memplan.lower.convert import at_opset, keep_domains
-from memplan.lower.interface import (
+from memplan.lowering.boundary import YIELD, Boundary
+from memplan.lowering.convert import at_opset, keep_domains
+from memplan.lowering.interface import (
     accumulators,
     drop_accumulators,
     keep_accumulators,
     offer_values,
     renew_statistics,
 )
-from memplan.lower.update import Rule, Updates, add_updates
-from memplan.lower.walk import LOSSES, Made, Walk, require_lowerings
+from memplan.lowering.update import Rule, Updates, add_updates
+from memplan.lowering.walk import LOSSES, Made, Walk, require_lowerings
 from memplan.proto.checks import find_fault, require_valid
 from memplan.proto.edit import remove_unread, replace_nodes
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata, set_metadata

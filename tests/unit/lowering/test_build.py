@@ -15,8 +15,8 @@ from helpers.lowering import Case, check_gradients, evaluate, node, onnx_node, o
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Role, find_contract
 from memplan.ir.graph import Phase
-from memplan.lower.build import Request, lower_model
-from memplan.lower.registry import registered
+from memplan.lowering.build import Request, lower_model
+from memplan.lowering.registry import registered
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata
 
 pytestmark = pytest.mark.ort

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
 from memplan.errors import ModelError
-from memplan.lower.gradients import Forward, gradients, source, wanted
-from memplan.lower.registry import Results, lowering
+from memplan.lowering.gradients import Forward, gradients, source, wanted
+from memplan.lowering.registry import Results, lowering
 
 
 @lowering("ConvGrad", inputs=3)

@@ -42,6 +42,21 @@ def momentum(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
     return w - RATE * state["momentum"]
 
 
+def nesterov(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
+    state["momentum"] = 0.8 * state["momentum"] + g
+    return w - RATE * (g + 0.8 * state["momentum"])
+
+
+def dampened(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
+    state["momentum"] = 0.9 * state["momentum"] + (g if t == 1 else 0.25 * g)
+    return w - RATE * state["momentum"]
+
+
+def clipped(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
+    norm = np.sqrt(np.square(g).sum())
+    return w - RATE * g * np.minimum(1, 2 / (norm + 1e-6))
+
+
 def adam(decay: float, decoupled: bool) -> Step:
     def step(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
         if decoupled:
@@ -60,6 +75,11 @@ CASES: list[tuple[str, Step, tuple[str, ...]]] = [
     ("sgd", sgd(0), ()),
     ("sgd{weight_decay=0.3}", sgd(0.3), ()),
     ("momentum{momentum=0.8}", momentum, ("momentum",)),
+    ("momentum{momentum=0.8,nesterov=1}", nesterov, ("momentum",)),
+    ("momentum{dampening=0.75}", dampened, ("momentum",)),
+    ("sgd{clip_norm=2}", clipped, ()),
+    ("sgd{clip_value=0.5}", lambda w, g, state, t: w - RATE * np.clip(g, -0.5, 0.5), ()),
+    ("sgd{weight_decay=0.3,no_decay=w*}", sgd(0), ()),
     ("adam", adam(0, False), ("exp_avg", "exp_avg_sq")),
     ("adam{weight_decay=0.2}", adam(0.2, False), ("exp_avg", "exp_avg_sq")),
     ("adamw{weight_decay=0.2}", adam(0.2, True), ("exp_avg", "exp_avg_sq")),

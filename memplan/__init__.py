@@ -12,7 +12,8 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
-    from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
+    from memplan.api.grad.result import GradOptions, TrainingGraph
+    from memplan.api.grad.run import grad, gradients
     from memplan.api.lower.run import LoweredGraph, LowerOptions, lower
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Analysis": "memplan.api.analyze",
-    "GradOptions": "memplan.api.grad.run",
+    "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
     "LoweredGraph": "memplan.api.lower.run",
     "MemplanError": "memplan.errors",
@@ -39,7 +40,7 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
-    "TrainingGraph": "memplan.api.grad.run",
+    "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.optimizers.base import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
@@ -20,7 +21,7 @@ from memplan.lowering.interface import (
     offer_values,
     renew_statistics,
 )
-from memplan.lowering.update import Rule, Updates, add_updates
+from memplan.lowering.update import Folded, fold_updates
 from memplan.lowering.walk import LOSSES, Made, Walk, require_lowerings
 from memplan.proto.checks import find_fault, require_valid
 from memplan.proto.edit import remove_unread, replace_nodes
@@ -40,7 +41,7 @@ class Request:
     """The loss where a user names it, the optimizer, and whether sums of gradients stay."""
 
     loss: str | None = None
-    rule: Rule | None = None
+    optimizer: Optimizer | None = None
     accumulate: bool = False
 
 
@@ -80,7 +81,7 @@ class _Builder:
         self.resets: frozenset[str] = frozenset()
         self.statistics: frozenset[str] = frozenset()
         self.fed: tuple[str, ...] = ()
-        self.updates = Updates()
+        self.updates = Folded()
 
     def run(self) -> Lowered:
         self._open_interface()
@@ -88,8 +89,8 @@ class _Builder:
         walk.run()
         self.fed = tuple(walk.renamed.get(name, name) for name in self.boundary.fed)
         gradients = self._gradients(walk.emitter)
-        if self.request.rule is not None:
-            self._update(walk, self.request.rule, gradients)
+        if self.request.optimizer is not None:
+            self._update(walk, self.request.optimizer, gradients)
             gradients = {}
         loss = self._loss(walk.emitter)
         made = list(walk.nodes())
@@ -130,15 +131,14 @@ class _Builder:
                 found[value.name] = base
         return found
 
-    def _update(self, walk: Walk, rule: Rule, gradients: Mapping[str, str]) -> None:
+    def _update(self, walk: Walk, optimizer: Optimizer, gradients: Mapping[str, str]) -> None:
         if not gradients:
             raise ModelError(
                 "the optimizer has nothing to update: the file has no gradient of a graph input",
                 "give the training model, not the evaluation model",
             )
-        emitter = walk.emitter
-        values = {base: emitter.tensor(name) for name, base in gradients.items()}
-        self.updates = add_updates(emitter, rule, values)
+        values = {base: walk.emitter.tensor(name) for name, base in gradients.items()}
+        self.updates = fold_updates(walk.emitter, optimizer, values, self.graph.node)
         self.new_values |= self.updates.new_values
         kept = [copy for copy in self.graph.output if copy.name not in gradients]
         outputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
@@ -179,8 +179,6 @@ class _Builder:
         graph.initializer.extend(emitter.initializers.values())
         for name, found in emitter.inputs.items():
             graph.input.append(_value(walk.renamed.get(name, name), found))
-            if name in updates.defaults:
-                graph.initializer.append(updates.defaults[name])
         there = {value.name for value in graph.output}
         names = [n for n in dict.fromkeys(self.boundary.outputs) if n not in there]
         names = sorted(names, key=lambda name: name != loss)

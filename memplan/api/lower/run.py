@@ -9,13 +9,12 @@ from pathlib import Path
 import onnx
 
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.errors import UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
 from memplan.lowering.build import Lowered, Request, lower_model
-from memplan.lowering.update import read_rule
-from memplan.proto.metadata import PHASE_KEY, node_metadata
+from memplan.lowering.update import optimizer_text, read_optimizer
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
 from memplan.proto.write import check_target
@@ -68,11 +67,7 @@ class LoweredGraph(Summary):
     @property
     def nodes(self) -> Mapping[Phase, int]:
         """How many nodes each part has; the loss counts as forward."""
-        counts = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE), 0)
-        for node in self.model.graph.node:
-            told = node_metadata(node).get(PHASE_KEY)  # the author may have written anything
-            counts[Phase(told) if told in counts else Phase.FORWARD] += 1
-        return counts
+        return phase_counts(self.model.graph)
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -148,15 +143,15 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
             "--accumulate and --optimizer-model: a step that updates has no sums of gradients",
             "leave one of them out",
         )
-    optimizer = Path(options.optimizer_model) if options.optimizer_model is not None else None
+    file = Path(options.optimizer_model) if options.optimizer_model is not None else None
     if output is not None:
-        check_target(output, force, path, optimizer)
-    rule = read_rule(read_model(optimizer), str(optimizer)) if optimizer is not None else None
+        check_target(output, force, path, file)
+    optimizer = read_optimizer(read_model(file), str(file)) if file is not None else None
     model = read_model(path)
     placement = NO_WEIGHTS
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force)
-    found = lower_model(model, Request(options.loss, rule, options.accumulate))
+    found = lower_model(model, Request(options.loss, optimizer, options.accumulate))
     if output is not None:
         write_with_weights(found.model, path, output, placement, force=force)
     return LoweredGraph(
@@ -166,7 +161,7 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
         model=found.model,
         contract=found.contract,
         replaced=found.replaced,
-        optimizer=rule.text() if rule is not None else "none",
+        optimizer=optimizer_text(optimizer) if optimizer is not None else "none",
         fed=found.fed,
         seeded=found.seeded,
         notes=tuple(_notes(found)),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from memplan.autodiff.optimizers import RATE, STEP
 from memplan.ir.contract import Role
 from memplan.report.terminal.tables import group, line, listed
 from memplan.units import counted
@@ -44,8 +43,8 @@ def _lines(result: LoweredGraph, details: bool) -> Iterator[str]:
     )
     if result.optimizer != "none":
         yield f"optimizer: {result.optimizer}"
-        controls = [f"'{name}'" for name in (RATE, STEP) if name in contract.roles]
-        yield f"inputs with defaults: {', '.join(controls)}"
+        controls = contract.named(Role.HYPERPARAMETER, Role.STEP_COUNTER)
+        yield f"inputs with defaults: {listed(controls, details)}"
     batch = contract.named(Role.BATCH)
     yield "to feed: " + listed(batch, details)
     if contract.new_values:

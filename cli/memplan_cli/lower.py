@@ -24,8 +24,8 @@ from memplan_cli.progress import waiting
 # What the function does not name goes into LowerOptions: such an option is named for its field.
 @memplan_command(
     "lower",
-    "memplan lower training_model.onnx -o step.onnx",
-    "memplan lower training_model.onnx -o step.onnx --optimizer-model optimizer_model.onnx",
+    "memplan lower train.onnx -o step.onnx",
+    "memplan lower train.onnx -o step.onnx --optimizer-model optimizer.onnx",
 )
 @click.argument("training_model", type=PATH)
 @click.option(

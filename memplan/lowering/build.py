@@ -21,6 +21,7 @@ from memplan.lowering.interface import (
     offer_values,
     renew_statistics,
 )
+from memplan.lowering.recurrent import RECURRENT, Recurrent
 from memplan.lowering.update import Folded, fold_updates
 from memplan.lowering.walk import LOSSES, Made, Walk, require_lowerings
 from memplan.proto.checks import find_fault, require_valid
@@ -85,7 +86,8 @@ class _Builder:
 
     def run(self) -> Lowered:
         self._open_interface()
-        walk = Walk(self.model, {YIELD: self.boundary.entry})
+        recurrent = Recurrent(self.graph)
+        walk = Walk(self.model, {YIELD: self.boundary.entry, **recurrent.entries})
         walk.run()
         self.fed = tuple(walk.renamed.get(name, name) for name in self.boundary.fed)
         gradients = self._gradients(walk.emitter)
@@ -254,7 +256,7 @@ def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     result = at_opset(flat)
     result, _ = inline_functions(result, LOSSES)
     name_nodes(result.graph)
-    require_lowerings(result, (YIELD,))
+    require_lowerings(result, {YIELD, *RECURRENT})
     require_valid(result)
     check_stated(result, stated_types(result.graph))
     return result

@@ -7,7 +7,7 @@ x, of the same graph's forward part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from helpers.gradients import draw, in_float32, runtime
 from memplan.lowering.build import Lowered, Request, lower_model
 
 Array = npt.NDArray[Any]
+Run = Callable[[onnx.ModelProto, Mapping[str, Any]], dict[str, Any]]
 MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
 OPSET = 17
 STEP, TOLERANCE = 1e-5, 1e-7
@@ -128,10 +129,10 @@ def lowered(case: Case, request: Request | None = None) -> Lowered:
     return found
 
 
-def outputs_of(case: Case) -> dict[str, Array]:
-    """All outputs in float64; and the same in float32 on stock ONNX Runtime, compared."""
+def outputs_of(case: Case, run: Run = evaluate) -> dict[str, Array]:
+    """All outputs in float64 by ``run``, compared with those in float32 on stock ONNX Runtime."""
     model = lowered(case).model
-    wanted = evaluate(model, case.feeds)
+    wanted = run(model, case.feeds)
     single = {
         name: array.astype(np.float32) if array.dtype == np.float64 else array
         for name, array in case.feeds.items()
@@ -146,12 +147,14 @@ def outputs_of(case: Case) -> dict[str, Array]:
     return wanted
 
 
-def check_gradients(case: Case, y: str = "y", dy: str = "y_grad") -> dict[str, Array]:
+def check_gradients(
+    case: Case, y: str = "y", dy: str = "y_grad", run: Run = evaluate
+) -> dict[str, Array]:
     """Compare every output ``x_grad`` with finite differences of Σ y·dy; the outputs."""
-    values, model = outputs_of(case), lowered(case).model
+    values, model = outputs_of(case, run), lowered(case).model
 
     def objective(name: str, moved: Array) -> float:
-        return float((evaluate(model, {**case.feeds, name: moved})[y] * case.feeds[dy]).sum())
+        return float((run(model, {**case.feeds, name: moved})[y] * case.feeds[dy]).sum())
 
     for output, grad in values.items():
         name = output.removesuffix("_grad")

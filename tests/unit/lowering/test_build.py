@@ -15,7 +15,9 @@ from helpers.lowering import Case, check_gradients, evaluate, node, onnx_node, o
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Role, find_contract
 from memplan.ir.graph import Phase
+from memplan.lowering.boundary import YIELD
 from memplan.lowering.build import Request, lower_model
+from memplan.lowering.recurrent import RECURRENT
 from memplan.lowering.registry import registered
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata
 
@@ -269,7 +271,7 @@ def test_foreign_nodes_in_a_body_are_listed() -> None:
 SHAPES = [(), (3,), (2, 3), (2, 3, 4), (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("op", sorted(registered()))
+@pytest.mark.parametrize("op", sorted(registered() | RECURRENT | {YIELD}))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_nodes_that_do_not_fit_are_errors_of_the_model(op: str, shape: tuple[int, ...]) -> None:
     """Nobody has checked them before: any number of inputs of any shape."""

@@ -31,7 +31,7 @@ ALLOWED = frozenset(
 """The options that a configuration file may set."""
 REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
-    | {"backend", "address", "optimizer-model"}
+    | {"backend", "address", "optimizer-model", "checkpoint"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run
 something."""

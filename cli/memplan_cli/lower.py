@@ -43,6 +43,7 @@ from memplan_cli.progress import waiting
     metavar="FILE",
     help="An optimizer model, to be a part of the step.",
 )
+@click.option("--checkpoint", type=PATH, metavar="FILE", help="Values of the parameters.")
 @click.option(
     "--accumulate", is_flag=True, help="Keep the buffers in which gradients are summed, as state."
 )
@@ -59,7 +60,7 @@ def command(training_model: Path, output: Path, report: Report, **options: Any) 
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
-    keep_inputs(output, training_model, options["optimizer_model"])
+    keep_inputs(output, training_model, options["optimizer_model"], options["checkpoint"])
     with waiting(report, f"lowering {training_model.name}"):
         result = lower(
             training_model,

@@ -13,6 +13,7 @@ from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
 from memplan.lowering.boundary import YIELD, Boundary
+from memplan.lowering.checkpoint import Checkpoint, apply_checkpoint
 from memplan.lowering.convert import at_opset, keep_domains
 from memplan.lowering.interface import (
     accumulators,
@@ -39,11 +40,13 @@ _BACKWARD_NAME = "_Grad/"  # in names of backward nodes, behind that of the forw
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The loss where a user names it, the optimizer, and whether sums of gradients stay."""
+    """The loss where a user names it, the optimizer, whether sums of gradients stay, and values of
+    parameters."""
 
     loss: str | None = None
     optimizer: Optimizer | None = None
     accumulate: bool = False
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class _Builder:
         stored = {tensor.name for tensor in graph.initializer}
         trained = {differentiated(value.name) for value in graph.output}
         offer_values(graph, [n for n in stored if n in trained or n in self.statistics])
+        if self.request.checkpoint is not None:
+            apply_checkpoint(graph, self.request.checkpoint)
         name_nodes(graph)
 
     # -- behind it -------------------------------------------------------------------------------
@@ -220,13 +225,16 @@ class _Builder:
     def _contract(self, loss: str | None, gradients: Mapping[str, str]) -> Contract:
         parameters = set(gradients.values()) | set(self.updates.new_values.values())
         parameters -= set(self.updates.roles)
+        if self.request.checkpoint is not None:
+            parameters |= self.request.checkpoint.values.keys()
         roles: dict[str, Role] = {}
         behind = False  # the exporter puts all weights, frozen ones too, behind what a user feeds
         for value in self.graph.input:
             name = value.name
             behind = behind or name in parameters
             floats = value.type.tensor_type.elem_type in FLOATS
-            roles[name] = self._input_role(name, name in parameters or (behind and floats))
+            guessed = behind and floats and self.request.checkpoint is None
+            roles[name] = self._input_role(name, name in parameters or guessed)
         for value in self.graph.output:
             name = value.name
             roles[name] = Role.NEW_VALUE if name in self.new_values else Role.OUTPUT

@@ -22,9 +22,11 @@ from memplan.autodiff.optimizers.descent import Sgd
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.errors import ModelError
 from memplan.ir.contract import Role
+from memplan.lowering.walk import OPTIMIZERS
 from memplan.proto.nodes import reads_of
 
-_ADAM, _SGD, _CLIP = "AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"
+_ADAM, _SGD = OPTIMIZERS
+_CLIP = "InplaceClipGradNorm"
 _HELPERS = frozenset({"SequenceConstruct", "Identity", "Constant", "Cast"})
 
 

@@ -27,6 +27,8 @@ from memplan.proto.opset import default_opset
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 from memplan.shapes.training_ops import differentiated
 
+OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
+"""Operators on sequences of all parameters: what optimizer models are made of."""
 LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 """Function operators that no runtime has a kernel for: their expansions are leaner than ONNX's."""
 # What a lowering meets in a node that no definition of ours has looked at before.
@@ -63,10 +65,10 @@ def require_lowerings(model: onnx.ModelProto, further: Collection[str] = ()) -> 
         shown = ", ".join(
             f"{what} ({count}x, first '{first[what]}')" for what, count in counts.most_common()
         )
-        raise ModelError(
-            f"no lowering to standard operators is known for: {shown}",
-            "compute these by standard operators before the gradient graph is built",
-        )
+        hint = "compute these by standard operators before the gradient graph is built"
+        if any(op in what for what in counts for op in OPTIMIZERS):
+            hint = "of an optimizer: give the training model, and this one by --optimizer-model"
+        raise ModelError(f"no lowering to standard operators is known for: {shown}", hint)
 
 
 def _all_nodes(

@@ -14,6 +14,7 @@ from memplan.errors import UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
 from memplan.lowering.build import Lowered, Request, lower_model
+from memplan.lowering.checkpoint import read_checkpoint
 from memplan.lowering.update import optimizer_text, read_optimizer
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
@@ -28,13 +29,14 @@ class LowerOptions:
     """How to lower.
 
     ``loss`` is the scalar output of the forward part, where it is not found or several outputs have
-    gradients. ``optimizer_model`` is a file of onnxruntime-training, folded into the step.
-    ``accumulate``: sums of gradients stay, as state. ``weights``: see
-    :class:`memplan.proto.weights.Weights`.
+    gradients. ``optimizer_model`` is a file of onnxruntime-training, folded into the step;
+    ``checkpoint`` is one that holds the values of parameters. ``accumulate``: sums of gradients
+    stay, as state. ``weights``: see :class:`memplan.proto.weights.Weights`.
     """
 
     loss: str | None = None
     optimizer_model: Path | str | None = None
+    checkpoint: Path | str | None = None
     accumulate: bool = False
     weights: str = "auto"
 
@@ -143,15 +145,19 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
             "--accumulate and --optimizer-model: a step that updates has no sums of gradients",
             "leave one of them out",
         )
-    file = Path(options.optimizer_model) if options.optimizer_model is not None else None
+    further = (options.optimizer_model, options.checkpoint)
+    update, saved = (Path(file) if file is not None else None for file in further)
     if output is not None:
-        check_target(output, force, path, file)
-    optimizer = read_optimizer(read_model(file), str(file)) if file is not None else None
+        check_target(output, force, path, update, saved)
+    optimizer = read_optimizer(read_model(update), str(update)) if update is not None else None
+    checkpoint = read_checkpoint(saved) if saved is not None else None
+    if optimizer is not None and checkpoint is not None and checkpoint.rate is not None:
+        optimizer = replace(optimizer, lr=checkpoint.rate)
     model = read_model(path)
     placement = NO_WEIGHTS
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force)
-    found = lower_model(model, Request(options.loss, optimizer, options.accumulate))
+    found = lower_model(model, Request(options.loss, optimizer, options.accumulate, checkpoint))
     if output is not None:
         write_with_weights(found.model, path, output, placement, force=force)
     return LoweredGraph(

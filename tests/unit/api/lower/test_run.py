@@ -149,7 +149,7 @@ def test_an_output_that_exists(run: Memplan, tmp_path: Path) -> None:
         (EXIT_MODEL, "does not exist", ("nowhere.onnx",)),
         (EXIT_MODEL, "does not exist", (MODEL, "--optimizer-model", "nowhere.onnx")),
         (EXIT_MODEL, "no update is known for", (MODEL, "--optimizer-model", MODEL)),
-        (EXIT_MODEL, "no lowering", (OPTIMIZER,)),
+        (EXIT_MODEL, "give the training model, and this one by --optimizer-model", (OPTIMIZER,)),
     ],
 )
 def test_refusals(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.source import Model, as_file, shown_path
+from memplan.api.source import Model, as_file, as_path, shown_path
 from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.errors import UsageError
 from memplan.ir.contract import Contract, Role
@@ -146,7 +146,7 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
             "leave one of them out",
         )
     further = (options.optimizer_model, options.checkpoint)
-    update, saved = (Path(file) if file is not None else None for file in further)
+    update, saved = (as_path(file) if file is not None else None for file in further)
     if output is not None:
         check_target(output, force, path, update, saved)
     optimizer = read_optimizer(read_model(update), str(update)) if update is not None else None

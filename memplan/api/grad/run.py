@@ -215,6 +215,7 @@ def _grad(
         dims=dims,
         contract=contract,
         hyperparameters=sink.inputs.hyperparameters if isinstance(sink, Updates) else {},
+        not_decayed=tuple(name for name, member in members.items() if not member.decays),
         update=update,
         statistics=statistics,
         notes=(

@@ -36,6 +36,9 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
         what = counted(len(renewed), "running statistic")
         lines.append(f"{what} renewed: {listed(renewed, details)}")
     lines += list(result.notes)
+    if result.not_decayed:
+        what = counted(len(result.not_decayed), "tensor")
+        lines.append(f"no weight decay of {what}: {listed(result.not_decayed, details)}")
     lines += list(_controls(result.hyperparameters, result.contract))
     if result.new_inputs:
         lines.append(f"new inputs: {_by_parameter(result.new_inputs, wrt, details)}")

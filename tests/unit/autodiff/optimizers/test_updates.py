@@ -304,3 +304,12 @@ def test_float64_parameters_keep_their_digits() -> None:
     rate = np.asarray(0.5, np.float32)
     result = reference(found.model, {"x": x, "lr": rate})
     np.testing.assert_allclose(result["w_new"], 1 - 0.5 * (2 * x * x + 0.1), rtol=1e-15)
+
+
+def test_the_answer_says_what_does_not_decay() -> None:
+    made = trained("adamw{no_decay=bias+s*}")
+    assert set(made.not_decayed) == {"bias", "scale"}
+    found = made.as_json()
+    assert found["not_decayed"] == list(made.not_decayed)
+    assert found["hyperparameters"] == {"lr": 0.001, "weight_decay": 0.01}
+    assert trained("adamw").not_decayed == ()

@@ -48,17 +48,26 @@ def read_checkpoint(path: Path) -> Checkpoint:
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    root = root_table(data, _LETTERS, str(path))
+    return parse_checkpoint(data, str(path))
+
+
+def parse_checkpoint(data: bytes, shown: str) -> Checkpoint:
+    """The values in the bytes of a checkpoint, which is ``shown`` as its path.
+
+    Raises:
+        ModelError: see :func:`read_checkpoint`.
+    """
+    root = root_table(data, _LETTERS, shown)
     state = root.table(_MODULE)
     if state is None or state.integer(_NOMINAL, "<?") or state.integer(_EXTERNAL, "<?"):
         raise ModelError(
-            f"{path} holds no values of parameters, or names a file beside it that does",
+            f"{shown} holds no values of parameters, or names a file beside it that does",
             "save the checkpoint with its values: nominal_checkpoint=False",
         )
     tensors = list(_tensors(state, len(data)))
     values = {tensor.name: tensor for tensor in tensors}
     if len(values) < len(tensors):
-        raise ModelError(f"{path} has two values for one parameter", "save it again")
+        raise ModelError(f"{shown} has two values for one parameter", "save it again")
     groups = [group.real(_RATE) for group in root.tables(_GROUPS)]
     return Checkpoint(values, groups[0] if groups and groups[0] > 0 else None)
 

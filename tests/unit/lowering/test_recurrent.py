@@ -78,6 +78,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     case = CASES[name]()
@@ -107,6 +108,7 @@ def test_gradients_of_the_last_states() -> None:
     check_gradients(case, "cell", "cell_grad", runtime)
 
 
+@pytest.mark.slow
 def test_two_layers_and_one_state_for_both() -> None:
     """The second layer reads the first; hidden and cell state begin with the same zeros."""
     feeds = given(4, 1, states=1)

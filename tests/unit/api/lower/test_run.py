@@ -44,6 +44,7 @@ def test_report(run: Memplan) -> None:
         assert line in done.stdout
 
 
+@pytest.mark.slow
 def test_the_step_can_be_analyzed_rewritten_and_validated(run: Memplan) -> None:
     dim = ("--dim", "N=64")
     assert run("lower", MODEL, "-o", "step.onnx").returncode == 0

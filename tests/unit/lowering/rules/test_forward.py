@@ -177,6 +177,7 @@ def test_dropout_of_a_sum() -> None:
 # -- numbers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("odd", [0.0, math.inf, -math.inf, math.nan])
 def test_finite(odd: float) -> None:
     x = np.asarray([1.0, odd, -3.0], np.float32)

@@ -16,8 +16,10 @@ from memplan.lowering.boundary import YIELD, Boundary
 from memplan.lowering.checkpoint import Checkpoint, apply_checkpoint
 from memplan.lowering.convert import at_opset, keep_domains
 from memplan.lowering.interface import (
+    Accumulator,
     accumulators,
     drop_accumulators,
+    drop_buffers,
     keep_accumulators,
     offer_values,
     renew_statistics,
@@ -84,6 +86,7 @@ class _Builder:
         self.new_values: dict[str, str] = {}
         self.resets: frozenset[str] = frozenset()
         self.statistics: frozenset[str] = frozenset()
+        self.accumulators: tuple[Accumulator, ...] = ()
         self.fed: tuple[str, ...] = ()
         self.updates = Folded()
 
@@ -109,7 +112,7 @@ class _Builder:
 
     def _open_interface(self) -> None:
         graph = self.graph
-        found = tuple(accumulators(graph))
+        found = self.accumulators = tuple(accumulators(graph))
         if self.request.accumulate:
             self.new_values |= keep_accumulators(graph, found)
             self.resets = frozenset(item.reset for item in found)
@@ -128,14 +131,25 @@ class _Builder:
     # -- behind it -------------------------------------------------------------------------------
 
     def _gradients(self, emitter: Emitter) -> dict[str, str]:
-        """Graph outputs and the inputs that they are gradients of."""
+        """Graph outputs and the inputs that they are gradients of.
+
+        Raises:
+            ModelError: a gradient has not the type and shape of what it is named for.
+        """
         given = {value.name for value in self.graph.input}
         found = {}
         for value in self.graph.output:
             base = differentiated(value.name)
-            types = (emitter.types.get(name or "", UNKNOWN) for name in (value.name, base))
-            if base in given and base is not None and len({t.dtype for t in types}) == 1:
-                found[value.name] = base
+            if base is None or base not in given:
+                continue
+            own, other = (emitter.types.get(name, UNKNOWN) for name in (value.name, base))
+            if own.dtype != other.dtype or not _may_agree(own, other):
+                raise ModelError(
+                    f"'{value.name}' has another type or shape than '{base}', which it is named "
+                    "to be the gradient of",
+                    "export the model again; the file is damaged or was edited",
+                )
+            found[value.name] = base
         return found
 
     def _update(self, walk: Walk, optimizer: Optimizer, gradients: Mapping[str, str]) -> None:
@@ -197,6 +211,7 @@ class _Builder:
         graph.output.extend(_output(name, found) for name, found in types.items())
         _name_outputs(graph, {n: walk.named(value) for n, value in updates.outputs.items()})
         remove_unread(graph)
+        drop_buffers(graph, self.accumulators)
         _state_types(graph, emitter, walk.renamed)
         self._mark_phases(made, loss, gradients)
 
@@ -272,6 +287,15 @@ def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _is_scalar(found: TensorType) -> bool:
     return found.is_float and found.elements == 1
+
+
+def _may_agree(first: TensorType, second: TensorType) -> bool:
+    """Whether two shapes are equal, as far as they are known."""
+    if first.shape is None or second.shape is None:
+        return True
+    pairs = zip(first.shape, second.shape, strict=False)
+    sizes = all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
+    return len(first.shape) == len(second.shape) and sizes
 
 
 def _value(name: str, found: TensorType) -> onnx.ValueInfoProto:

@@ -59,16 +59,26 @@ def accumulators(graph: onnx.GraphProto) -> Iterator[Accumulator]:
 
 
 def drop_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) -> None:
-    """Let gradients be outputs instead of what they are added to, in place."""
-    flags = _flags(graph)
-    replace_nodes(graph, [node for node in graph.node if node.op_type != ACCUMULATOR])
-    _keep_outputs(graph, [value for value in graph.output if value.name not in flags])
+    """Let gradients be outputs instead of what they are added to, in place.
+
+    An accumulator whose flag or sum a node reads stays, to be lowered like others.
+    """
     read = names_read(graph.node)
-    unused = {name for item in found for name in (item.buffer, item.reset)} - read
+    stays = [n.op_type != ACCUMULATOR or not read.isdisjoint(n.output) for n in graph.node]
+    sides = list(zip(graph.node, stays, strict=True))
+    lost = {name for node, stay in sides if not stay for name in node.output}
+    replace_nodes(graph, [node for node, stay in sides if stay])
+    _keep_outputs(graph, [value for value in graph.output if value.name not in lost])
+    _add_gradients(graph, found)
+
+
+def drop_buffers(graph: onnx.GraphProto, found: Collection[Accumulator]) -> None:
+    """Drop the buffers, and what resets them, that nobody reads any more, in place."""
+    unused = {name for item in found for name in (item.buffer, item.reset)}
+    unused -= names_read(graph.node)
     kept = [copied(value) for value in graph.input if value.name not in unused]
     del graph.input[:]
     graph.input.extend(kept)
-    _add_gradients(graph, found)
 
 
 def keep_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
 _REDUCTIONS = frozenset({":ReduceSum", "com.microsoft:ReduceSumTraining"})
+_BOUNDARIES = frozenset({"InPlaceAccumulator", "InPlaceAccumulatorV2", "YieldOp"})
 _INT64 = onnx.TensorProto.INT64
 
 
@@ -29,6 +30,14 @@ def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, Tenso
             found = _by_operator(node, index, types) or _by_name(name, types)
             if found is not None and found.shape is not None:
                 types[name] = found
+
+
+def is_foreign_training_graph(graph: onnx.GraphProto) -> bool:
+    """Whether a graph has gradients or accumulators of onnxruntime-training, which no stock runtime
+    loads."""
+    return any(
+        operator_key(node) in _LIKE_INPUT or node.op_type in _BOUNDARIES for node in graph.node
+    )
 
 
 def bound_reductions(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> list[str]:

@@ -24,6 +24,7 @@ from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
+from memplan.shapes.training_ops import is_foreign_training_graph
 
 OLDEST_OPSET = 13
 _SMALL = 64
@@ -34,8 +35,14 @@ def require_differentiable(model: onnx.ModelProto) -> None:
     take that for granted.
 
     Raises:
-        ModelError: what the ONNX checker or shape inference refuses.
+        ModelError: what the ONNX checker or shape inference refuses; it is a training graph of
+            onnxruntime-training.
     """
+    if is_foreign_training_graph(model.graph):
+        raise ModelError(
+            "the model has gradients of onnxruntime-training already",
+            "'memplan lower' makes standard operators of them",
+        )
     require_valid(model)
     check_stated(model, stated_types(model.graph))
 

@@ -123,6 +123,28 @@ def test_sums_may_stay() -> None:
     assert contract.roles["lazy_reset_grad"] is Role.HYPERPARAMETER
 
 
+def test_a_flag_that_is_read_stays() -> None:
+    model = made.training_model()
+    flag = "fc1.bias_grad.accumulation.out"
+    model.graph.node.append(node("Group", flag, "done", name="group"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("done", 9, []))
+    found = lower_model(model, Request())
+    assert names(found.model.graph.output)[-5:] == [
+        "done",
+        *(f"{name}_grad" for name in made.TRAINED),
+    ]
+    assert runtime(found.model, made.feeds())["done"].item() is True
+
+
+def test_a_gradient_of_another_shape() -> None:
+    model = made.training_model()
+    for item in model.graph.input:
+        if item.name == "fc1.bias":
+            item.type.tensor_type.shape.dim[0].dim_value = 1
+    with pytest.raises(ModelError, match=r"another type or shape than 'fc1\.bias'"):
+        lower_model(model, Request())
+
+
 def test_a_gradient_of_another_name_gets_its_own() -> None:
     model = made.training_model()
     for item in model.graph.node:

@@ -14,7 +14,7 @@ from helpers import ort_artifacts as made
 from helpers.gradients import runtime
 from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan, runner
-from memplan.errors import EXIT_MODEL, EXIT_USAGE, UsageError
+from memplan.errors import EXIT_ENVIRONMENT, EXIT_MODEL, EXIT_USAGE, UsageError
 
 pytestmark = pytest.mark.ort
 MODEL, OPTIMIZER = "training_model.onnx", "optimizer_model.onnx"
@@ -124,6 +124,15 @@ def test_what_cannot_be_lowered_is_listed_whole(run: Memplan, tmp_path: Path) ->
     onnx.save(model, tmp_path / "odd.onnx")
     words = ("NcclAllReduce (2x, first 'odd0')", "RoiAlignGrad (1x, first 'odd1')")
     assert_harmless(run, tmp_path, EXIT_MODEL, words, "lower", "odd.onnx", "-o", "step.onnx")
+
+
+def test_other_commands_point_here(run: Memplan, tmp_path: Path) -> None:
+    """Those that stock ONNX Runtime, or ONNX, would refuse the file in."""
+    words = ("onnxruntime-training", "memplan lower")
+    grad = ("grad", MODEL, "--loss", "onnx::loss::2", "-o", "step.onnx")
+    assert_harmless(run, tmp_path, EXIT_MODEL, words, *grad)
+    validate = ("validate", MODEL, MODEL, "--dim", "N=4", "--runs", "1")
+    assert_harmless(run, tmp_path, EXIT_ENVIRONMENT, words, *validate)
 
 
 def test_inputs_are_never_overwritten(run: Memplan, tmp_path: Path) -> None:

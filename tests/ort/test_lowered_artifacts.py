@@ -95,10 +95,8 @@ def drawn(model: onnx.ModelProto) -> dict[str, Array]:
         shape = [d.dim_value or SIZES.get(d.dim_param, COUNT) for d in kind.shape.dim]
         if kind.elem_type != TensorProto.DOUBLE:
             dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            high = 1 if "mask" in value.name else 2
-            feeds[value.name] = (draw.integers(0, 2, shape) if high > 1 else np.ones(shape)).astype(
-                dtype
-            )
+            whole = np.ones(shape) if "mask" in value.name else draw.integers(0, 2, shape)
+            feeds[value.name] = whole.astype(dtype)
             continue
         scale = 0.3 if len(shape) < 2 else shape[-1] ** -0.5
         feeds[value.name] = draw.standard_normal(shape) * scale

@@ -1,0 +1,539 @@
+"""``memplan.Trainer``: a training loop in five lines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.api.source import Model
+from memplan.errors import MemplanError, ModelError, TrainingError, UsageError
+from memplan.ir.contract import Role
+from memplan.runtime.messages import RunRequest
+from memplan.training.batches import Batch, Batches, checked_batch
+from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from memplan.training.initial import Init, fitting, initial_state
+from memplan.training.placing import place
+from memplan.training.step_file import Slot, StepFile, read_step
+from memplan.training.weights import Weights, read_weights
+from memplan.units import counted, format_bytes
+
+Array = npt.NDArray[Any]
+Rate = float | Callable[[int], float]
+
+_RATES = ("lr", "learning_rate", "eta")
+_TUNED = "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step of :meth:`Trainer.train`: its number (the first is 1), the loss (nan where the step
+    has none), seconds and the learning rate, if there is one."""
+
+    step: int
+    loss: float
+    seconds: float
+    lr: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where the next value of an input goes: over the old one (``in_place``), or into a second
+    buffer, because of ``reason``."""
+
+    output: str
+    input: str
+    nbytes: int
+    in_place: bool
+    reason: str = ""
+
+
+class Trainer:
+    """Trains with a step: state stays in the session's memory; a batch goes in, the loss comes out.
+
+        trainer = memplan.Trainer("step.onnx", lr=1e-3)
+        for batch in batches:
+            loss = trainer.step(batch)
+        trainer.save("run.npz")
+
+    Args:
+        model: a training step: a path or a ``ModelProto``, from memplan or not.
+        weights: first values by name: a mapping of arrays or a file (``.npz``, ``.safetensors``,
+            ``.onnx``). Other first values are those of the file. Optimizer state without any starts
+            at 0, running variances at 1, and ``notes`` says so.
+        init: ``"random"`` for parameters without a value; or glob → number, array or ``"random"``.
+        lr: the learning rate: a number, or a function of the number of the step (the first is 1).
+            Without it, the file's own.
+        hyperparameters: further inputs that change by somebody's will, by name.
+        state: output → input: whose next value an output is, where the file does not tell.
+        outputs: further outputs whose values are wanted after every step, see :attr:`outputs`.
+        provider: ``cpu`` or ``cuda``; by default the one that the file was planned for.
+        dims: sizes of symbolic dimensions.
+        threads: within an operator; 0 leaves them to the runtime.
+        in_place: whether new values are written over old ones where that is right.
+        guard: whether the state survives a loss that is not a number. Without it all that may be is
+            written in place, and such a step cannot be undone.
+        seed: of random first values and of the runtime's random operators.
+        measure: run under the profiler, for :meth:`measured_peaks`.
+
+    Raises:
+        ModelError: the file cannot be read, or renews nothing.
+        UsageError: a value is missing, or does not fit.
+        RuntimeUnavailableError: ONNX Runtime refuses the file or the provider.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Weights | None = None,
+        *,
+        init: Init = None,
+        lr: Rate | None = None,
+        hyperparameters: Mapping[str, float] | None = None,
+        state: Mapping[str, str] | None = None,
+        outputs: Sequence[str] = (),
+        provider: str | None = None,
+        dims: Mapping[str, int] | None = None,
+        threads: int = 0,
+        in_place: bool = True,
+        guard: bool = True,
+        seed: int = 0,
+        measure: bool = False,
+    ) -> None:
+        step = read_step(model, dims, state)
+        self._file = step
+        _refuse_nothing_to_do(step)
+        given = None if weights is None else read_weights(weights)
+        values, self.notes = initial_state(step, given, init, seed)
+        self._pairs = dict(step.contract.new_values)
+        self._batch_slots = step.named(Role.BATCH)
+        self._knobs = {slot.name: slot for slot in step.named(Role.HYPERPARAMETER)}
+        self._rate = _rate_input(self._knobs)
+        self._values: dict[str, Rate] = {}
+        for name, value in {**(hyperparameters or {})}.items():
+            self.set(name, value)
+        if lr is not None:
+            self.lr = lr
+        self._require_knobs()
+        self.request = RunRequest(
+            session="default" if step.metadata.get("session") == "default" else _TUNED,
+            provider=provider or str(step.metadata.get("provider", "cpu")),
+            dims=dict(step.dims),
+            seed=seed,
+            threads=threads,
+        )
+        wanted = self._wanted(outputs)
+        loss = step.contract.loss
+        self.placing = place(
+            step.model,
+            self._pairs,
+            loss,
+            self.request,
+            step.folder,
+            in_place=in_place,
+            guarded=guard,
+        )
+        self._open(values, wanted, measure)
+        self.steps = 0
+        self.outputs: dict[str, Array] = {}
+        self.seconds = 0.0
+        self._broken = ""
+        self._data: Batches | None = None
+        self._data_state: Mapping[str, Any] | None = None
+
+    def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
+        from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
+
+        self._session = TrainingSession(
+            self.placing.model.SerializeToString(),
+            self.request,
+            self._file.folder,
+            in_place=self.placing.in_place,
+            second=self.placing.second,
+            wanted=wanted,
+            guard=self.placing.guard,
+            measured=measure,
+        )
+        for name, value in values.items():
+            self._session.set(name, value)
+        for slot in self._batch_slots:
+            if slot.default is not None:
+                self._session.set(slot.name, slot.default)
+        # Counters that the step does not renew are counted here.
+        renewed = set(self._pairs.values())
+        self._counters = {
+            slot.name: values[slot.name]
+            for slot in self._file.named(Role.STEP_COUNTER)
+            if slot.name not in renewed
+        }
+
+    def _wanted(self, outputs: Sequence[str]) -> list[str]:
+        """The outputs that are fetched, the loss first."""
+        there = [value.name for value in self._file.model.graph.output]
+        for name in outputs:
+            if name not in there or name in self._pairs:
+                what = "is state: see state_dict()" if name in self._pairs else "is not an output"
+                raise UsageError(f"outputs: '{name}' {what}", f"outputs: {', '.join(there[:5])}")
+        loss = self._file.contract.loss
+        return list(dict.fromkeys([*([loss] if loss else []), *outputs]))
+
+    # --- What changes per step -----------------------------------------------------------------
+
+    @property
+    def lr(self) -> Rate | None:
+        """The learning rate: a number, or a function of the number of the step."""
+        if self._rate is None:
+            return None
+        if self._rate in self._values:
+            return self._values[self._rate]
+        default = self._knobs[self._rate].default
+        return None if default is None else float(default.reshape(-1)[0])
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        if self._rate is None:
+            raise UsageError(
+                "the step has no learning rate as an input",
+                f"its hyperparameters: {', '.join(self._knobs) or 'none'}",
+            )
+        self.set(self._rate, value)
+
+    def set(self, name: str, value: Rate) -> None:
+        """Give a hyperparameter a value for all steps to come, or a function of their number.
+
+        Raises:
+            UsageError: the step has no such hyperparameter, or it takes no such number.
+        """
+        if name not in self._knobs:
+            raise UsageError(
+                f"the step has no hyperparameter '{name}'",
+                f"it has {', '.join(self._knobs) or 'none'}",
+            )
+        if not callable(value):
+            _number(self._knobs[name], value)
+        self._values[name] = value
+
+    def _require_knobs(self) -> None:
+        for name, slot in self._knobs.items():
+            if name not in self._values and slot.default is None:
+                how = "lr=NUMBER, or --lr" if name == self._rate else "hyperparameters={...}"
+                raise UsageError(f"the step takes '{name}', and has no value for it", f"give {how}")
+
+    def _knob_values(self, given: Mapping[str, Any]) -> dict[str, Array]:
+        """The values of all hyperparameters for the next step."""
+        found = {}
+        for name, slot in self._knobs.items():
+            value = given.get(name, self._values.get(name))
+            if callable(value):
+                value = value(self.steps + 1)
+            if value is None:
+                assert slot.default is not None
+                found[name] = slot.default
+            else:
+                found[name] = _number(slot, value)
+        return found
+
+    # --- Steps ---------------------------------------------------------------------------------
+
+    def step(self, batch: Batch | None = None, /, **arrays: Any) -> float:
+        """Take one step, and return its loss (nan where the step has none).
+
+        Args:
+            batch: arrays by name; names that are Python's may be given as keywords instead.
+            arrays: further arrays by name. Hyperparameters (``lr=...``) may be among them: they
+                hold for this step.
+
+        Raises:
+            UsageError: a name, type or shape of the batch does not fit; nothing was run.
+            TrainingError: the loss is not a finite number; the message says whether the state is as
+                it was before.
+            RuntimeUnavailableError: the run failed.
+        """
+        if self._broken:
+            raise UsageError(self._broken, "load a checkpoint: resume(path)")
+        given = {**(batch or {}), **arrays}
+        if "lr" in given and self._rate and "lr" not in self._file.slots:
+            given[self._rate] = given.pop("lr")
+        knobs = self._knob_values({k: given.pop(k) for k in list(given) if k in self._knobs})
+        checked = checked_batch(self._batch_slots, given)
+        for name, value in (*checked.items(), *knobs.items()):
+            self._session.set(name, value)
+        for slot in self._batch_slots:
+            if slot.default is not None and slot.name not in checked:
+                self._session.set(slot.name, slot.default)
+        for name, first in self._counters.items():
+            self._session.set(name, (first + self.steps).astype(first.dtype))
+        return self._run()
+
+    def _run(self) -> float:
+        from memplan.runtime.training_session import Refused
+
+        # An interrupt between here and the end leaves nobody knows what.
+        self._broken = "a step was interrupted: the state may be partly that of the next step"
+        started = time.perf_counter()
+        try:
+            found = self._session.run()
+        except Refused:
+            self._broken = ""
+            raise self._not_a_number("nan or infinite") from None
+        except MemplanError:
+            if not self.placing.in_place:
+                self._broken = ""
+            else:
+                self._broken = "a step failed while it wrote in place: the state is partly new"
+            raise
+        loss = self._file.contract.loss
+        value = math.nan if loss is None else float(_as_float(found[loss]))
+        if loss is not None and not math.isfinite(value):
+            error = self._not_a_number(str(value))
+            self._broken = ""
+            if not self.placing.keeps:
+                self._session.accept()
+                self.steps += 1
+            raise error
+        self._session.accept()
+        self.steps += 1
+        self.outputs = found
+        self.seconds = time.perf_counter() - started
+        self._broken = ""
+        return value
+
+    def _not_a_number(self, what: str) -> TrainingError:
+        step = f"the loss of step {self.steps + 1} is {what}"
+        if self.placing.keeps:
+            return TrainingError(
+                f"{step}; the state is as it was before this step",
+                "look at the batch, or go on with a smaller learning rate",
+            )
+        return TrainingError(
+            f"{step}; its update is in the state, as guard=False was asked for",
+            "load a checkpoint: resume(path)",
+        )
+
+    def train(
+        self,
+        data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
+        steps: int | None = None,
+        *,
+        batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> Iterator[StepReport]:
+        """Step through data, and yield a report per step.
+
+        Args:
+            data: batches, one after the other; or arrays by name (a mapping, or an ``.npz`` file)
+                that batches are cut from along the first axis.
+            steps: how many; None: as long as there are batches, which arrays never run out of.
+            batch: samples per batch, where the step leaves it open.
+            shuffle: whether the samples of arrays change places in every epoch.
+            seed: of their order.
+
+        Raises:
+            UsageError: the data does not fit.
+            TrainingError, RuntimeUnavailableError: see :meth:`step`.
+        """
+        source = self.batches(data, batch=batch, shuffle=shuffle, seed=seed)
+        if isinstance(source, Batches):
+            self._data = source
+            if self._data_state is not None:
+                source.restore(self._data_state)
+                self._data_state = None
+        for each in islice(source, steps):
+            loss = self.step(each)
+            yield StepReport(self.steps, loss, self.seconds, self._present_rate())
+
+    def batches(
+        self,
+        data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
+        *,
+        batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> Iterable[Batch]:
+        """Data as :meth:`train` takes it: arrays and files as :class:`Batches`.
+
+        Raises:
+            UsageError: the data does not fit.
+        """
+        from memplan.training.batches import load_data
+
+        if isinstance(data, str | PathLike):
+            data = load_data(data)
+        if isinstance(data, Mapping):
+            return Batches(self._batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
+        return data
+
+    def _present_rate(self) -> float | None:
+        if self._rate is None:
+            return None
+        return float(self._session.get(self._rate).reshape(-1)[0])
+
+    # --- State ---------------------------------------------------------------------------------
+
+    @property
+    def _state_names(self) -> list[str]:
+        return [slot.name for slot in self._file.state if slot.name not in self._counters]
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of all state by name: parameters, optimizer state, statistics, counters."""
+        found = {name: self._session.get(name) for name in self._state_names}
+        for name, first in self._counters.items():
+            found[name] = np.asarray((first + self.steps).astype(first.dtype))
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give state new values; what is not named keeps its value. Steps are counted on.
+
+        Raises:
+            UsageError: a name, type or shape does not fit; nothing was changed.
+        """
+        slots = {slot.name: slot for slot in self._file.state}
+        for name in state:
+            if name not in slots:
+                raise UsageError(f"'{name}' is not state of this step")
+        checked = {name: fitting(slots[name], value) for name, value in state.items()}
+        for name, value in checked.items():
+            if name in self._counters:
+                self._counters[name] = (value - self.steps).astype(value.dtype)
+            else:
+                self._session.set(name, value)
+        if set(checked) >= set(self._state_names):
+            self._broken = ""
+
+    def save(self, path: PathLike[str] | str) -> None:
+        """Write a checkpoint from which :meth:`resume` goes on to the bit: state, number of steps,
+        hyperparameters, and the place in the data of :meth:`train`.
+
+        A function for the learning rate is not in it. The file is replaced atomically.
+
+        Raises:
+            UsageError: it cannot be written; what was there is as it was.
+        """
+        if self._broken:
+            raise UsageError(self._broken, "such a state is not worth a checkpoint")
+        numbers = {k: float(v) for k, v in self._values.items() if not callable(v)}
+        data = self._data.state() if self._data is not None else self._data_state
+        about = Progress(self._file.fingerprint, self.steps, numbers, data)
+        save_checkpoint(path, self.state_dict(), about)
+
+    def resume(self, path: PathLike[str] | str) -> int:
+        """Go on where a checkpoint was written; its number of steps.
+
+        Raises:
+            UsageError: it cannot be read, or is of another model.
+        """
+        state, about = load_checkpoint(path, self._file.fingerprint)
+        numbers = {k: v for k, v in about.hyperparameters.items() if k in self._knobs}
+        self._values = {**numbers, **{k: v for k, v in self._values.items() if callable(v)}}
+        self.steps = 0
+        self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
+        self.steps = about.steps
+        self._data_state = about.data
+        if self._data is not None and about.data is not None:
+            self._data.restore(about.data)
+        return self.steps
+
+    # --- What it is ----------------------------------------------------------------------------
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        """Where every new value goes, and why not in place."""
+        placing = self.placing
+        return tuple(
+            Binding(
+                output,
+                given,
+                self._session.buffers[given].nbytes,
+                output in placing.in_place,
+                placing.reasons.get(output, ""),
+            )
+            for output, given in self._pairs.items()
+        )
+
+    def measured_peaks(self) -> list[int]:
+        """Dynamic bytes at the peak of every step so far, as ONNX Runtime's profiler has them. For
+        a trainer with ``measure=True``.
+
+        The session is opened anew for it, so random operators begin their numbers again.
+        """
+        return self._session.collect_peaks()
+
+    def close(self) -> None:
+        """Let go of the session and its memory."""
+        self._session.close()
+
+    def __repr__(self) -> str:
+        bindings = self.bindings
+        own = [b for b in bindings if b.in_place]
+        other = [b for b in bindings if not b.in_place]
+        lines = [
+            f"Trainer of {self._file.path}: {counted(self.steps, 'step')} taken",
+            f"  loss       {self._file.contract.loss or 'none'}",
+            f"  batch      {', '.join(f'{s.name} {s.words}' for s in self._batch_slots)}",
+            f"  session    {self.request.session} on {self.request.provider}",
+            f"  in place   {_sum(own)}",
+            f"  two buffers {_sum(other)}",
+        ]
+        reasons: dict[str, list[str]] = {}
+        for each in other:
+            reasons.setdefault(each.reason, []).append(each.output)
+        for reason, outputs in reasons.items():
+            more = f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""
+            lines.append(f"    '{outputs[0]}'{more}: {reason}")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def _sum(bindings: Sequence[Binding]) -> str:
+    total = sum(binding.nbytes for binding in bindings)
+    return f"{counted(len(bindings), 'output')}, {format_bytes(total)}"
+
+
+def _refuse_nothing_to_do(step: StepFile) -> None:
+    renewed = {step.slots[given].role for given in step.contract.new_values.values()}
+    if Role.PARAMETER in renewed or (renewed and not step.contract.gradients):
+        return
+    if step.contract.gradients:
+        raise ModelError(
+            f"{step.path} makes gradients, and no new values: there is nothing to train with",
+            "memplan grad --optimizer adamw (or another) puts the update in",
+        )
+    raise ModelError(
+        f"{step.path}: no output is the next value of an input",
+        "outputs named X_new or X.new are; state={'OUT': 'IN'} or --state OUT=IN names others",
+    )
+
+
+def _rate_input(knobs: Mapping[str, Slot]) -> str | None:
+    """The input that is the learning rate."""
+    for name in knobs:
+        if name.lower().replace("/", ".").split(".")[-1] in _RATES:
+            return name
+    return next(iter(knobs)) if len(knobs) == 1 else None
+
+
+def _number(slot: Slot, value: Any) -> Array:
+    """A hyperparameter's value as an array."""
+    try:
+        number = float(np.asarray(value).reshape(()))
+    except (TypeError, ValueError):
+        raise UsageError(f"'{slot.name}' takes a number, not {value!r}") from None
+    if not math.isfinite(number):
+        raise UsageError(f"'{slot.name}' takes a finite number, not {number}")
+    return fitting(replace(slot, shape=()), np.asarray(number, slot.dtype)).reshape(
+        slot.static_shape
+    )
+
+
+def _as_float(value: Array) -> Any:
+    from memplan.runtime.archive import BFLOAT16, bfloat16_values
+
+    flat = bfloat16_values(value) if value.dtype == BFLOAT16 else value
+    return flat.reshape(-1)[0]

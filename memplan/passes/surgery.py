@@ -15,6 +15,7 @@ from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.state import rebound
 
 
 def with_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
@@ -39,7 +40,7 @@ def reopened(model: OpenModel, proto: onnx.ModelProto, frozen: Collection[str] =
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
     bound = bind_dims(proto, dims)
-    graph = build_graph(bound, prepared.types)
+    graph = rebound(build_graph(bound, prepared.types), model.graph)
     place = {node.name: node.id for node in model.graph.nodes}
     return OpenModel(
         replace(

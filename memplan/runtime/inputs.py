@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
@@ -42,8 +42,11 @@ _SHOWN = 5
 _SUFFIX = ".npy"
 
 
-def synthesize(graph: Graph, seed: int = 0, draw: int = 0) -> dict[str, Array]:
-    """Values for every graph input without a default, the same for the same seed and draw.
+def synthesize(
+    graph: Graph, seed: int = 0, draw: int = 0, also: Collection[str] = ()
+) -> dict[str, Array]:
+    """Values for every graph input without a default, the same for the same seed and draw; and for
+    those named in ``also``.
 
     Integer inputs that index something (traced to Gather*, Scatter*, OneHot) are drawn below the
     size of what they index; other integers are 0 or 1.
@@ -63,7 +66,7 @@ def synthesize(graph: Graph, seed: int = 0, draw: int = 0) -> dict[str, Array]:
     feeds: dict[str, Array] = {}
     for index in graph.inputs:
         tensor = graph.tensors[index]
-        if tensor.kind is not TensorKind.INPUT:
+        if tensor.kind is not TensorKind.INPUT and tensor.name not in also:
             continue
         if tensor.dtype == onnx.TensorProto.BOOL and not tensor.shape:
             flipped = bool(zlib.crc32(f"{seed} {tensor.name}".encode()) & 1) ^ bool(draw % 2)

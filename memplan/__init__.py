@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
     from memplan.runtime.load import load, session_options
+    from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
@@ -36,6 +37,7 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
+    "Trainer": "memplan.training.trainer",
     "TrainingGraph": "memplan.api.grad.run",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
@@ -61,6 +63,7 @@ __all__ = [
     "RewriteOptions",
     "Sweep",
     "SweepOptions",
+    "Trainer",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",

@@ -36,6 +36,7 @@ COMMANDS = {
     "grad": "Turn a forward graph into a training graph (standard operators).",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
+    "run": "Train with a step: data in, losses out, checkpoints in between.",
     "strategies": "List the strategies of rewrite, with sources and options.",
     "sweep": "Plan for many sizes and budgets, and find the largest batch that fits.",
     "validate": "Run two models, and prove that peaks and outputs are as promised.",

@@ -22,7 +22,9 @@ _EAGER = frozenset({"Shape", "Size"})  # run as soon as they can (graph_viewer.c
 _LARGE_BYTES = 1 << 16
 
 
-def loaded_graph(model: onnx.ModelProto, request: RunRequest, folder: Path | None) -> onnx.ModelProto:
+def loaded_graph(
+    model: onnx.ModelProto, request: RunRequest, folder: Path | None
+) -> onnx.ModelProto:
     """The nodes that a tuned session runs, in its order, as a model of names alone.
 
     Args:

@@ -136,6 +136,8 @@ class TrainingSession:
         self._model, self._folder = model, folder
         self._guard, self._measured = guard, measured
         self._turn = 0
+        self._quiet = ort.RunOptions()
+        self._quiet.log_severity_level = 4  # errors come as exceptions, and some are meant
         self._steps_measured = 0
         self.peaks: list[int] = []
         self._open()
@@ -204,7 +206,7 @@ class TrainingSession:
         """
         binding = self._bindings[self._turn]
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._quiet)
         except Exception as error:
             if self._guard and f"'{self._guard}'" in str(error):
                 raise Refused(str(error)) from None

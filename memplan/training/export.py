@@ -16,7 +16,7 @@ from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PREFIX
-from memplan.proto.nodes import is_constant, is_standard, reads_of
+from memplan.proto.nodes import captured_names, is_standard, reads_of
 from memplan.proto.weights import embed_weights
 from memplan.proto.write import write_model
 from memplan.runtime.archive import BFLOAT16
@@ -105,9 +105,9 @@ def _predictions(model: OpenModel, step: StepFile) -> list[str]:
             continue
         for index in node.reads:
             tensor = graph.tensors[index]
-            if tensor.producer >= 0 and phases.of[tensor.producer] is Phase.FORWARD:
-                if tensor.dtype in FLOATS:
-                    found.setdefault(tensor.name)
+            forward = tensor.producer >= 0 and phases.of[tensor.producer] is Phase.FORWARD
+            if forward and tensor.dtype in FLOATS:
+                found.setdefault(tensor.name)
     if not found:
         raise ModelError(
             f"{step.path}: nothing is known for an output of the forward part",
@@ -164,10 +164,12 @@ def _evaluate(proto: onnx.ModelProto) -> None:
     """Let operators that know training be in evaluation."""
     kept: list[onnx.NodeProto] = []
     renamed: dict[str, str] = {}
-    outputs = {value.name for value in proto.graph.output}
+    # Where its name is asked for, or read inside a body, it stays as a copy.
+    named = {value.name for value in proto.graph.output}
+    named |= {name for node in proto.graph.node for name in captured_names(node)}
     for node in proto.graph.node:
         if is_standard(node.domain) and node.op_type == "Dropout":
-            if node.output[0] not in outputs:
+            if node.output[0] not in named:
                 renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
                 continue
             del node.input[1:], node.output[1:]
@@ -178,8 +180,7 @@ def _evaluate(proto: onnx.ModelProto) -> None:
                     attribute.i = 0
         kept.append(node)
     for node in kept:
-        if not is_constant(node):
-            node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.input[:] = [renamed.get(name, name) for name in node.input]
     copies = [_copy(node) for node in kept]
     del proto.graph.node[:]
     proto.graph.node.extend(copies)

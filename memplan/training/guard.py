@@ -2,9 +2,9 @@
 
 Two ways, both a few nodes in the graph that is loaded (never in the file):
 
-- *stop*, on the CPU: behind the loss, a ``Gather`` whose index is out of bounds unless the loss is
-  finite. Its kernel then fails, and the run ends before any node that writes in place. The cost is
-  four nodes of one element.
+- *stop*, on the CPU: before the first such write, a ``Gather`` whose index is out of bounds unless
+  the loss is finite. Its kernel then fails, and the run ends before any node that writes in place.
+  The cost is four nodes of one element.
 - *select*, where kernels cannot fail (CUDA): what a maker makes goes through ``Where(finite, new,
   old)``, which writes in place. The cost is a pass over the state, and one new value at a time
   beside the old one.
@@ -58,7 +58,11 @@ def with_guard(
     guarded = onnx.ModelProto()
     guarded.CopyFrom(model)
     nodes = list(guarded.graph.node)
-    before, behind = nodes[: place + 1], nodes[place + 1 :]
+    makers = [k for k, n in enumerate(nodes) if k > place and any(o in pairs for o in n.output)]
+    if not makers:
+        return None
+    # As late as it may be: behind the backward part little memory is in use.
+    before, behind = nodes[: makers[0]], nodes[makers[0] :]
     covered = frozenset(name for node in behind for name in node.output if name in pairs)
     build = _Builder(guarded)
     is_nan = build.node("IsNaN", build.node("Sub", loss, loss))  # of inf and nan, as inf - inf is

@@ -19,8 +19,10 @@ from memplan.ir.contract import Role
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from memplan.training.export import export_forward
 from memplan.training.initial import Init, fitting, initial_state
 from memplan.training.placing import place
+from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import Slot, StepFile, read_step
 from memplan.training.weights import Weights, read_weights
 from memplan.units import counted, format_bytes
@@ -147,6 +149,7 @@ class Trainer:
         self._broken = ""
         self._data: Batches | None = None
         self._data_state: Mapping[str, Any] | None = None
+        self._prediction: tuple[object, Predicted] | None = None
 
     def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
         from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
@@ -441,6 +444,24 @@ class Trainer:
             self._data.restore(about.data)
         return self.steps
 
+    def export_forward(
+        self, path: PathLike[str] | str, outputs: Sequence[str] = (), *, force: bool = False
+    ) -> list[str]:
+        """Write the forward part with its trained weights as an ONNX file; the names of its
+        outputs.
+
+        Args:
+            path: the file.
+            outputs: tensors of the graph; by default its outputs that the forward part makes, or
+                where it has none, what the loss is made of.
+            force: replace a file that is there.
+
+        Raises:
+            UsageError: the file cannot be written, or there is no such tensor.
+            ModelError: the forward part has no output, or the file would have more than 2 GiB.
+        """
+        return export_forward(self._file, self.state_dict(), path, outputs, force=force)
+
     # --- What it is ----------------------------------------------------------------------------
 
     @property
@@ -457,6 +478,55 @@ class Trainer:
             )
             for output, given in self._pairs.items()
         )
+
+    @property
+    def file(self) -> StepFile:
+        """The step that was read."""
+        return self._file
+
+    @property
+    def loss_name(self) -> str | None:
+        """The output that is the loss, if there is one."""
+        return self._file.contract.loss
+
+    @property
+    def batch_slots(self) -> tuple[Slot, ...]:
+        """The inputs that make up a batch."""
+        return tuple(self._batch_slots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is that of a step; not if one failed while it wrote in place."""
+        return not self._broken
+
+    def predicted(self) -> Predicted | None:
+        """The memory of every step of this trainer, the first and later ones; None in a plain
+        session, and before the first step where a batch decides on sizes.
+
+        Raises:
+            ModelError: the runtime decides on a shape while it runs.
+        """
+        if self.request.session == "default":
+            return None
+        names = {d for slot in self._file.slots.values() for d in slot.shape if isinstance(d, str)}
+        sizes = self._batch_sizes()
+        if not names <= set(sizes):
+            return None
+        key = tuple(sorted(sizes.items()))
+        if self._prediction is None or self._prediction[0] != key:
+            found = predict(self._file, self.placing, self.request, sizes)
+            self._prediction = (key, found)
+        return self._prediction[1]
+
+    def _batch_sizes(self) -> dict[str, int]:
+        """The sizes that the last batch decided on."""
+        return {
+            name: size
+            for slot in self._batch_slots
+            if slot.name in self._session.buffers
+            for name, size in zip(slot.shape, self._session.buffers[slot.name].shape, strict=True)
+            if isinstance(name, str)
+        }
 
     def measured_peaks(self) -> list[int]:
         """Dynamic bytes at the peak of every step so far, as ONNX Runtime's profiler has them. For

@@ -16,7 +16,7 @@ from memplan.units import format_bytes, printable
 from memplan_cli.options import Report
 
 if TYPE_CHECKING:
-    from memplan.training.trainer import StepReport
+    from memplan.training.telling import StepReport
 
 _PATIENCE_SECONDS = 1.0
 _INTERVAL_SECONDS = 0.2  # at least, between two texts

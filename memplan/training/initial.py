@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ import numpy.typing as npt
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
+from memplan.training.checkpoint import Progress, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits
+from memplan.training.weights import Weights, read_weights
 from memplan.units import counted
 
 Array = npt.NDArray[Any]
@@ -26,6 +30,35 @@ _SHOWN = 4
 _IGNORED = ("num_batches_tracked",)  # PyTorch counts them; no graph reads them
 _VARIANCES = ("var", "variance")
 _SCALES = ("weight", "gamma", "scale")
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The state to begin with, what is to be said of it, and how far it has come."""
+
+    values: Mapping[str, Array]
+    notes: tuple[str, ...]
+    about: Progress
+
+
+def first_values(
+    step: StepFile,
+    weights: Weights | None,
+    init: Init,
+    seed: int,
+    resume: PathLike[str] | str | None,
+) -> First:
+    """The state of a checkpoint, if there is one to go on from; else :func:`initial_state`.
+
+    Raises:
+        UsageError: see there; or the checkpoint cannot be read, or is of another model.
+    """
+    if resume is not None:
+        state, about = load_checkpoint(resume, step.fingerprint)
+        return First({s.name: fitting(s, state[s.name]) for s in step.state}, (), about)
+    given = None if weights is None else read_weights(weights)
+    values, notes = initial_state(step, given, init, seed)
+    return First(values, notes, Progress(step.fingerprint, 0))
 
 
 def initial_state(

@@ -10,7 +10,7 @@ from typing import IO
 
 from memplan.errors import UsageError
 from memplan.proto.write import check_output, followed, write_atomically
-from memplan.training.trainer import StepReport
+from memplan.training.telling import StepReport
 
 _FIELDS = ("step", "loss", "lr", "seconds")
 _SUFFIXES = (".csv", ".json", ".jsonl")

@@ -17,7 +17,8 @@ from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
 from memplan.training.log import TrainingLog
 from memplan.training.synthetic import BATCHES, synthetic_batches
-from memplan.training.trainer import Binding, StepReport, Trainer
+from memplan.training.telling import Binding, StepReport
+from memplan.training.trainer import Trainer
 
 SCHEMA = "memplan.run/1"
 
@@ -160,7 +161,7 @@ def run(
     """
     _check(options, force)
     with closing(_trainer(as_path(path), options, dims or {})) as trainer:
-        resumed = _resumed(trainer, options)
+        resumed = trainer.steps
         batches, told = _batches(trainer, options, dims or {})
         log = None
         if options.log is not None:
@@ -209,6 +210,7 @@ def _trainer(path: Path, options: TrainOptions, dims: Mapping[str, int]) -> Trai
         path,
         weights=options.weights,
         init=_init(options.init),
+        resume=options.checkpoint if _goes_on(options) else None,
         lr=options.lr,
         hyperparameters=_numbers(options.hyper),
         state=parse_state(options.state).pairs,
@@ -254,16 +256,9 @@ def _number(option: str, value: str, number: str) -> float:
         raise UsageError(f"{option} {value}: '{number}' is not a number") from None
 
 
-def _resumed(trainer: Trainer, options: TrainOptions) -> int:
-    """The steps that were taken before."""
-    if not options.resume or options.checkpoint is None or not options.checkpoint.exists():
-        return 0
-    steps = trainer.resume(options.checkpoint)
-    if options.lr is not None:
-        trainer.lr = options.lr
-    for name, value in _numbers(options.hyper).items():
-        trainer.set(name, value)
-    return steps
+def _goes_on(options: TrainOptions) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return options.resume and options.checkpoint is not None and options.checkpoint.exists()
 
 
 def _batches(

@@ -89,6 +89,11 @@ class StepFile:
         return self.named(*STATE)
 
     @property
+    def open_sizes(self) -> set[str]:
+        """The names of sizes that a batch decides."""
+        return {d for slot in self.slots.values() for d in slot.shape if isinstance(d, str)}
+
+    @property
     def fingerprint(self) -> str:
         """A digest of names, types and shapes of the state, which a checkpoint must have: the same
         for a file and what ``rewrite`` made of it."""
@@ -235,3 +240,23 @@ def _shape_words(shape: tuple[int | str, ...]) -> str:
 
 def _listed(names: Any) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def require_update(step: StepFile) -> None:
+    """Refuse a step that trains nothing.
+
+    Raises:
+        ModelError: no parameter gets a new value.
+    """
+    renewed = {step.slots[given].role for given in step.contract.new_values.values()}
+    if Role.PARAMETER in renewed or (renewed and not step.contract.gradients):
+        return
+    if step.contract.gradients:
+        raise ModelError(
+            f"{step.path} makes gradients, and no new values: there is nothing to train with",
+            "memplan grad --optimizer adamw (or another) puts the update in",
+        )
+    raise ModelError(
+        f"{step.path}: no output is the next value of an input",
+        "outputs named X_new or X.new are; state={'OUT': 'IN'} or --state OUT=IN names others",
+    )

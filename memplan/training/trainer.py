@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
 from typing import Any
@@ -14,47 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.api.source import Model
-from memplan.errors import MemplanError, ModelError, TrainingError, UsageError
+from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.contract import Role
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from memplan.training.export import export_forward
-from memplan.training.initial import Init, fitting, initial_state
+from memplan.training.initial import Init, first_values, fitting
+from memplan.training.knobs import Knobs, Rate
 from memplan.training.placing import place
 from memplan.training.predict import Predicted, predict
-from memplan.training.step_file import Slot, StepFile, read_step
-from memplan.training.weights import Weights, read_weights
-from memplan.units import counted, format_bytes
+from memplan.training.step_file import Slot, StepFile, read_step, require_update
+from memplan.training.telling import Binding, StepReport, description
+from memplan.training.weights import Weights
 
 Array = npt.NDArray[Any]
-Rate = float | Callable[[int], float]
 
-_RATES = ("lr", "learning_rate", "eta")
+
 _TUNED = "tuned"
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step of :meth:`Trainer.train`: its number (the first is 1), the loss (nan where the step
-    has none), seconds and the learning rate, if there is one."""
-
-    step: int
-    loss: float
-    seconds: float
-    lr: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """Where the next value of an input goes: over the old one (``in_place``), or into a second
-    buffer, because of ``reason``."""
-
-    output: str
-    input: str
-    nbytes: int
-    in_place: bool
-    reason: str = ""
 
 
 class Trainer:
@@ -71,6 +47,7 @@ class Trainer:
             ``.onnx``). Other first values are those of the file. Optimizer state without any starts
             at 0, running variances at 1, and ``notes`` says so.
         init: ``"random"`` for parameters without a value; or glob → number, array or ``"random"``.
+        resume: a checkpoint to go on from, in place of ``weights`` and ``init``.
         lr: the learning rate: a number, or a function of the number of the step (the first is 1).
             Without it, the file's own.
         hyperparameters: further inputs that change by somebody's will, by name.
@@ -97,6 +74,7 @@ class Trainer:
         weights: Weights | None = None,
         *,
         init: Init = None,
+        resume: PathLike[str] | str | None = None,
         lr: Rate | None = None,
         hyperparameters: Mapping[str, float] | None = None,
         state: Mapping[str, str] | None = None,
@@ -111,19 +89,17 @@ class Trainer:
     ) -> None:
         step = read_step(model, dims, state)
         self._file = step
-        _refuse_nothing_to_do(step)
-        given = None if weights is None else read_weights(weights)
-        values, self.notes = initial_state(step, given, init, seed)
+        require_update(step)
+        first = first_values(step, weights, init, seed, resume)
+        self.notes, about = first.notes, first.about
         self._pairs = dict(step.contract.new_values)
         self._batch_slots = step.named(Role.BATCH)
-        self._knobs = {slot.name: slot for slot in step.named(Role.HYPERPARAMETER)}
-        self._rate = _rate_input(self._knobs)
-        self._values: dict[str, Rate] = {}
-        for name, value in {**(hyperparameters or {})}.items():
+        self._knobs = Knobs(step.named(Role.HYPERPARAMETER), about.hyperparameters)
+        for name, value in (hyperparameters or {}).items():
             self.set(name, value)
         if lr is not None:
             self.lr = lr
-        self._require_knobs()
+        self._knobs.require_all()
         self.request = RunRequest(
             session="default" if step.metadata.get("session") == "default" else _TUNED,
             provider=provider or str(step.metadata.get("provider", "cpu")),
@@ -142,13 +118,13 @@ class Trainer:
             in_place=in_place,
             guarded=guard,
         )
-        self._open(values, wanted, measure)
-        self.steps = 0
+        self.steps = about.steps
+        self._open(first.values, wanted, measure)
         self.outputs: dict[str, Array] = {}
         self.seconds = 0.0
         self._broken = ""
         self._data: Batches | None = None
-        self._data_state: Mapping[str, Any] | None = None
+        self._data_state = about.data
         self._prediction: tuple[object, Predicted] | None = None
 
     def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
@@ -172,7 +148,7 @@ class Trainer:
         # Counters that the step does not renew are counted here.
         renewed = set(self._pairs.values())
         self._counters = {
-            slot.name: values[slot.name]
+            slot.name: (values[slot.name] - self.steps).astype(slot.dtype)
             for slot in self._file.named(Role.STEP_COUNTER)
             if slot.name not in renewed
         }
@@ -192,21 +168,11 @@ class Trainer:
     @property
     def lr(self) -> Rate | None:
         """The learning rate: a number, or a function of the number of the step."""
-        if self._rate is None:
-            return None
-        if self._rate in self._values:
-            return self._values[self._rate]
-        default = self._knobs[self._rate].default
-        return None if default is None else float(default.reshape(-1)[0])
+        return self._knobs.rate_value
 
     @lr.setter
     def lr(self, value: Rate) -> None:
-        if self._rate is None:
-            raise UsageError(
-                "the step has no learning rate as an input",
-                f"its hyperparameters: {', '.join(self._knobs) or 'none'}",
-            )
-        self.set(self._rate, value)
+        self._knobs.set_rate(value)
 
     def set(self, name: str, value: Rate) -> None:
         """Give a hyperparameter a value for all steps to come, or a function of their number.
@@ -214,34 +180,7 @@ class Trainer:
         Raises:
             UsageError: the step has no such hyperparameter, or it takes no such number.
         """
-        if name not in self._knobs:
-            raise UsageError(
-                f"the step has no hyperparameter '{name}'",
-                f"it has {', '.join(self._knobs) or 'none'}",
-            )
-        if not callable(value):
-            _number(self._knobs[name], value)
-        self._values[name] = value
-
-    def _require_knobs(self) -> None:
-        for name, slot in self._knobs.items():
-            if name not in self._values and slot.default is None:
-                how = "lr=NUMBER, or --lr" if name == self._rate else "hyperparameters={...}"
-                raise UsageError(f"the step takes '{name}', and has no value for it", f"give {how}")
-
-    def _knob_values(self, given: Mapping[str, Any]) -> dict[str, Array]:
-        """The values of all hyperparameters for the next step."""
-        found = {}
-        for name, slot in self._knobs.items():
-            value = given.get(name, self._values.get(name))
-            if callable(value):
-                value = value(self.steps + 1)
-            if value is None:
-                assert slot.default is not None
-                found[name] = slot.default
-            else:
-                found[name] = _number(slot, value)
-        return found
+        self._knobs.set(name, value)
 
     # --- Steps ---------------------------------------------------------------------------------
 
@@ -262,9 +201,7 @@ class Trainer:
         if self._broken:
             raise UsageError(self._broken, "load a checkpoint: resume(path)")
         given = {**(batch or {}), **arrays}
-        if "lr" in given and self._rate and "lr" not in self._file.slots:
-            given[self._rate] = given.pop("lr")
-        knobs = self._knob_values({k: given.pop(k) for k in list(given) if k in self._knobs})
+        knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
         checked = checked_batch(self._batch_slots, given)
         for name, value in (*checked.items(), *knobs.items()):
             self._session.set(name, value)
@@ -375,9 +312,8 @@ class Trainer:
         return data
 
     def _present_rate(self) -> float | None:
-        if self._rate is None:
-            return None
-        return float(self._session.get(self._rate).reshape(-1)[0])
+        rate = self._knobs.rate
+        return None if rate is None else float(self._session.get(rate).reshape(-1)[0])
 
     # --- State ---------------------------------------------------------------------------------
 
@@ -422,9 +358,8 @@ class Trainer:
         """
         if self._broken:
             raise UsageError(self._broken, "such a state is not worth a checkpoint")
-        numbers = {k: float(v) for k, v in self._values.items() if not callable(v)}
         data = self._data.state() if self._data is not None else self._data_state
-        about = Progress(self._file.fingerprint, self.steps, numbers, data)
+        about = Progress(self._file.fingerprint, self.steps, self._knobs.numbers, data)
         save_checkpoint(path, self.state_dict(), about)
 
     def resume(self, path: PathLike[str] | str) -> int:
@@ -434,8 +369,7 @@ class Trainer:
             UsageError: it cannot be read, or is of another model.
         """
         state, about = load_checkpoint(path, self._file.fingerprint)
-        numbers = {k: v for k, v in about.hyperparameters.items() if k in self._knobs}
-        self._values = {**numbers, **{k: v for k, v in self._values.items() if callable(v)}}
+        self._knobs.adopt(about.hyperparameters)
         self.steps = 0
         self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
         self.steps = about.steps
@@ -508,25 +442,20 @@ class Trainer:
         """
         if self.request.session == "default":
             return None
-        names = {d for slot in self._file.slots.values() for d in slot.shape if isinstance(d, str)}
-        sizes = self._batch_sizes()
-        if not names <= set(sizes):
-            return None
-        key = tuple(sorted(sizes.items()))
-        if self._prediction is None or self._prediction[0] != key:
-            found = predict(self._file, self.placing, self.request, sizes)
-            self._prediction = (key, found)
-        return self._prediction[1]
-
-    def _batch_sizes(self) -> dict[str, int]:
-        """The sizes that the last batch decided on."""
-        return {
+        sizes = {
             name: size
             for slot in self._batch_slots
             if slot.name in self._session.buffers
             for name, size in zip(slot.shape, self._session.buffers[slot.name].shape, strict=True)
             if isinstance(name, str)
         }
+        if not self._file.open_sizes <= set(sizes):
+            return None
+        key = tuple(sorted(sizes.items()))
+        if self._prediction is None or self._prediction[0] != key:
+            found = predict(self._file, self.placing, self.request, sizes)
+            self._prediction = (key, found)
+        return self._prediction[1]
 
     def measured_peaks(self) -> list[int]:
         """Dynamic bytes at the peak of every step so far, as ONNX Runtime's profiler has them. For
@@ -541,65 +470,7 @@ class Trainer:
         self._session.close()
 
     def __repr__(self) -> str:
-        bindings = self.bindings
-        own = [b for b in bindings if b.in_place]
-        other = [b for b in bindings if not b.in_place]
-        lines = [
-            f"Trainer of {self._file.path}: {counted(self.steps, 'step')} taken",
-            f"  loss       {self._file.contract.loss or 'none'}",
-            f"  batch      {', '.join(f'{s.name} {s.words}' for s in self._batch_slots)}",
-            f"  session    {self.request.session} on {self.request.provider}",
-            f"  in place   {_sum(own)}",
-            f"  two buffers {_sum(other)}",
-        ]
-        reasons: dict[str, list[str]] = {}
-        for each in other:
-            reasons.setdefault(each.reason, []).append(each.output)
-        for reason, outputs in reasons.items():
-            more = f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""
-            lines.append(f"    '{outputs[0]}'{more}: {reason}")
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
-
-
-def _sum(bindings: Sequence[Binding]) -> str:
-    total = sum(binding.nbytes for binding in bindings)
-    return f"{counted(len(bindings), 'output')}, {format_bytes(total)}"
-
-
-def _refuse_nothing_to_do(step: StepFile) -> None:
-    renewed = {step.slots[given].role for given in step.contract.new_values.values()}
-    if Role.PARAMETER in renewed or (renewed and not step.contract.gradients):
-        return
-    if step.contract.gradients:
-        raise ModelError(
-            f"{step.path} makes gradients, and no new values: there is nothing to train with",
-            "memplan grad --optimizer adamw (or another) puts the update in",
-        )
-    raise ModelError(
-        f"{step.path}: no output is the next value of an input",
-        "outputs named X_new or X.new are; state={'OUT': 'IN'} or --state OUT=IN names others",
-    )
-
-
-def _rate_input(knobs: Mapping[str, Slot]) -> str | None:
-    """The input that is the learning rate."""
-    for name in knobs:
-        if name.lower().replace("/", ".").split(".")[-1] in _RATES:
-            return name
-    return next(iter(knobs)) if len(knobs) == 1 else None
-
-
-def _number(slot: Slot, value: Any) -> Array:
-    """A hyperparameter's value as an array."""
-    try:
-        number = float(np.asarray(value).reshape(()))
-    except (TypeError, ValueError):
-        raise UsageError(f"'{slot.name}' takes a number, not {value!r}") from None
-    if not math.isfinite(number):
-        raise UsageError(f"'{slot.name}' takes a finite number, not {number}")
-    return fitting(replace(slot, shape=()), np.asarray(number, slot.dtype)).reshape(
-        slot.static_shape
-    )
+        return description(self)
 
 
 def _as_float(value: Array) -> Any:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 
 from memplan.report.terminal.tables import Table, group, line, listed, section
 from memplan.training.run import TrainingRun
-from memplan.training.trainer import Binding
+from memplan.training.telling import Binding
 from memplan.units import counted, format_bytes
 
 _ROWS = 8

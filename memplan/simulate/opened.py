@@ -56,9 +56,9 @@ def open_model(
 def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     """The same for a model that was already prepared."""
     graph = build_graph(prepared.bound, prepared.types)
-    phases = find_phases(graph, loss)
-    model = OpenModel(prepared, graph, phases, modules(graph, phases))
     metadata = get_metadata(prepared.proto)
+    phases = find_phases(graph, loss, metadata)
+    model = OpenModel(prepared, graph, phases, modules(graph, phases))
     if metadata.get(STATE) != IN_PLACE:
         return model
     return with_state(model, find_contract(graph, phases, metadata).new_values)
@@ -91,5 +91,5 @@ def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) 
         graph = bind_state(graph, pairs, order, session.provider, state.refused)
     if not devices.copies:
         return replace(model, graph=graph, devices=devices)
-    phases = find_phases(graph, loss)
+    phases = find_phases(graph, loss, get_metadata(model.prepared.proto))
     return OpenModel(model.prepared, graph, phases, modules(graph, phases), devices)

@@ -2,9 +2,9 @@
 
 Two ways, both a few nodes in the graph that is loaded (never in the file):
 
-- *stop*, on the CPU: before the first such write, a ``Gather`` whose index is out of bounds unless
-  the loss is finite. Its kernel then fails, and the run ends before any node that writes in place.
-  The cost is four nodes of one element.
+- *stop*, on the CPU: between the loss and the first such write, a ``Gather`` whose index is out of
+  bounds unless the loss is finite. Its kernel then fails, and the run ends before any node that
+  writes in place. The cost is four nodes of one element at most.
 - *select*, where kernels cannot fail (CUDA): what a maker makes goes through ``Where(finite, new,
   old)``, which writes in place. The cost is a pass over the state, and one new value at a time
   beside the old one.
@@ -15,7 +15,7 @@ second buffer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -42,7 +42,11 @@ class Guarded:
 
 
 def with_guard(
-    model: onnx.ModelProto, loss: str, pairs: Mapping[str, str], how: str
+    model: onnx.ModelProto,
+    loss: str,
+    pairs: Mapping[str, str],
+    how: str,
+    between: Sequence[int] | None = None,
 ) -> Guarded | None:
     """``model`` with a guard on ``loss``, or None where there can be none.
 
@@ -51,6 +55,8 @@ def with_guard(
         loss: an output.
         pairs: output → input of what is to be written in place.
         how: :data:`STOP` or :data:`SELECT`.
+        between: bytes in use before each node, if they are known: the guard goes where there are
+            the fewest, so that its own few make no new peak.
     """
     place = next((k for k, n in enumerate(model.graph.node) if loss in n.output), None)
     if place is None or default_opset(model) < _IS_NAN_SINCE or not _is_number(model, loss):
@@ -61,13 +67,16 @@ def with_guard(
     makers = [k for k, n in enumerate(nodes) if k > place and any(o in pairs for o in n.output)]
     if not makers:
         return None
-    # As late as it may be: behind the backward part little memory is in use.
-    before, behind = nodes[: makers[0]], nodes[makers[0] :]
+    at = makers[0]
+    if between is not None:
+        at = min(range(place + 1, makers[0] + 1), key=lambda k: (between[k], -k))
+    before, behind = nodes[:at], nodes[at:]
     covered = frozenset(name for node in behind for name in node.output if name in pairs)
     build = _Builder(guarded)
     is_nan = build.node("IsNaN", build.node("Sub", loss, loss))  # of inf and nan, as inf - inf is
     if how == STOP:
-        only = build.constant(onnx.TensorProto.BOOL, [True])
+        # One row of no elements: what is never read stays in memory to the end of the run.
+        only = build.constant(onnx.TensorProto.BOOL, [1, 0])
         index = build.node("Cast", is_nan)
         build.made[-1].attribute.append(helper.make_attribute("to", onnx.TensorProto.INT64))
         checked = build.node("Gather", only, index)
@@ -94,9 +103,9 @@ class _Builder:
         self.made.append(helper.make_node(op, list(inputs), [output], self.names.fresh(output)))
         return output
 
-    def constant(self, kind: int, values: list[bool]) -> str:
+    def constant(self, kind: int, shape: list[int]) -> str:
         name = self.names.fresh(f"{_STEM}.constant")
-        self.graph.initializer.append(helper.make_tensor(name, kind, [len(values)], values))
+        self.graph.initializer.append(helper.make_tensor(name, kind, shape, []))
         return name
 
 

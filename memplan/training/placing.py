@@ -13,6 +13,7 @@ from memplan.errors import RuntimeUnavailableError
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import RunRequest
 from memplan.training.guard import SELECT, STOP, with_guard
+from memplan.training.predict import bytes_between
 
 PLAIN = "the session decides on the order of its nodes"
 EARLY = "it is made before the loss is known, and must be undone if that is not a number"
@@ -68,7 +69,8 @@ def place(
     safe = {output: given for output, given in pairs.items() if output not in reasons}
     if not guarded or loss is None or not safe:
         return _placed(model, pairs, reasons, keeps=not safe)
-    guard = with_guard(model, loss, safe, STOP if request.provider == "cpu" else SELECT)
+    how = STOP if request.provider == "cpu" else SELECT
+    guard = with_guard(model, loss, safe, how, bytes_between(model, pairs, reasons, request))
     if guard is None:
         return _placed(model, pairs, reasons | dict.fromkeys(safe, UNGUARDED), keeps=True)
     # Asked once more, of the graph with the guard in it.

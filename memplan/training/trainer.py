@@ -453,7 +453,9 @@ class Trainer:
             return None
         key = tuple(sorted(sizes.items()))
         if self._prediction is None or self._prediction[0] != key:
-            found = predict(self._file, self.placing, self.request, sizes)
+            placing = self.placing
+            known = {**self._file.dims, **sizes}
+            found = predict(placing.model, self._pairs, placing.reasons, self.request, known)
             self._prediction = (key, found)
         return self._prediction[1]
 

@@ -66,7 +66,7 @@ def with_guard(
     nodes = list(guarded.graph.node)
     makers = [k for k, n in enumerate(nodes) if k > place and any(o in pairs for o in n.output)]
     if not makers:
-        return None
+        return Guarded(model, "", "", frozenset())
     at = makers[0]
     if between is not None:
         at = min(range(place + 1, makers[0] + 1), key=lambda k: (between[k], -k))

@@ -73,6 +73,8 @@ def place(
     guard = with_guard(model, loss, safe, how, bytes_between(model, pairs, reasons, request))
     if guard is None:
         return _placed(model, pairs, reasons | dict.fromkeys(safe, UNGUARDED), keeps=True)
+    if not guard.covered:
+        return _placed(model, pairs, reasons | dict.fromkeys(safe, EARLY), keeps=True)
     # Asked once more, of the graph with the guard in it.
     held = _loaded(guard.model, request, folder)
     early = _made_before(held, guard.output)

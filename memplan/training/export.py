@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,22 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.opened import OpenModel, opened
+from memplan.training.evaluation import use_running_statistics
 from memplan.training.step_file import StepFile
 
 Array = npt.NDArray[Any]
 
 _LARGEST_BYTES = 2**31 - 1
 _PLACEHOLDER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A file that was written: its ``outputs``, and the running statistics that were not found a
+    place, so that the file normalizes by the batch that it is given."""
+
+    outputs: tuple[str, ...]
+    without_place: tuple[str, ...]
 
 
 def export_forward(
@@ -39,7 +50,7 @@ def export_forward(
     outputs: Sequence[str] = (),
     *,
     force: bool = False,
-) -> list[str]:
+) -> Exported:
     """Write the nodes that make ``outputs``, with state as initializers.
 
     Dropouts are left out, and batch normalizations use their running statistics, as in evaluation.
@@ -52,9 +63,6 @@ def export_forward(
             it has none, what the loss is made of.
         force: replace a file that is there.
 
-    Returns:
-        The outputs of the new graph.
-
     Raises:
         UsageError: the file cannot be written, or there is no such tensor.
         ModelError: the forward part has no output; or the file would have more than 2 GiB.
@@ -63,22 +71,23 @@ def export_forward(
     wanted = list(outputs) or _predictions(model, step)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.prepared.proto)
+    kept = use_running_statistics(proto, wanted, step, model.graph)
     _keep_what_makes(proto, wanted, model)
     _evaluate(proto)
     _keep_what_makes(proto, wanted, model)
     _fill(proto, step, state)
     if step.folder is not None:
         embed_weights(proto, step.path)
-    kept = [item for item in proto.metadata_props if not item.key.startswith(PREFIX)]
+    others = [item for item in proto.metadata_props if not item.key.startswith(PREFIX)]
     del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
+    proto.metadata_props.extend(others)
     if proto.ByteSize() > _LARGEST_BYTES:
         raise ModelError(
             f"{path} would have {proto.ByteSize():,} bytes; a protobuf file holds at most 2 GiB",
             "take state_dict() instead",
         )
     write_model(proto, Path(path), force=force)
-    return wanted
+    return Exported(tuple(wanted), tuple(kept))
 
 
 def _opened(step: StepFile) -> OpenModel:
@@ -90,12 +99,13 @@ def _opened(step: StepFile) -> OpenModel:
 
 def _predictions(model: OpenModel, step: StepFile) -> list[str]:
     graph, phases = model.graph, model.phases
+    of_labels = _from_labels(model, step)
     made = [
         name
         for name in step.contract.named(Role.OUTPUT)
         if (tensor := graph.tensor_named(name)) is not None
-        and tensor.producer >= 0
-        and phases.of[tensor.producer] is Phase.FORWARD
+        and tensor.producer in phases.forward
+        and tensor.id not in of_labels
     ]
     if made:
         return made
@@ -114,6 +124,22 @@ def _predictions(model: OpenModel, step: StepFile) -> list[str]:
             "name tensors: export_forward(path, outputs=[...])",
         )
     return list(found)
+
+
+def _from_labels(model: OpenModel, step: StepFile) -> set[int]:
+    """What depends on batch inputs that only the loss reads, and what is made from it."""
+    graph, phases = model.graph, model.phases
+    batch = {slot.name for slot in step.named(Role.BATCH)}
+    found = {
+        tensor.id
+        for tensor in (graph.tensors[index] for index in graph.inputs)
+        if tensor.name in batch
+        and all(phases.of[node] is not Phase.FORWARD for node in tensor.readers)
+    }
+    for node in graph.nodes:
+        if not found.isdisjoint(node.reads):
+            found.update(node.writes)
+    return found
 
 
 def _keep_what_makes(proto: onnx.ModelProto, wanted: Sequence[str], model: OpenModel) -> None:

@@ -394,7 +394,14 @@ class Trainer:
             UsageError: the file cannot be written, or there is no such tensor.
             ModelError: the forward part has no output, or the file would have more than 2 GiB.
         """
-        return export_forward(self._file, self.state_dict(), path, outputs, force=force)
+        done = export_forward(self._file, self.state_dict(), path, outputs, force=force)
+        if done.without_place:
+            names = ", ".join(f"'{name}'" for name in done.without_place[:3])
+            note = (
+                f"{path} normalizes by the batch that it is given: no place was found for {names}"
+            )
+            self.notes = (*self.notes, note)
+        return list(done.outputs)
 
     # --- What it is ----------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ def loaded_graph(
         saved = scratch / "loaded.ort"
         options = session_options("tuned", request.dims)
         options.optimized_model_filepath = str(saved)
+        options.log_severity_level = 4  # errors come as exceptions
         # Nothing is run: weights are not packed, and those in other files not even read.
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry("session.save_model_format", "ORT")

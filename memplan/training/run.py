@@ -124,7 +124,7 @@ class TrainingRun:
             "peak_bytes": self.peak_bytes,
             "resident_bytes": self.resident_bytes,
             "predicted_dynamic_bytes": self.predicted_dynamic_bytes,
-            "measured_dynamic_bytes": list(self.measured_bytes),
+            "measured_dynamic_peaks": list(self.measured_bytes),
             "state": {
                 "in_place": len(own),
                 "in_place_bytes": sum(b.nbytes for b in own),

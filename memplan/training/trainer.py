@@ -123,6 +123,7 @@ class Trainer:
         self.outputs: dict[str, Array] = {}
         self.seconds = 0.0
         self._broken = ""
+        self._held: dict[str, bytes] = {}
         self._data: Batches | None = None
         self._data_state = about.data
         self._prediction: tuple[object, Predicted] | None = None
@@ -203,11 +204,19 @@ class Trainer:
         given = {**(batch or {}), **arrays}
         knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
         checked = checked_batch(self._batch_slots, given)
-        for name, value in (*checked.items(), *knobs.items()):
+        for name, value in checked.items():
             self._session.set(name, value)
-        for slot in self._batch_slots:
-            if slot.default is not None and slot.name not in checked:
-                self._session.set(slot.name, slot.default)
+        defaults = {
+            slot.name: slot.default
+            for slot in self._batch_slots
+            if slot.default is not None and slot.name not in checked
+        }
+        for name, value in {**knobs, **defaults}.items():
+            if self._held.get(name) != (bits := value.tobytes()):  # what is there is not sent again
+                self._session.set(name, value)
+                self._held[name] = bits
+        for name in checked:
+            self._held.pop(name, None)
         for name, first in self._counters.items():
             self._session.set(name, (first + self.steps).astype(first.dtype))
         return self._run()

@@ -45,7 +45,7 @@ from memplan_cli.signals import noted_signals
     "--hyper", multiple=True, metavar="NAME=X", help="Another hyperparameter. Repeatable."
 )
 @click.option(
-    "--weights", type=PATH, help="First values: .npz, .safetensors or .onnx.  [default: the file's]"
+    "--weights-file", type=PATH, help="First values: .npz, .safetensors or .onnx.  [default: the file's]"
 )
 @click.option(
     "--init",
@@ -96,7 +96,7 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
     """
     from memplan.training.run import TrainOptions, run
 
-    files = [options[name] for name in ("data", "weights")]
+    files = [options[name] for name in ("data", "weights_file")]
     report.guard(model, *files)
     with noted_signals() as noted, training_progress(report) as show:
         result = run(

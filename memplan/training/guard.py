@@ -22,11 +22,13 @@ import onnx
 from onnx import helper
 
 from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.nodes import reads_of
 from memplan.proto.opset import default_opset
 
 STOP, SELECT = "stop", "select"
 _STEM = "memplan.guard"
 _IS_NAN_SINCE = 9
+_FEW = 16
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
 
 
@@ -87,6 +89,41 @@ def with_guard(
     del guarded.graph.node[:]
     guarded.graph.node.extend(ordered)
     return Guarded(guarded, build.made[-1].name if how == STOP else "", checked, covered)
+
+
+def with_loss_before(
+    model: onnx.ModelProto, loss: str, pairs: Mapping[str, str]
+) -> onnx.ModelProto:
+    """The model with what is left to do for the loss moved before the first node that makes one of
+    ``pairs``, if these are a few nodes; else the model itself.
+
+    A plan may make the loss late, as nothing else waits for it. Where running statistics are made
+    first, the first node behind them counts.
+    """
+    nodes = list(model.graph.node)
+    needed, late = {loss}, []
+    for place in reversed(range(len(nodes))):
+        if needed.intersection(nodes[place].output):
+            needed.update(reads_of(nodes[place]))
+            late.append(place)
+    late.reverse()
+    for place, node in enumerate(nodes):
+        if any(name in pairs for name in node.output):
+            behind = [k for k in late if k > place]
+            if not behind:
+                return model
+            if len(behind) <= _FEW:
+                moved = set(behind)
+                rest = [n for k, n in enumerate(nodes[place:], place) if k not in moved]
+                order = [*nodes[:place], *(nodes[k] for k in behind), *rest]
+                break
+    else:
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(order)
+    return result
 
 
 class _Builder:

@@ -100,7 +100,7 @@ def initial_state(
     if missing:
         raise UsageError(
             f"{counted(len(missing), 'parameter')} without a value: {_some(missing)}",
-            "give them: weights=FILE or mapping, or --weights FILE; or ask for init='random', "
+            "give them: weights=FILE or mapping, or --weights-file FILE; or ask for init='random', "
             "or --init random",
         )
     notes = tuple(f"{_some(names)} start at {what}" for what, names in by_rule.items())

@@ -9,11 +9,11 @@ from pathlib import Path
 import onnx
 
 from memplan.equivalence.in_place import unsafe_pairs
-from memplan.errors import RuntimeUnavailableError
+from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import RunRequest
-from memplan.training.guard import SELECT, STOP, with_guard
-from memplan.training.predict import bytes_between
+from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
+from memplan.training.predict import bytes_between, predict, stand_in_sizes
 
 PLAIN = "the session decides on the order of its nodes"
 EARLY = "it is made before the loss is known, and must be undone if that is not a number"
@@ -69,6 +69,7 @@ def place(
     safe = {output: given for output, given in pairs.items() if output not in reasons}
     if not guarded or loss is None or not safe:
         return _placed(model, pairs, reasons, keeps=not safe)
+    model = _with_loss_early(model, loss, pairs, safe, reasons, request)
     how = STOP if request.provider == "cpu" else SELECT
     guard = with_guard(model, loss, safe, how, bytes_between(model, pairs, reasons, request))
     if guard is None:
@@ -84,6 +85,26 @@ def place(
     if all(output in reasons for output in pairs):
         return _placed(model, pairs, reasons, keeps=True)
     return _placed(guard.model, pairs, reasons, keeps=True, guard=guard.node)
+
+
+def _with_loss_early(
+    model: onnx.ModelProto,
+    loss: str,
+    pairs: Mapping[str, str],
+    safe: Mapping[str, str],
+    reasons: Mapping[str, str],
+    request: RunRequest,
+) -> onnx.ModelProto:
+    """The model with its loss before what is to be in place, where that takes no more memory."""
+    moved = with_loss_before(model, loss, safe)
+    if moved is model:
+        return model
+    sizes = stand_in_sizes(model, request)
+    try:
+        before, after = (predict(m, pairs, reasons, request, sizes) for m in (model, moved))
+    except MemplanError:
+        return model
+    return moved if after.dynamic_bytes <= before.dynamic_bytes else model
 
 
 def _placed(

@@ -65,9 +65,8 @@ def bytes_between(
 ) -> list[int] | None:
     """Dynamic bytes that are in use, at most, before each node of the list; None where the session
     would run other nodes, or a shape is not known. Arguments as of :func:`predict`."""
-    sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(request.dims)
     try:
-        timeline = _timeline(model, pairs, reasons, request, sizes)
+        timeline = _timeline(model, pairs, reasons, request, stand_in_sizes(model, request))
     except MemplanError:
         return None
     places = [k for k, node in enumerate(model.graph.node) if not is_constant(node)]
@@ -78,6 +77,11 @@ def bytes_between(
     for node, place in enumerate(places):
         most[place] = during[node]
     return [min(before, after) for before, after in zip([0, *most], most, strict=False)]
+
+
+def stand_in_sizes(model: onnx.ModelProto, request: RunRequest) -> dict[str, int]:
+    """Sizes of all symbolic dimensions, small ones for those that only a batch decides."""
+    return dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(request.dims)
 
 
 def _timeline(

@@ -41,7 +41,7 @@ class TrainOptions:
     batch: int | None = None
     lr: float | None = None
     hyper: tuple[str, ...] = ()
-    weights: Path | None = None
+    weights_file: Path | None = None
     init: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     provider: str = "auto"
@@ -208,7 +208,7 @@ def _check(options: TrainOptions, force: bool) -> None:
 def _trainer(path: Path, options: TrainOptions, dims: Mapping[str, int]) -> Trainer:
     return Trainer(
         path,
-        weights=options.weights,
+        weights=options.weights_file,
         init=_init(options.init),
         resume=options.checkpoint if _goes_on(options) else None,
         lr=options.lr,

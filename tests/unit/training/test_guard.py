@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from helpers.graphs import parse
-from memplan.training.guard import SELECT, STOP, with_guard
+from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
 
 pytestmark = pytest.mark.ort
 
@@ -117,3 +117,30 @@ def test_names_of_the_graph_are_not_taken() -> None:
     made = [name for node in guarded.model.graph.node for name in node.output]
     assert len(made) == len(set(made))
     session(guarded.model).run(None, feeds(GOOD))
+
+
+def test_a_late_loss_is_made_before_what_is_written_in_place() -> None:
+    model = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
+        " q = Mul(w, x) r = Relu(q) w_new = Sub(w, x) s = Neg(r)"
+        " loss = ReduceSum<keepdims = 0>(s) }"
+    )
+    moved = with_loss_before(model, "loss", {"w_new": "w"})
+    assert [node.op_type for node in moved.graph.node] == ["Mul", "Relu", "Neg", "ReduceSum", "Sub"]
+    assert [node.op_type for node in model.graph.node][2] == "Sub"
+    assert with_loss_before(moved, "loss", {"w_new": "w"}) is moved
+    assert with_loss_before(model, "loss", {}) is model
+    feeds = {"w": GOOD, "x": np.full(4, 2, np.float32)}
+    for first, second in zip(
+        session(model).run(None, feeds), session(moved).run(None, feeds), strict=True
+    ):
+        assert first.tobytes() == second.tobytes()
+
+
+def test_a_loss_that_much_is_left_to_do_for_stays_where_it_is() -> None:
+    chain = " ".join(f"t{k + 1} = Tanh(t{k})" for k in range(20))
+    model = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
+        f" w_new = Sub(w, x) t0 = Mul(x, x) {chain} loss = ReduceSum<keepdims = 0>(t20) }}"
+    )
+    assert with_loss_before(model, "loss", {"w_new": "w"}) is model

@@ -45,7 +45,9 @@ from memplan_cli.signals import noted_signals
     "--hyper", multiple=True, metavar="NAME=X", help="Another hyperparameter. Repeatable."
 )
 @click.option(
-    "--weights-file", type=PATH, help="First values: .npz, .safetensors or .onnx.  [default: the file's]"
+    "--weights-file",
+    type=PATH,
+    help="First values, .npz, .safetensors or .onnx.  [default: as in MODEL]",
 )
 @click.option(
     "--init",

@@ -101,15 +101,14 @@ def with_loss_before(
     first, the first node behind them counts.
     """
     nodes = list(model.graph.node)
-    needed, late = {loss}, []
+    needed, late = {loss}, set[int]()
     for place in reversed(range(len(nodes))):
         if needed.intersection(nodes[place].output):
             needed.update(reads_of(nodes[place]))
-            late.append(place)
-    late.reverse()
+            late.add(place)
     for place, node in enumerate(nodes):
-        if any(name in pairs for name in node.output):
-            behind = [k for k in late if k > place]
+        if place not in late and any(name in pairs for name in node.output):
+            behind = sorted(k for k in late if k > place)
             if not behind:
                 return model
             if len(behind) <= _FEW:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
     from memplan.runtime.load import load, session_options
+    from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
@@ -40,6 +41,7 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
+    "Trainer": "memplan.training.trainer",
     "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
@@ -68,6 +70,7 @@ __all__ = [
     "RewriteOptions",
     "Sweep",
     "SweepOptions",
+    "Trainer",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",

@@ -61,81 +61,99 @@ def _plain(name: str) -> str:
     return name.replace(".", "_")
 
 
-def mlp(seed: int = 0) -> onnx.ModelProto:
-    """Three layers."""
-    shapes = {"a.weight": (12, 24), "a.bias": (24,), "b.weight": (24, 24), "b.bias": (24,)}
-    shapes |= {"c.weight": (24, CLASSES), "c.bias": (CLASSES,)}
-    body = """
-        a0 = MatMul(x, a_weight) a1 = Add(a0, a_bias) a = Relu(a1)
-        b0 = MatMul(a, b_weight) b1 = Add(b0, b_bias) b = Tanh(b1)
-        c0 = MatMul(b, c_weight) logits = Add(c0, c_bias)"""
-    return _network("float[32, 12] x", body, shapes, 32, seed)
-
-
-def cnn(seed: int = 0) -> onnx.ModelProto:
-    """Two convolutions with batch normalization."""
+def mlp(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Linear layers; three, or ten."""
+    rows, layers = (512, 9) if deep else (32, 2)
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, channels in (("a", 3), ("b", 8)):
-        shapes[f"{name}.weight"] = (8, channels, 3, 3)
-        shapes |= {f"{name}n.{part}": (8,) for part in ("scale", "bias", "mean", "var")}
-    shapes |= {"head.weight": (8, CLASSES), "head.bias": (CLASSES,)}
-    body = "".join(
-        f"""
-        {n}0 = Conv<pads = [1, 1, 1, 1]>({given}, {n}_weight)
-        {n}1, {n}m, {n}v = BatchNormalization<training_mode = 1>
-            ({n}0, {n}n_scale, {n}n_bias, {n}n_mean, {n}n_var)
-        {n} = Relu({n}1)"""
-        for n, given in (("a", "x"), ("b", "a"))
-    )
-    body += """
-        pooled = GlobalAveragePool(b) flat = Flatten(pooled)
-        h = MatMul(flat, head_weight) logits = Add(h, head_bias)"""
-    return _network("float[4, 3, 10, 10] x", body, shapes, 4, seed)
+    body, last, width = "", "x", 12
+    for k in range(layers):
+        name = "abcdefghi"[k]
+        shapes |= {f"{name}.weight": (width, 24), f"{name}.bias": (24,)}
+        op = "Relu" if k % 2 == 0 else "Tanh"
+        body += f"{name}0 = MatMul({last}, {name}_weight) {name}1 = Add({name}0, {name}_bias) "
+        body += f"{name} = {op}({name}1) "
+        last, width = name, 24
+    shapes |= {"z.weight": (24, CLASSES), "z.bias": (CLASSES,)}
+    body += f"z0 = MatMul({last}, z_weight) logits = Add(z0, z_bias)"
+    return _network(f"float[{rows}, 12] x", body, shapes, rows, seed)
 
 
-def gpt(seed: int = 0) -> onnx.ModelProto:
-    """Embeddings, one block of attention and one perceptron, each behind a normalization."""
-    width, length, rows = 16, 6, 8
+def cnn(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Convolutions with batch normalization; two, or eight."""
+    rows, layers, width = (16, 8, 16) if deep else (4, 2, 8)
+    shapes: dict[str, tuple[int, ...]] = {}
+    body, last, channels = "", "x", 3
+    for k in range(layers):
+        n = "abcdefgh"[k]
+        shapes[f"{n}.weight"] = (width, channels, 3, 3)
+        shapes |= {f"{n}n.{part}": (width,) for part in ("scale", "bias", "mean", "var")}
+        body += f"""
+            {n}0 = Conv<pads = [1, 1, 1, 1]>({last}, {n}_weight)
+            {n}1, {n}m, {n}v = BatchNormalization<training_mode = 1>
+                ({n}0, {n}n_scale, {n}n_bias, {n}n_mean, {n}n_var)
+            {n} = Relu({n}1)"""
+        last, channels = n, width
+    shapes |= {"head.weight": (width, CLASSES), "head.bias": (CLASSES,)}
+    body += f"""
+        pooled = GlobalAveragePool({last}) flat = Flatten(pooled)
+        hh = MatMul(flat, head_weight) logits = Add(hh, head_bias)"""
+    return _network(f"float[{rows}, 3, 10, 10] x", body, shapes, rows, seed)
+
+
+def gpt(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Embeddings, and blocks of attention and a perceptron behind normalizations; one, or four."""
+    width, length, rows, blocks = (16, 16, 16, 4) if deep else (16, 6, 8, 1)
     shapes: dict[str, tuple[int, ...]] = {"tokens.weight": (20, width)}
     shapes["places.weight"] = (length, width)
-    for name in ("q", "k", "v", "o", "up", "down"):
-        shapes[f"{name}.weight"] = (width, width)
-    for name in ("n1", "n2"):
-        shapes |= {f"{name}.scale": (width,), f"{name}.bias": (width,)}
+    body = """four = Constant<value = float {4}>() axes = Constant<value = int64[1] {1}>()
+        e = Gather(tokens_weight, x) t = Add(e, places_weight)"""
+    last = "t"
+    for b in "abcd"[:blocks]:
+        for name in ("q", "k", "v", "o", "up", "down"):
+            shapes[f"{b}{name}.weight"] = (width, width)
+        for name in ("n1", "n2"):
+            shapes |= {f"{b}{name}.scale": (width,), f"{b}{name}.bias": (width,)}
+        body += f"""
+            {b}n1 = LayerNormalization({last}, {b}n1_scale, {b}n1_bias)
+            {b}q = MatMul({b}n1, {b}q_weight) {b}k = MatMul({b}n1, {b}k_weight)
+            {b}v = MatMul({b}n1, {b}v_weight) {b}kt = Transpose<perm = [0, 2, 1]>({b}k)
+            {b}s0 = MatMul({b}q, {b}kt) {b}s = Div({b}s0, four) {b}p = Softmax({b}s)
+            {b}c = MatMul({b}p, {b}v) {b}o = MatMul({b}c, {b}o_weight) {b}r = Add({last}, {b}o)
+            {b}n2 = LayerNormalization({b}r, {b}n2_scale, {b}n2_bias)
+            {b}u0 = MatMul({b}n2, {b}up_weight) {b}u = Relu({b}u0)
+            {b}d = MatMul({b}u, {b}down_weight) {b}t = Add({b}r, {b}d)"""
+        last = f"{b}t"
     shapes |= {"head.weight": (width, CLASSES), "head.bias": (CLASSES,)}
-    body = """
-        e0 = Gather(tokens_weight, x) e = Add(e0, places_weight)
-        n1 = LayerNormalization(e, n1_scale, n1_bias)
-        q = MatMul(n1, q_weight) k = MatMul(n1, k_weight) v = MatMul(n1, v_weight)
-        kt = Transpose<perm = [0, 2, 1]>(k) s0 = MatMul(q, kt)
-        four = Constant<value = float {4}>() s = Div(s0, four) p = Softmax(s)
-        c = MatMul(p, v) o = MatMul(c, o_weight) r = Add(e, o)
-        n2 = LayerNormalization(r, n2_scale, n2_bias)
-        u0 = MatMul(n2, up_weight) u = Relu(u0) d = MatMul(u, down_weight) t = Add(r, d)
-        m = ReduceMean<keepdims = 0>(t, axes)
+    body += f"""
+        m = ReduceMean<keepdims = 0>({last}, axes)
         h = MatMul(m, head_weight) logits = Add(h, head_bias)"""
-    body = body.replace("m = Red", "axes = Constant<value = int64[1] {1}>() m = Red")
     return _network(f"int64[{rows}, {length}] x", body, shapes, rows, seed)
 
 
-def lstm(seed: int = 0) -> onnx.ModelProto:
-    """A recurrent layer over sequences, and a head on its last state."""
-    steps, rows, width, hidden = 5, 6, 7, 10
-    shapes: dict[str, tuple[int, ...]] = {
-        "l.weight": (1, 4 * hidden, width),
-        "l.recurrent": (1, 4 * hidden, hidden),
-        "head.weight": (hidden, CLASSES),
-        "head.bias": (CLASSES,),
-    }
-    body = f"""
-        y, yh = LSTM<hidden_size = {hidden}>(x, l_weight, l_recurrent)
-        zero = Constant<value = int64[1] {{0}}>() last = Squeeze(yh, zero)
+def lstm(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """A recurrent layer over sequences (or four), and a head on its last state."""
+    steps, rows, width, layers = (16, 16, 12, 4) if deep else (5, 6, 10, 1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    body = "zero = Constant<value = int64[1] {0}>() one = Constant<value = int64[1] {1}>()"
+    last, size = "x", 7
+    for k in range(layers):
+        n = "abcd"[k]
+        shapes[f"{n}.weight"] = (1, 4 * width, size)
+        shapes[f"{n}.recurrent"] = (1, 4 * width, width)
+        body += f"""
+            {n}y, {n}h = LSTM<hidden_size = {width}>({last}, {n}_weight, {n}_recurrent)
+            {n} = Squeeze({n}y, one)"""
+        last, size = n, width
+    shapes |= {"head.weight": (width, CLASSES), "head.bias": (CLASSES,)}
+    body += f"""
+        last = Squeeze({last}h, zero)
         h = MatMul(last, head_weight) logits = Add(h, head_bias)"""
-    return _network(f"float[{steps}, {rows}, {width}] x", body, shapes, rows, seed)
+    return _network(f"float[{steps}, {rows}, 7] x", body, shapes, rows, seed)
 
 
-def unet(seed: int = 0) -> onnx.ModelProto:
-    """Down, up again, and a skip between."""
+def unet(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Down, up again, and a skip between; with convolutions in a row where it is deep."""
+    rows, more = (8, 4) if deep else (3, 0)
     shapes: dict[str, tuple[int, ...]] = {
         "in.weight": (6, 3, 3, 3),
         "mid.weight": (12, 6, 3, 3),
@@ -144,19 +162,24 @@ def unet(seed: int = 0) -> onnx.ModelProto:
         "head.weight": (6, CLASSES),
         "head.bias": (CLASSES,),
     }
-    body = """
-        i0 = Conv<pads = [1, 1, 1, 1]>(x, in_weight) i = Relu(i0)
-        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(i)
+    body = "i0 = Conv<pads = [1, 1, 1, 1]>(x, in_weight) i = Relu(i0) "
+    last = "i"
+    for k in range(more):
+        shapes[f"r{k}.weight"] = (6, 6, 3, 3)
+        body += f"r{k}a = Conv<pads = [1, 1, 1, 1]>({last}, r{k}_weight) r{k} = Tanh(r{k}a) "
+        last = f"r{k}"
+    body += f"""
+        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>({last})
         m0 = Conv<pads = [1, 1, 1, 1]>(p, mid_weight) m = Relu(m0)
         u = ConvTranspose<strides = [2, 2]>(m, up_weight)
-        j = Concat<axis = 1>(i, u)
+        j = Concat<axis = 1>({last}, u)
         o0 = Conv<pads = [1, 1, 1, 1]>(j, out_weight) o = Relu(o0)
         pooled = GlobalAveragePool(o) flat = Flatten(pooled)
         h = MatMul(flat, head_weight) logits = Add(h, head_bias)"""
-    return _network("float[3, 3, 12, 12] x", body, shapes, 3, seed)
+    return _network(f"float[{rows}, 3, 12, 12] x", body, shapes, rows, seed)
 
 
-FAMILIES: Mapping[str, Callable[[], onnx.ModelProto]] = {
+FAMILIES: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "mlp": mlp,
     "cnn": cnn,
     "gpt": gpt,
@@ -165,9 +188,9 @@ FAMILIES: Mapping[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-def training_step(family: str, optimizer: str = "adamw") -> onnx.ModelProto:
+def training_step(family: str, optimizer: str = "adamw", deep: bool = False) -> onnx.ModelProto:
     """The training step of a family's network."""
-    return grad(FAMILIES[family](), GradOptions(loss="loss", optimizer=optimizer)).model
+    return grad(FAMILIES[family](deep=deep), GradOptions(loss="loss", optimizer=optimizer)).model
 
 
 def batches(model: onnx.ModelProto, count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:

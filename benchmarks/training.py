@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measured(family: str, steps: int) -> list[dict[str, Any]]:
     """A row for the step as it is, and one per rewritten file."""
     model = onnx.load(ROOT / "sample_models" / f"{SAMPLE}.onnx") if family == SAMPLE else None
-    step = training_step(family) if model is None else model
+    step = training_step(family, deep=True) if model is None else model
     first = Trainer(step, init="random", threads=1)
     contract, state = first.file.contract, first.state_dict()
     data = sample_batches(steps) if family == SAMPLE else batches(step, steps)

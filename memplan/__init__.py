@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
     from memplan.runtime.load import load, session_options
+    from memplan.training.accumulate import AccumulatingTrainer
     from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
+    "AccumulatingTrainer": "memplan.training.accumulate",
     "Analysis": "memplan.api.analyze",
     "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
@@ -59,6 +61,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AccumulatingTrainer",
     "Analysis",
     "GradOptions",
     "LowerOptions",

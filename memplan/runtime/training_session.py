@@ -174,6 +174,12 @@ class TrainingSession:
             self._spare[name] = Buffer(value, self.request.provider)
         self._bind(name)
 
+    def share(self, name: str, buffer: Buffer) -> None:
+        """Let an input have its value in a buffer of another session on the same device."""
+        if self.buffers.get(name) is not buffer:
+            self.buffers[name] = buffer
+            self._bind(name)
+
     def get(self, name: str) -> Array:
         """A copy of an input's present value."""
         return self.buffers[name].read()

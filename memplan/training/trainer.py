@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import Slot, StepFile, read_step, require_update
 from memplan.training.telling import Binding, StepReport, description
 from memplan.training.weights import Weights
+
+if TYPE_CHECKING:
+    from memplan.runtime.training_session import TrainingSession
 
 Array = npt.NDArray[Any]
 
@@ -428,6 +431,21 @@ class Trainer:
             )
             for output, given in self._pairs.items()
         )
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session with the state."""
+        return self._session
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The hyperparameters that were given as numbers."""
+        return self._knobs.numbers
+
+    def adopt(self, steps: int, hyperparameters: Mapping[str, float]) -> None:
+        """Go on as if so many steps had been taken."""
+        self.steps = steps
+        self._knobs.adopt(hyperparameters)
 
     @property
     def file(self) -> StepFile:

@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_the_state_before_is_kept(
     assert "the loss of step 6 is" in done.stderr
     with np.load(tmp_path / "run.npz") as checkpoint:
         assert checkpoint["step"] == 6
-        assert all(np.isfinite(checkpoint[name]).all() for name in ("a.weight", "c.bias"))
+        assert all(np.isfinite(checkpoint[name]).all() for name in ("a.weight", "z.bias"))
 
 
 def test_a_run_goes_on_as_if_it_had_not_ended(inside: Memplan, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from helpers.graphs import parse
-from helpers.networks import batches, training_step
-from memplan import Trainer
+from helpers.networks import FAMILIES, batches, training_step
+from memplan import GradOptions, Trainer, grad
 
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
 
@@ -56,17 +56,20 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("pretrained.safetensors").write_bytes(packed(weights))
     data = batches(step, 5)
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 7
+    assert len(blocks) == 8
+    options = GradOptions(loss="loss", optimizer="adamw")
+    grad(FAMILIES["cnn"](), options, Path("gradients.onnx"), update_output="update.onnx")
     scope: dict[str, Any] = {
         "batches": data,
         "batch": data[0],
+        **dict(zip(("first", "second", "third", "fourth"), data, strict=False)),
         "x": np.concatenate([batch["x"] for batch in data]),
         "labels": np.concatenate([batch["labels"] for batch in data]),
         "module": Module(weights),
     }
     for block in blocks:
         exec(compile(block.replace("steps=1000", "steps=10"), str(PAGE), "exec"), scope)
-    assert scope["trainer"].steps == 11
+    assert scope["trainer"].steps == 1
     assert Path("net.onnx").exists()
 
 

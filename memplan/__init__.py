@@ -12,6 +12,8 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
+    from memplan.api.capture.result import Capture
+    from memplan.api.capture.run import capture
     from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from memplan.api.validate.result import Validation
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
+    from memplan.pytorch.step import TorchStep
     from memplan.runtime.load import load, session_options
     from memplan.units import parse_size
 
 _HOME = {
     "Analysis": "memplan.api.analyze",
+    "Capture": "memplan.api.capture.result",
     "GradOptions": "memplan.api.grad.run",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
@@ -36,10 +40,12 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
+    "TorchStep": "memplan.pytorch.step",
     "TrainingGraph": "memplan.api.grad.run",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",
+    "capture": "memplan.api.capture.run",
     "grad": "memplan.api.grad.run",
     "gradients": "memplan.api.grad.run",
     "load": "memplan.runtime.load",
@@ -53,6 +59,7 @@ _HOME = {
 
 __all__ = [
     "Analysis",
+    "Capture",
     "GradOptions",
     "MemplanError",
     "Profile",
@@ -61,10 +68,12 @@ __all__ = [
     "RewriteOptions",
     "Sweep",
     "SweepOptions",
+    "TorchStep",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",
     "analyze",
+    "capture",
     "grad",
     "gradients",
     "load",

@@ -66,6 +66,7 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
     renamed = _named_outputs(emitter, outputs)
     graph = model.graph
     for node in emitter.nodes:
+        rename_reads(node, renamed)
         node.output[:] = [renamed.get(name, name) for name in node.output]
     graph.node.extend(emitter.nodes)
     graph.initializer.extend(emitter.initializers.values())

@@ -1,0 +1,238 @@
+"""Torch's exported program → an ONNX graph whose weights are inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import onnx
+import torch
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+
+from memplan.errors import ModelError
+from memplan.pytorch.attention import attention
+from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.trace import Prepared, quiet, user_name
+
+aten = torch.ops.aten
+OPSET = 20
+_LARGEST_CONSTANT = 1024
+"""Elements; larger constants (masks, zeros) are computed in the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An ONNX graph without weights.
+
+    ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
+    batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
+    to parameters.
+    """
+
+    model: onnx.ModelProto
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    batch: tuple[str, ...]
+    loss: str
+    renewed: Mapping[str, str]
+    gradients: Mapping[str, str]
+
+
+def registry() -> Any:
+    """What torch's exporter has ONNX forms for."""
+    from torch.onnx._internal.exporter import _registration
+
+    with quiet():
+        return _registration.ONNXRegistry.from_torchlib()
+
+
+def friendly_table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of what has no ONNX form, and attention written out."""
+    from torch.onnx._internal.exporter import _decomp
+
+    table: dict[Any, Any] = dict(
+        _decomp.create_onnx_friendly_decomposition_table(
+            set(_decomp.get_onnx_implemented_overloads(registry()))
+        )
+    )
+    table[aten.scaled_dot_product_attention.default] = attention
+    return table
+
+
+def decomposed(program: Any) -> Any:
+    """The forward program in operators that have an ONNX form; in-place updates are outputs."""
+    with quiet():
+        return program.run_decompositions(friendly_table())
+
+
+def to_onnx(program: Any, prepared: Prepared) -> Exported:
+    """The ONNX graph of a decomposed program.
+
+    Raises:
+        ModelError: an operator has no ONNX form.
+    """
+    interface = _Interface(program, prepared)
+    interface.merge_tied()
+    interface.declare()
+    model = _translated(interface.program)
+    return interface.named(model)
+
+
+class _Interface:
+    """Which input and output of a program is which of the user's tensors."""
+
+    def __init__(self, program: Any, prepared: Prepared) -> None:
+        self.program = program
+        self.graph = program.graph_module.graph
+        self.signature = program.graph_signature
+        module = prepared.module
+        self.prepared = prepared
+        held = {**dict(module.named_parameters(remove_duplicate=False))}
+        held |= dict(module.named_buffers(remove_duplicate=False))
+        first: dict[int, str] = {}
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            first.setdefault(id(tensor), name)
+        self.canonical = {name: user_name(first[id(tensor)]) for name, tensor in held.items()}
+
+    def merge_tied(self) -> None:
+        """Let one placeholder stand for a parameter that has several names."""
+        places = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        kept: dict[str, Any] = {}
+        specs = []
+        for spec in self.signature.input_specs:
+            name = self._name(spec)
+            if name is not None and name in kept:
+                places[spec.arg.name].replace_all_uses_with(kept[name])
+                self.graph.erase_node(places[spec.arg.name])
+                continue
+            if name is not None:
+                kept[name] = places[spec.arg.name]
+            specs.append(spec)
+        self.signature = ExportGraphSignature(specs, list(self.signature.output_specs))
+
+    def _name(self, spec: InputSpec) -> str | None:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            return self.canonical[str(spec.target)]
+        return None
+
+    def declare(self) -> None:
+        """Say of all parameters and buffers that they are inputs, and of new ones that they are
+        outputs."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+        self.given = [s for s in self.signature.input_specs if s.kind is not InputKind.CUSTOM_OBJ]
+        ends = next(iter(reversed(self.graph.nodes)))
+        pairs = list(zip(ends.args[0], self.signature.output_specs, strict=True))
+        pairs = [(node, spec) for node, spec in pairs if isinstance(node, torch.fx.Node)]
+        self.made = [spec for _, spec in pairs]
+        inputs = [
+            InputSpec(InputKind.USER_INPUT, s.arg, None) if s.kind in kinds else s
+            for s in self.given
+        ]
+        outputs = [
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None)
+            for node in self._apart([node for node, _ in pairs])
+        ]
+        self.program._graph_signature = ExportGraphSignature(inputs, outputs)
+
+    def _apart(self, nodes: list[Any]) -> list[Any]:
+        """The nodes that the program gives out, copied where one is an input or stands twice."""
+        ends = next(iter(reversed(self.graph.nodes)))
+        found: list[Any] = []
+        for node in nodes:
+            if node.op == "placeholder" or node in found:
+                with self.graph.inserting_before(ends):
+                    copy = self.graph.call_function(aten.clone.default, (node,))
+                copy.meta = dict(node.meta)
+                node = copy
+            found.append(node)
+        ends.args = (tuple(found),)
+        return found
+
+    def named(self, model: Any) -> Exported:
+        """Give inputs and outputs the user's names."""
+        given = [s for s in self.given if s.kind is not InputKind.CONSTANT_TENSOR]
+        batch = iter(self.prepared.batch)
+        inputs, parameters, buffers = [], [], []
+        for spec in given:
+            if spec.kind is InputKind.USER_INPUT:
+                inputs.append(next(batch))
+                continue
+            name = self.canonical[str(spec.target)]
+            inputs.append(name)
+            (parameters if spec.kind is InputKind.PARAMETER else buffers).append(name)
+        outputs: list[str] = []
+        renewed, gradients = {}, {}
+        for output in self.made:
+            if output.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
+                outputs.append("loss")
+                continue
+            name = self.canonical[str(output.target)]
+            mutated = output.kind is OutputKind.BUFFER_MUTATION
+            outputs.append(f"{name}_new" if mutated else f"{name}_grad")
+            (renewed if mutated else gradients)[outputs[-1]] = name
+        _rename(model, inputs, outputs)
+        return Exported(
+            model=model.model_proto,
+            parameters=tuple(parameters),
+            buffers=tuple(buffers),
+            batch=tuple(self.prepared.batch),
+            loss="loss",
+            renewed=renewed,
+            gradients=gradients,
+        )
+
+
+def _rename(model: Any, inputs: list[str], outputs: list[str]) -> None:
+    """Name the inputs and outputs of torch's ONNX program; other tensors make way."""
+    graph = model.model.graph
+    wanted = {*inputs, *outputs}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in wanted:
+                value.name = f"{value.name}/value"
+    for value in [*graph.initializers.values()]:
+        if value.name in wanted:
+            value.name = f"{value.name}/value"
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+
+
+def _translated(program: Any) -> Any:
+    """Torch's ONNX program, optimized; the program is decomposed already."""
+    import onnxscript.optimizer
+
+    from memplan.pytorch.translations import TRANSLATIONS
+
+    decompose = "torch.onnx._internal.exporter._fx_passes.decompose_with_registry"
+    try:
+        with quiet(), mock.patch(decompose, lambda program, *_a, **_k: program):
+            result = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=TRANSLATIONS,
+            )
+            assert result is not None
+            onnxscript.optimizer.optimize_ir(
+                result.model, input_size_limit=_LARGEST_CONSTANT, output_size_limit=_LARGEST_CONSTANT
+            )
+    except Exception as error:
+        raise ModelError(
+            f"torch's exporter has no ONNX form for a part of the model: {reason_of(error)}",
+            hint_for(error),
+        ) from error
+    return result

@@ -1,0 +1,101 @@
+"""The exporter's ONNX graph as memplan writes it: modules, sizes and seeds by readable names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+MODULE_KEY = "memplan.module"
+FIRST_SEED = 1000
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_IR_VERSION = 10
+_RANDOM = frozenset(
+    {"Dropout", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"}
+)
+
+
+def tidy(model: onnx.ModelProto, dynamic: Mapping[str, Mapping[int, str]]) -> None:
+    """Rewrite what is not computation, in place.
+
+    Every node tells its module (``memplan.module``); nothing tells where the source lies. Symbols
+    have the names in ``dynamic`` (axis → name, by input), and every random operator a seed of its
+    own, so that the same file computes the same numbers.
+    """
+    graph = model.graph
+    model.producer_name, model.producer_version = "memplan capture", ""
+    model.ir_version = min(model.ir_version, _IR_VERSION)
+    graph.name, graph.doc_string, model.doc_string = "training_step", "", ""
+    for node in graph.node:
+        module = _module(node)
+        del node.metadata_props[:]
+        node.doc_string = ""
+        if module:
+            node.metadata_props.add(key=MODULE_KEY, value=module)
+        node.name = node.name.removeprefix("node_")
+    for item in (model, graph, *graph.initializer):
+        del item.metadata_props[:]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        del value.metadata_props[:]
+        value.doc_string = ""
+    _name_nodes_apart(graph.node)
+    _seed(graph.node)
+    _name_symbols(graph, dynamic)
+
+
+def _module(node: onnx.NodeProto) -> str:
+    """The path of the innermost module that made a node, as the user knows it."""
+    scopes = next((item.value for item in node.metadata_props if item.key == _SCOPES), "[]")
+    try:
+        names = ast.literal_eval(scopes)
+    except (ValueError, SyntaxError):
+        return ""
+    inner = [name for name in names[:-1] if name]
+    if not inner:
+        return "loss" if len(names) > 1 else ""
+    path = str(inner[-1])
+    return "" if path == "model" else path.removeprefix("model.")
+
+
+def _name_nodes_apart(nodes: Iterable[onnx.NodeProto]) -> None:
+    seen: set[str] = set()
+    for node in nodes:
+        name, count = node.name or node.op_type, 0
+        while node.name in seen or not node.name:
+            count += 1
+            node.name = f"{name}_{count}"
+        seen.add(node.name)
+
+
+def _seed(nodes: Iterable[onnx.NodeProto]) -> None:
+    random = [node for node in nodes if node.op_type in _RANDOM]
+    for index, node in enumerate(random):
+        kept = [item for item in node.attribute if item.name != "seed"]
+        kind = int if node.op_type == "Dropout" else float
+        made = helper.make_attribute("seed", kind(FIRST_SEED + index))
+        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
+        del node.attribute[:]
+        node.attribute.extend([*attributes, made])
+
+
+def _name_symbols(graph: onnx.GraphProto, dynamic: Mapping[str, Mapping[int, str]]) -> None:
+    """The exporter calls sizes ``s53``; expressions of them are renamed, too."""
+    names: dict[str, str] = {}
+    for value in graph.input:
+        for axis, label in dynamic.get(value.name, {}).items():
+            symbol = value.type.tensor_type.shape.dim[axis].dim_param
+            if symbol:
+                names[symbol] = label
+    for dim in _dims((*graph.input, *graph.output, *graph.value_info)):
+        if dim.dim_param:
+            dim.dim_param = _SYMBOL.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)
+
+
+def _dims(
+    values: Sequence[onnx.ValueInfoProto],
+) -> Iterable[onnx.TensorShapeProto.Dimension]:
+    return (dim for value in values for dim in value.type.tensor_type.shape.dim)

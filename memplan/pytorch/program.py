@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from memplan.pytorch.trace import Prepared, quiet, user_name
 
 aten = torch.ops.aten
 OPSET = 20
+_ROUNDS = 2
 _LARGEST_CONSTANT = 1024
 """Elements; larger constants (masks, zeros) are computed in the graph."""
 
@@ -210,8 +212,6 @@ def _rename(model: Any, inputs: list[str], outputs: list[str]) -> None:
 
 def _translated(program: Any) -> Any:
     """Torch's ONNX program, optimized; the program is decomposed already."""
-    import onnxscript.optimizer
-
     from memplan.pytorch.translations import TRANSLATIONS
 
     decompose = "torch.onnx._internal.exporter._fx_passes.decompose_with_registry"
@@ -227,12 +227,47 @@ def _translated(program: Any) -> Any:
                 custom_translation_table=TRANSLATIONS,
             )
             assert result is not None
-            onnxscript.optimizer.optimize_ir(
-                result.model, input_size_limit=_LARGEST_CONSTANT, output_size_limit=_LARGEST_CONSTANT
-            )
+            _folded(result.model)
     except Exception as error:
         raise ModelError(
             f"torch's exporter has no ONNX form for a part of the model: {reason_of(error)}",
             hint_for(error),
         ) from error
     return result
+
+
+def _folded(model: Any) -> None:
+    """What onnxscript's optimizer does, in place, but for its rules of fusion: those are the
+    runtime's business, and take quadratic time."""
+    from onnx_ir.passes import Sequential, common
+    from onnxscript.optimizer import fold_constants_ir
+
+    Sequential(common.InlinePass(), common.RemoveUnusedFunctionsPass())(model)
+    for _ in range(_ROUNDS):
+        fold_constants_ir(
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=_LARGEST_CONSTANT,
+            output_size_limit=_LARGEST_CONSTANT,
+            should_fold=_folds,
+        )
+        common.RemoveUnusedNodesPass()(model)
+    Sequential(
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    )(model)
+
+
+def _folds(node: Any) -> bool | None:
+    """Refuse what would be large before it is computed; None leaves it to the optimizer."""
+    for value in node.outputs:
+        sizes = [n for n in value.shape or () if isinstance(n, int)]
+        if math.prod(sizes) > _LARGEST_CONSTANT:
+            return False
+    return None

@@ -12,6 +12,7 @@ from onnx import helper
 MODULE_KEY = "memplan.module"
 FIRST_SEED = 1000
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_NO_MODULE = "_empty_nn_module_stack"
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _IR_VERSION = 10
 _RANDOM = frozenset(
@@ -54,7 +55,7 @@ def _module(node: onnx.NodeProto) -> str:
         names = ast.literal_eval(scopes)
     except (ValueError, SyntaxError):
         return ""
-    inner = [name for name in names[:-1] if name]
+    inner = [name for name in names[:-1] if name and not name.startswith(_NO_MODULE)]
     if not inner:
         return "loss" if len(names) > 1 else ""
     path = str(inner[-1])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -224,7 +225,8 @@ def export(prepared: Prepared) -> Any:
             }
         }
     try:
-        with quiet():
+        # Of what it refuses, torch prints the graph so far to stderr.
+        with quiet(), redirect_stderr(StringIO()):
             return torch.export.export(
                 prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes
             )

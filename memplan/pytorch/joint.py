@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.exported_program import _decompose_exported_program
+from torch.export.graph_signature import InputKind
 
 from memplan.errors import ModelError
-from memplan.pytorch.attention import attention
 from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.program import friendly_table
@@ -31,20 +33,24 @@ _STRIDED = (
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-def joint(program: Any) -> Any:
-    """The exported forward program with the gradients of all parameters that require one.
+def joint(program: Any, trainable: Collection[str]) -> Any:
+    """The exported forward program with the gradients of parameters.
+
+    Args:
+        program: what torch exported; which of its inputs require a gradient is changed.
+        trainable: parameters to differentiate by, under the names in the program.
 
     Raises:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
     """
     table = {**friendly_table(), **backward_table()}
-    composite = {aten.scaled_dot_product_attention.default: attention}
-    del table[aten.scaled_dot_product_attention.default]
     try:
+        with quiet():
+            _freeze(program, trainable)
         with quiet(), torch.backends.mkldnn.flags(enabled=False):
             result = _decompose_exported_program(
                 program,
-                cia_to_decomp=composite,
+                cia_to_decomp={},
                 python_decomp_table=table,
                 joint_loss_index=0,  # among the program's own outputs: it has no other
                 decompose_custom_triton_ops=False,
@@ -55,6 +61,32 @@ def joint(program: Any) -> Any:
         ) from error
     _without_copies(result.graph_module)
     return result
+
+
+def _freeze(program: Any, trainable: Collection[str]) -> None:
+    """Let all parameters but ``trainable`` require no gradient, and of these those that the loss
+    does not depend on: autograd's export fails where a parameter has none."""
+    module = program.graph_module
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    wanted = []
+    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            if spec.kind is InputKind.PARAMETER and spec.target in trainable:
+                wanted.append(node)
+            else:
+                node.meta["val"] = value.detach()
+    values = [node.meta["val"] for node in nodes]
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    with mode, torch.enable_grad():
+        copies = [v.clone() if isinstance(v, FakeTensor) else v for v in values]
+        (loss, *_) = torch.fx.Interpreter(module).run(*copies)
+        found = torch.autograd.grad(
+            loss, [node.meta["val"] for node in wanted], allow_unused=True
+        )
+    for node, grad in zip(wanted, found, strict=True):
+        if grad is None:
+            node.meta["val"] = node.meta["val"].detach()
 
 
 def _without_copies(module: Any) -> None:

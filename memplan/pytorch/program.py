@@ -20,9 +20,9 @@ from torch.export.graph_signature import (
 )
 
 from memplan.errors import ModelError
-from memplan.pytorch.attention import attention
+from memplan.pytorch.spelled import attention
 from memplan.pytorch.errors import hint_for, reason_of
-from memplan.pytorch.trace import Prepared, quiet, user_name
+from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
 OPSET = 20
@@ -83,7 +83,6 @@ def to_onnx(program: Any, prepared: Prepared) -> Exported:
         ModelError: an operator has no ONNX form.
     """
     interface = _Interface(program, prepared)
-    interface.merge_tied()
     interface.declare()
     model = _translated(interface.program)
     return interface.named(model)
@@ -98,33 +97,7 @@ class _Interface:
         self.signature = program.graph_signature
         module = prepared.module
         self.prepared = prepared
-        held = {**dict(module.named_parameters(remove_duplicate=False))}
-        held |= dict(module.named_buffers(remove_duplicate=False))
-        first: dict[int, str] = {}
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            first.setdefault(id(tensor), name)
-        self.canonical = {name: user_name(first[id(tensor)]) for name, tensor in held.items()}
-
-    def merge_tied(self) -> None:
-        """Let one placeholder stand for a parameter that has several names."""
-        places = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
-        kept: dict[str, Any] = {}
-        specs = []
-        for spec in self.signature.input_specs:
-            name = self._name(spec)
-            if name is not None and name in kept:
-                places[spec.arg.name].replace_all_uses_with(kept[name])
-                self.graph.erase_node(places[spec.arg.name])
-                continue
-            if name is not None:
-                kept[name] = places[spec.arg.name]
-            specs.append(spec)
-        self.signature = ExportGraphSignature(specs, list(self.signature.output_specs))
-
-    def _name(self, spec: InputSpec) -> str | None:
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            return self.canonical[str(spec.target)]
-        return None
+        self.canonical = {name: user_name(own) for name, own in first_names(module).items()}
 
     def declare(self) -> None:
         """Say of all parameters and buffers that they are inputs, and of new ones that they are

@@ -61,7 +61,12 @@ class Reading:
         Raises:
             ModelError: an operator has no ONNX form, or autograd refuses.
         """
-        return self._tidied(joint(self.program))
+        names = [
+            name
+            for name, _ in self.prepared.module.named_parameters()
+            if user_name(name) in self.trainable
+        ]
+        return self._tidied(joint(self.program, names))
 
     def _tidied(self, program: Any) -> Exported:
         exported = to_onnx(program, self.prepared)

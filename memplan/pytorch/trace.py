@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.spelled import spelled
 from memplan.pytorch.step import TorchStep, parameter_names
 
-MODEL, CRITERION = "model", "loss"
-"""Names of the modules inside :class:`StepModule`, with which torch's names begin."""
+STORED = (InputKind.PARAMETER, InputKind.BUFFER)
+MODEL = "model"
+"""The name of the user's model inside :class:`StepModule`, with which torch's names begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +229,8 @@ def export(prepared: Prepared) -> Any:
         }
     try:
         # Of what it refuses, torch prints the graph so far to stderr.
-        with quiet(), redirect_stderr(StringIO()):
-            return torch.export.export(
+        with quiet(), redirect_stderr(StringIO()), spelled():
+            program = torch.export.export(
                 prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes
             )
     except UsageError:
@@ -237,6 +240,38 @@ def export(prepared: Prepared) -> Any:
         raise ModelError(
             f"torch.export refuses the model: {reason_of(error)}", hint_for(error)
         ) from error
+    _merge_tied(program, first_names(prepared.module))
+    return program
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer → the first name of the same tensor."""
+    held = dict(module.named_parameters(remove_duplicate=False))
+    held |= dict(module.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, tensor in held.items():
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in held.items()}
+
+
+def _merge_tied(program: Any, names: Mapping[str, str]) -> None:
+    """Let one input stand for a parameter that has several names, in place."""
+    places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    kept: dict[str, Any] = {}
+    specs = []
+    for spec in program.graph_signature.input_specs:
+        name = names.get(str(spec.target)) if spec.kind in STORED else None
+        if name is not None and name in kept:
+            places[spec.arg.name].replace_all_uses_with(kept[name])
+            program.graph.erase_node(places[spec.arg.name])
+            continue
+        if name is not None:
+            kept[name] = places[spec.arg.name]
+        specs.append(spec)
+    if len(specs) < len(program.graph_signature.input_specs):
+        program.graph_module.recompile()
+        outputs = list(program.graph_signature.output_specs)
+        program._graph_signature = ExportGraphSignature(specs, outputs)
 
 
 def _require_runs(prepared: Prepared) -> None:

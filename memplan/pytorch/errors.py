@@ -36,7 +36,10 @@ def reason_of(error: BaseException) -> str:
         seen = seen.__cause__
     lines = [line.strip() for line in str(deepest).splitlines()]
     lines = [line for line in lines if line and not line.startswith(("#", "==", "__", "⬆"))]
-    return f"{type(deepest).__name__}: {lines[0] if lines else 'no message'}"[:400]
+    said = lines[0] if lines else "no message"
+    if "Constraints violated" in said:  # what is violated stands in a list below
+        said = next((line.lstrip("- ") for line in lines if line.startswith("- ")), said)
+    return f"{type(deepest).__name__}: {said}"[:400]
 
 
 def hint_for(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ _STRIDED = (
     aten.as_strided_scatter.default,
     torch.ops.prims.as_strided_scatter.default,
 )
+_NO_GRADIENT = "did not receive a gradient"
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -43,18 +44,16 @@ def joint(program: Any, trainable: Collection[str]) -> Any:
     Raises:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
     """
-    table = {**friendly_table(), **backward_table()}
     try:
-        with quiet():
-            _freeze(program, trainable)
         with quiet(), torch.backends.mkldnn.flags(enabled=False):
-            result = _decompose_exported_program(
-                program,
-                cia_to_decomp={},
-                python_decomp_table=table,
-                joint_loss_index=0,  # among the program's own outputs: it has no other
-                decompose_custom_triton_ops=False,
-            )
+            _freeze(program, trainable)
+            try:
+                result = _joined(program)
+            except AssertionError as error:
+                if _NO_GRADIENT not in str(error):
+                    raise
+                _freeze_unreached(program)
+                result = _joined(program)
     except Exception as error:
         raise ModelError(
             f"autograd's backward cannot be captured: {reason_of(error)}", hint_for(error)
@@ -63,29 +62,44 @@ def joint(program: Any, trainable: Collection[str]) -> Any:
     return result
 
 
+def _joined(program: Any) -> Any:
+    return _decompose_exported_program(
+        program,
+        cia_to_decomp={},
+        python_decomp_table={**friendly_table(), **backward_table()},
+        joint_loss_index=0,  # among the program's own outputs: it has no other
+        decompose_custom_triton_ops=False,
+    )
+
+
+def _inputs(program: Any) -> list[Any]:
+    return [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]
+
+
 def _freeze(program: Any, trainable: Collection[str]) -> None:
-    """Let all parameters but ``trainable`` require no gradient, and of these those that the loss
-    does not depend on: autograd's export fails where a parameter has none."""
-    module = program.graph_module
-    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-    wanted = []
-    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
+    """Let all parameters but ``trainable`` require no gradient, and of these those that nothing
+    reads: autograd's export fails where a parameter has none."""
+    for node, spec in zip(_inputs(program), program.graph_signature.input_specs, strict=True):
         value = node.meta["val"]
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            if spec.kind is InputKind.PARAMETER and spec.target in trainable:
-                wanted.append(node)
-            else:
+            wanted = spec.kind is InputKind.PARAMETER and spec.target in trainable
+            if not wanted or not node.users:
                 node.meta["val"] = value.detach()
+
+
+def _freeze_unreached(program: Any) -> None:
+    """The same for parameters that are read, but on no way to the loss that has a derivative."""
+    nodes = _inputs(program)
     values = [node.meta["val"] for node in nodes]
+    wanted = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
     mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
     with mode, torch.enable_grad():
         copies = [v.clone() if isinstance(v, FakeTensor) else v for v in values]
-        (loss, *_) = torch.fx.Interpreter(module).run(*copies)
-        found = torch.autograd.grad(
-            loss, [node.meta["val"] for node in wanted], allow_unused=True
-        )
-    for node, grad in zip(wanted, found, strict=True):
-        if grad is None:
+        (loss, *_) = torch.fx.Interpreter(program.graph_module).run(*copies)
+        grads = torch.autograd.grad(loss, wanted, allow_unused=True)
+    lost = {id(value) for value, grad in zip(wanted, grads, strict=True) if grad is None}
+    for node in nodes:
+        if id(node.meta["val"]) in lost:
             node.meta["val"] = node.meta["val"].detach()
 
 
@@ -106,17 +120,37 @@ def _without_copies(module: Any) -> None:
 
 
 def _as_reshape(graph: Any, node: Any) -> None:
-    """Strided pieces that are whole tensors are reshapes."""
+    """Strided pieces that are all of a tensor, in its own order, are reshapes."""
     scattered = node.target is not aten.as_strided.default
-    source, sizes = node.args[1 if scattered else 0], node.args[2 if scattered else 1]
-    value, given = node.meta["val"], node.args[0].meta["val"]
-    if math.prod(sizes) != given.numel() or not (scattered or value.is_contiguous()):
+    source, (sizes, strides) = node.args[int(scattered)], node.args[1 + scattered : 3 + scattered]
+    given = node.args[0].meta["val"]
+    plain = _in_order(_values(sizes), _values(strides))
+    plain = plain and _in_order(list(given.shape), list(given.stride()))
+    if math.prod(_values(sizes)) != given.numel() or not plain:
         raise ModelError(
             "the backward part takes strided pieces of a tensor, which ONNX has no form for",
-            "write the model with reshape and slicing instead of as_strided",
+            "write the model with reshape and slicing instead of as_strided, or --via grad",
         )
+    shape = list(given.shape) if scattered else list(sizes)
+    if any(isinstance(size, torch.SymInt) for size in shape):
+        shape = [-1] if len(shape) == 1 else shape
     with graph.inserting_before(node):
-        made = graph.call_function(aten.reshape.default, (source, list(value.shape)))
+        made = graph.call_function(aten.reshape.default, (source, shape))
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def _values(sizes: Sequence[Any]) -> list[Any]:
+    """Sizes, where some may be nodes of the graph."""
+    return [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in sizes]
+
+
+def _in_order(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether strides are those of a tensor whose elements lie one behind the other."""
+    step: Any = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step = step * size
+    return True

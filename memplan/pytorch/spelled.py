@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 from unittest import mock
 
@@ -103,9 +104,29 @@ def embedding_bag(
     return total if mode == "sum" else total / count.clamp(min=1.0).unsqueeze(-1)
 
 
+def _in_type_of_weight(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A normalization that, under autocast, gets an input narrower than its weight: PyTorch's
+    kernels compute in the weight's type, ONNX has no such mixture."""
+
+    @wraps(function)
+    def computed(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        others = (*args, *kwargs.values())
+        kinds = {t.dtype for t in others if isinstance(t, Tensor) and t.is_floating_point()}
+        if not kinds or kinds == {input.dtype}:
+            found: Tensor = function(input, *args, **kwargs)
+            return found
+        widest = max(kinds, key=lambda kind: torch.finfo(kind).bits)
+        result: Tensor = function(input.to(widest), *args, **kwargs)
+        return result.to(input.dtype)
+
+    return computed
+
+
+_NORMS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
+    **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
 
 

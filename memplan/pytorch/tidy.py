@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 from onnx import helper
 
+from memplan.errors import ModelError
+
 MODULE_KEY = "memplan.module"
 FIRST_SEED = 1000
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -26,6 +28,9 @@ def tidy(model: onnx.ModelProto, dynamic: Mapping[str, Mapping[int, str]]) -> No
     Every node tells its module (``memplan.module``); nothing tells where the source lies. Symbols
     have the names in ``dynamic`` (axis → name, by input), and every random operator a seed of its
     own, so that the same file computes the same numbers.
+
+    Raises:
+        ModelError: a dimension that was to be dynamic is not.
     """
     graph = model.graph
     model.producer_name, model.producer_version = "memplan capture", ""
@@ -84,13 +89,22 @@ def _seed(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def _name_symbols(graph: onnx.GraphProto, dynamic: Mapping[str, Mapping[int, str]]) -> None:
-    """The exporter calls sizes ``s53``; expressions of them are renamed, too."""
+    """The exporter calls sizes ``s53``; expressions of them are renamed, too.
+
+    Raises:
+        ModelError: a dimension that was to be dynamic has become a number on the way.
+    """
     names: dict[str, str] = {}
     for value in graph.input:
         for axis, label in dynamic.get(value.name, {}).items():
-            symbol = value.type.tensor_type.shape.dim[axis].dim_param
-            if symbol:
-                names[symbol] = label
+            dim = value.type.tensor_type.shape.dim[axis]
+            if not dim.dim_param.isidentifier():
+                raise ModelError(
+                    f"the dynamic dimension '{label}' of '{value.name}' became "
+                    f"{dim.dim_param or dim.dim_value}: an operator fixes it",
+                    "leave it out of the dynamic dimensions, or take the other road (--via)",
+                )
+            names[dim.dim_param] = label
     for dim in _dims((*graph.input, *graph.output, *graph.value_info)):
         if dim.dim_param:
             dim.dim_param = _SYMBOL.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from onnxscript import opset20 as op
 
+from memplan.pytorch.recurrent import gru, lstm, rnn_relu, rnn_tanh
+
 aten = torch.ops.aten
 
 
@@ -33,5 +35,9 @@ def batch_norm(
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten.lstm.input: lstm,
+    aten.gru.input: gru,
+    aten.rnn_tanh.input: rnn_tanh,
+    aten.rnn_relu.input: rnn_relu,
 }
 """What torch's exporter is told to use instead of its own."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
     from memplan.api.capture.result import Capture
     from memplan.api.capture.run import capture
-    from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
+    from memplan.api.grad.result import GradOptions, TrainingGraph
+    from memplan.api.grad.run import grad, gradients
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.result import Rewrite
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
-    "GradOptions": "memplan.api.grad.run",
+    "GradOptions": "memplan.api.grad.result",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
     "ProfileOptions": "memplan.api.profile",
@@ -41,7 +42,7 @@ _HOME = {
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
     "TorchStep": "memplan.pytorch.step",
-    "TrainingGraph": "memplan.api.grad.run",
+    "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",

@@ -21,6 +21,7 @@ from memplan_cli.options import (
     provider_option,
     report_options,
     session_option,
+    state_option,
 )
 from memplan_cli.progress import announce_compilation, frontier_progress, waiting
 
@@ -45,6 +46,7 @@ _OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
 @loss_option
 @session_option("How the model will be loaded.")
 @provider_option("The execution provider whose rules apply.")
+@state_option
 @click.option(
     "--top",
     type=click.IntRange(min=0),
@@ -63,6 +65,7 @@ def command(
     loss: str | None,
     session: str,
     provider: str,
+    state: tuple[str, ...],
     top: int,
     frontier: bool,
     placement: bool,
@@ -73,7 +76,9 @@ def command(
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
     from memplan.api.analyze import PLACEMENT_SECONDS, analyze, with_placement
+    from memplan.api.state import confirmed, settled
     from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
 
     report.guard(model)
     _refuse_unshown(report.form, frontier=frontier, placement=placement)
@@ -86,11 +91,14 @@ def command(
         from memplan.api.frontier import find_frontier
 
         with frontier_progress(report, model) as progress:
-            opened = open_model(model, bound(dims), loss)
+            kind = session_kind(session)
+            opened = confirmed(settled(open_model(model, bound(dims), loss), kind, state))
             analysis, points = find_frontier(opened, provider, progress=progress)
     else:
         with waiting(report, f"analyzing {model.name}"):
-            analysis = analyze(model, bound(dims), session=session, provider=provider, loss=loss)
+            analysis = analyze(
+                model, bound(dims), session=session, provider=provider, loss=loss, state=state
+            )
     if placement:
         with waiting(report, f"placing buffers, at most {PLACEMENT_SECONDS:g} s"):
             analysis = with_placement(analysis)

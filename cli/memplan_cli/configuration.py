@@ -29,7 +29,7 @@ ALLOWED = frozenset(
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
-    {"output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
+    {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
     | {"backend", "address"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run

@@ -38,6 +38,18 @@ def loss_option(function: Function) -> Function:
     return click.option("--loss", metavar="NAME", help=help)(function)
 
 
+def state_option(function: Function) -> Function:
+    """``--state``, as ``state``."""
+    return click.option(
+        "--state",
+        multiple=True,
+        metavar="HOW",
+        help="Where new weights and moments lie: in-place (over the old ones, as memplan.Trainer "
+        "binds them), apart (in memory of the run), or OUT=IN to name a pair. Repeatable.  "
+        "[default: as the file says, else apart]",
+    )(function)
+
+
 def session_option(help: str) -> Callable[[Function], Function]:
     """``--session``."""
     kinds = click.Choice(["tuned", "default"])
@@ -79,7 +91,7 @@ def strategy_names(ctx: click.Context, parameter: click.Parameter, typed: str) -
 
 def optimizer_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """What a shell may complete ``--optimizer`` to."""
-    from memplan.autodiff.optimizers import KINDS
+    from memplan.autodiff.optimizers.parse import KINDS
 
     return [name for name in ("none", *KINDS) if name.startswith(typed)]
 

@@ -23,6 +23,7 @@ from memplan_cli.options import (
     refuse_copy,
     report_options,
     session_option,
+    state_option,
     strategy_names,
     time_limit_option,
     weights_option,
@@ -58,6 +59,7 @@ from memplan_cli.progress import planning_progress
 )
 @session_option("How the result will be loaded: tuned, or with every option on its default.")
 @provider_option("The execution provider to plan for.")
+@state_option
 @click.option(
     "--optimize",
     type=click.Choice(["none", "basic", "extended"]),

@@ -17,6 +17,7 @@ from memplan_cli.options import (
     measuring_options,
     provider_option,
     report_options,
+    state_option,
     time_limit_option,
 )
 from memplan_cli.progress import steps_progress
@@ -32,6 +33,7 @@ from memplan_cli.signals import ended_by_signals
 @click.argument("rewritten", type=PATH)
 @dim_option("Give a symbolic dimension its size.  [default: as recorded in REWRITTEN]")
 @provider_option("Where to run; auto: as recorded in REWRITTEN.", auto=True)
+@state_option
 @measuring_options("Timed runs of each model.")
 @click.option(
     "--draws",

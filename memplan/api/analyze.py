@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.api.source import Model, as_file, shown_path
+from memplan.api.state import confirmed, contract_of, settled, state_report
 from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.ir.contract import Contract
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
@@ -26,6 +28,7 @@ from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.state import bind_state, unbound
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
 from memplan.units import counted, format_bytes
 
@@ -61,7 +64,7 @@ class Analysis(Summary):
     ``as_loaded``: the nodes are those that a session of this kind holds once it has loaded the
     file; else the file's own, which the session may change. ``inexact`` are the assumptions for
     which a run may take more or less. ``asked`` is the runtime that was asked, empty where the
-    file's own nodes are what a session runs.
+    file's own nodes are what a session runs. ``contract``: what inputs and outputs are to training.
     """
 
     path: Path
@@ -84,11 +87,24 @@ class Analysis(Summary):
     as_loaded: bool = True
     inexact: tuple[str, ...] = ()
     asked: str = ""
+    contract: Contract | None = None
 
     @property
     def later(self) -> LaterRuns | None:
         """What every run after the first takes in a session with a memory pattern; else None."""
         return later_runs(self.timeline) if self.session.name == "default" else None
+
+    def with_state_in_place(self) -> Timeline | None:
+        """The same step with its state bound (:mod:`memplan.simulate.state`).
+
+        None where there is none to bind, where it is bound, and for plain sessions.
+        """
+        pairs = self.contract.new_values if self.contract else {}
+        timeline, tuned = self.timeline, self.session.name == "tuned"
+        if not pairs or not tuned or self.graph.state is not None:
+            return None
+        graph = bind_state(self.graph, pairs, timeline.order, self.session.provider)
+        return simulate(graph, self.session, timeline.devices)
 
     @property
     def graph(self) -> Graph:
@@ -172,6 +188,15 @@ class Analysis(Summary):
             "exact": not self.inexact,
             "runtime": runtime_json(self.session.provider),
         }
+        state = state_report(self.graph)
+        if state is not None:
+            result["state"] = state.as_json()
+        bound = self.with_state_in_place()
+        if bound is not None:
+            result["with_state_in_place"] = {
+                "peak_bytes": bound.peak_bytes,
+                "peak_with_workspace_bytes": bound.peak_with_workspace_bytes,
+            }
         later = self.later
         if later is not None:
             result["later_runs"] = {
@@ -214,6 +239,7 @@ def analyze(
     provider: str = "cpu",
     loss: str | None = None,
     placement: bool = False,
+    state: str | Sequence[str] = (),
 ) -> Analysis:
     """Predict the memory of one training step of the model in ``path``.
 
@@ -224,14 +250,19 @@ def analyze(
         provider: ``cpu`` or ``cuda``.
         loss: name of the loss output, where the search would pick another.
         placement: also place all buffers in one arena, which takes up to some seconds.
+        state: where new weights and moments lie: ``in-place``, ``apart``, or pairs ``OUT=IN``
+            (:mod:`memplan.api.state`).
 
     Raises:
-        ModelError: the model cannot be read or a shape stays unknown.
+        ModelError: the model cannot be read or a shape stays unknown; or there is no state to be
+            in place.
         UsageError: an unknown dimension, loss output, session or provider was named.
     """
     kind = session_kind(session, provider)
+    asked = (state,) if isinstance(state, str) else tuple(state)
     with as_file(path) as file:
-        analysis = analyze_session(open_model(file, dims, loss, partly=True), kind, loss)
+        model = confirmed(settled(open_model(file, dims, loss, partly=True), kind, asked))
+        analysis = analyze_session(model, kind, loss)
     found = with_placement(analysis) if placement else analysis
     return replace(found, path=shown_path(path))
 
@@ -244,6 +275,8 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
     """
     from memplan.simulate.floor import structural_floor
 
+    if session.name == "default":
+        model = replace(model, graph=unbound(model.graph))
     timeline = simulate(model.graph, session, model.devices)
     explainer = Explainer(timeline, model.phases, model.modules)
     floor = structural_floor(model.graph, timeline)
@@ -278,6 +311,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         ),
         scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
+        contract=contract_of(model),
         as_loaded=not changes,
         inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider),
     )

@@ -27,7 +27,7 @@ def assemble(
     Args:
         forward: the graph that was differentiated (its nodes may have got further outputs).
         emitter: what was built.
-        outputs: new graph outputs by their names.
+        outputs: new graph outputs by their names, which the emitter gave out.
         trained: initializers among these become graph inputs with a default value, as their values
             change from step to step.
     """
@@ -58,11 +58,9 @@ def assemble(
     return result
 
 
-def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value]) -> list[str]:
-    """Add what was built to ``model`` itself, with its inputs, constants and some graph outputs.
-
-    The names that the outputs got.
-    """
+def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value]) -> None:
+    """Add what was built to ``model`` itself, with its inputs, constants and some graph outputs,
+    whose names the emitter gave out."""
     renamed = _named_outputs(emitter, outputs)
     graph = model.graph
     for node in emitter.nodes:
@@ -75,7 +73,6 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
     for name, final in renamed.items():
         _declare(graph.output, final, emitter.types[name])
     _state_types(graph, emitter)
-    return list(renamed.values())
 
 
 def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:
@@ -84,8 +81,7 @@ def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, 
     A backward tensor that is not an output yet takes the name; anything else needs a copy.
     """
     found: dict[str, str] = {}
-    for name, value in outputs.items():
-        final = emitter.fresh(name)
+    for final, value in outputs.items():
         if value.name in found or not emitter.in_backward_part(value):
             with emitter.scope(Scope(final, {PHASE_KEY: Phase.BACKWARD})):
                 value = emitter.op("Identity", value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.api.analyze import ACCOUNTING_VERSION, Analysis, analyze_session
+from memplan.api.state import confirmed, settled
 from memplan.check.lock import Binding, LockEntry, TopTensors
 from memplan.errors import ModelError
 from memplan.proto.read import read_model
@@ -85,7 +86,8 @@ def measure(
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
     # A lock holds on any machine, so nothing in it may depend on the processor.
-    analysis = analyze_session(opened(prepare(model, file, dims)), kind, portable=True)
+    found = confirmed(settled(opened(prepare(model, file, dims)), kind, ()))
+    analysis = analyze_session(found, kind, portable=True)
     return current(analysis, path, tolerance), symbolic
 
 

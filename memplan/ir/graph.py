@@ -90,6 +90,26 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class StateMemory:
+    """Where the next values of inputs lie that the caller gives memory for.
+
+    ``pairs``: output → input, all of them; ``in_place``: those that are written over the old value;
+    ``apart``: output → why it lies in a second buffer; ``second_bytes``: of all of these.
+    ``overwriter``: tensor that lies in the memory of an input → the node that writes over it;
+    ``before``: such a node → the nodes that must have run by then. ``refused``: names of outputs
+    that somebody else found no place for, and why.
+    """
+
+    pairs: Mapping[int, int]
+    in_place: Mapping[int, int]
+    apart: Mapping[int, str]
+    second_bytes: int
+    overwriter: Mapping[int, int]
+    before: Mapping[int, frozenset[int]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A training graph. ``nodes`` stand in file order, ``Constant`` nodes left out.
 
@@ -97,6 +117,7 @@ class Graph:
     tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
     with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
     ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.metadata`).
+    ``state``: where new values lie (:mod:`memplan.simulate.state`); None: in memory of the run.
     """
 
     name: str
@@ -109,6 +130,7 @@ class Graph:
     metadata: tuple[Mapping[str, str], ...]
     parent_op: str = ""
     checkpoints: frozenset[int] = frozenset()
+    state: StateMemory | None = None
     _ids: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def tensor_named(self, name: str) -> Tensor | None:

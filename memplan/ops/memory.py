@@ -43,6 +43,22 @@ EFFECT_OPS = frozenset(
 )
 CONTROL_FLOW_OPS = frozenset({":If", ":Loop", ":Scan", ":SequenceMap"})
 
+# Kernels that read element k of an input of the output's shape before they write element k of the
+# output, and never again: key → those inputs. They may write over such an input, which is more
+# than the runtime does on its own. With more than two inputs Sum, Max and Min go over the output
+# several times (``element_wise_ops.cc``), so they may not. Tried in tests/ort/test_state.py.
+OVERWRITES = {
+    **dict.fromkeys((":Add", ":Sub", ":Mul", ":Div", ":Sum", ":Max", ":Min"), (0, 1)),
+    **dict.fromkeys((":Neg", ":Identity"), (0,)),
+    ":Where": (1, 2),
+}
+_VARIADIC = frozenset({":Sum", ":Max", ":Min"})
+
+# They may put what they read into a sequence without a copy.
+SEQUENCE_OPS = frozenset(
+    {":SequenceConstruct", ":SequenceInsert", ":SplitToSequence", ":ConcatFromSequence"}
+)
+
 # Outputs that a kernel does not make when the graph leaves their name empty.
 OPTIONAL_OUTPUTS = {
     ":LayerNormalization": (1, 2),
@@ -102,6 +118,13 @@ def has_effects(key: str) -> bool:
     if key in EFFECT_OPS or key.startswith((":", "ai.onnx.ml:")):
         return key in EFFECT_OPS
     return not (key in RANDOM_OPS or key in semantics("cpu").known)
+
+
+def overwritable_inputs(key: str, inputs: int) -> tuple[int, ...]:
+    """The slots that a node with so many ``inputs`` may write its output over as it reads them."""
+    if key in _VARIADIC and inputs > 2:
+        return ()
+    return OVERWRITES.get(key, ())
 
 
 def refusal(key: str, provider: str = "cpu") -> str | None:

@@ -21,6 +21,7 @@ from memplan.passes.base import Applied, peak_fell
 from memplan.passes.surgery import node_protos, reopened, with_nodes
 from memplan.proto.nodes import is_constant
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.state import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline, simulate
 
 
@@ -98,6 +99,17 @@ def in_order(model: OpenModel, sequence: Sequence[int]) -> OpenModel:
     return reopened(model, with_nodes(proto, [*constants, *(nodes[n] for n in sequence)]))
 
 
+def in_state_order(model: OpenModel) -> OpenModel:
+    """The model with what writes over old state behind what still reads it, where that lets more
+    state lie in place; else the model itself."""
+    graph = model.graph
+    if graph.state is None or not graph.state.apart:
+        return model
+    moved = in_order(model, ordered_for_state(graph, names_of(graph)))
+    more = moved.graph.state is not None and len(moved.graph.state.apart) < len(graph.state.apart)
+    return moved if more else model
+
+
 def early_order(graph: Graph, updates: set[int]) -> list[int]:
     """Node ids with every node of ``updates`` as soon as the gradients are there that it needs.
 
@@ -105,6 +117,9 @@ def early_order(graph: Graph, updates: set[int]) -> list[int]:
     them.
     """
     sources = [{graph.tensors[t].producer for t in n.reads} - {-1} for n in graph.nodes]
+    if graph.state is not None:
+        for maker, nodes in graph.state.before.items():
+            sources[maker].update(nodes)
     waiting_for: list[int] = []  # per node: how many nodes other than updates it needs, in all
     behind: list[set[int]] = []
     for node in graph.nodes:

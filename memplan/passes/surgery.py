@@ -15,6 +15,7 @@ from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.state import rebound
 
 
 def with_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
@@ -39,7 +40,7 @@ def reopened(model: OpenModel, proto: onnx.ModelProto, frozen: Collection[str] =
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
     bound = bind_dims(proto, dims)
-    graph = build_graph(bound, prepared.types)
+    graph = rebound(build_graph(bound, prepared.types), model.graph)
     place = {node.name: node.id for node in model.graph.nodes}
     return OpenModel(
         replace(
@@ -63,9 +64,13 @@ def _carried(model: OpenModel, graph: Graph, frozen: frozenset[str]) -> Phases:
             t.id for t in graph.tensors if t.kind is not TensorKind.COMPUTED and t.name in names
         )
 
+    names = {tensor.name: tensor.id for tensor in graph.tensors}
+    tensors = model.graph.tensors
+    pairs = ((tensors[out].name, tensors[source].name) for out, source in old.pairs.items())
     return Phases(
         tuple(phase[node.name] for node in graph.nodes),
         None if loss is None else loss.id,
         ids(old.parameters),
         ids(old.state),
+        {names[out]: names[src] for out, src in pairs if out in names and src in names},
     )

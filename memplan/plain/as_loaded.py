@@ -26,8 +26,9 @@ from memplan.proto.read import read_model
 from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
 from memplan.shapes.prepare import load, prepare
-from memplan.simulate.opened import OpenModel, on_devices, opened
+from memplan.simulate.opened import OpenModel, on_devices, opened, with_state
 from memplan.simulate.session import SessionKind
+from memplan.simulate.state import names_of, unbound
 from memplan.simulate.timeline import removable_casts, simulate
 from memplan.units import counted, format_bytes
 
@@ -145,6 +146,9 @@ def as_loaded(
     held = opened(
         prepare(saved, prepared.path, prepared.dims, prepared.weights, partly=partly), loss
     )
+    held = replace(held, graph=unbound(held.graph))
+    if session.name == "tuned":
+        held = with_state(held, names_of(model.graph)) if model.graph.state else held
     if session.provider == "cuda":
         shown = replace(held, graph=_show_copies(held.graph, copies))
         held = on_devices(shown, session, loss)
@@ -152,6 +156,8 @@ def as_loaded(
     after = {node.name for node in held.graph.nodes}
     if before == after:
         own = on_devices(model, session, loss) if session.provider == "cuda" else model
+        if session.name == "default":
+            own = replace(own, graph=unbound(own.graph))
         return Loaded(own, session, (), (), answer.version)
     # Nodes are listed where they run: the indices of those that a plain session makes are not
     # known.

@@ -116,7 +116,8 @@ def encode(
     order = late_views(live, list(timeline.order), rules)
     arrays = graph_arrays(graph, rules, costs, workspace, inside)
     kept_order = [index for index in order if _keeps_its_turn(live, live.nodes[index])]
-    arrays = in_turn(arrays, kept_order)
+    arrays = arrays._replace(overwriter=_overwriters(graph))
+    arrays = in_turn(arrays, [*pairwise(kept_order), *_state_order(live)])
     maker = [
         t.producer if t.producer != ABSENT and t.producer not in refusals else NONE
         for t in graph.tensors
@@ -124,7 +125,8 @@ def encode(
     maker += [NONE] * (len(arrays.nbytes) - len(maker))
     for tensor, node in extended.makers.items():
         maker[tensor] = node
-    for tensor in keep:
+    given = graph.state.pairs if graph.state else {}
+    for tensor in (*keep, *given):
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
@@ -147,32 +149,74 @@ def _keeps_its_turn(graph: Graph, node: Node) -> bool:
     return drawn or has_effects(node.key) or nested
 
 
-def in_turn(arrays: Arrays, nodes: Sequence[int]) -> Arrays:
-    """The arrays with an order among some nodes: each hands a tensor without bytes to the next."""
-    found = arrays
-    for first, second in pairwise(nodes):
-        tensor = len(found.nbytes)
-        write, read = found.write_start[first + 1], found.read_start[second + 1]
-        found = found._replace(
-            writes=np.insert(found.writes, write, tensor),
-            write_start=_one_more(found.write_start, first),
-            alias_of=np.insert(found.alias_of, write, NONE),
-            inplace_start=np.insert(found.inplace_start, write, found.inplace_start[write]),
-            droppable=np.insert(found.droppable, write, False),
-            fleeting=np.insert(found.fleeting, write, False),
-            reads=np.insert(found.reads, read, tensor),
-            read_start=_one_more(found.read_start, second),
-            nbytes=np.append(found.nbytes, 0),
-            alike=np.append(found.alike, found.alike.max() + 1),
-            resident=np.append(found.resident, False),
-            pinned=np.append(found.pinned, False),
-        )
+def in_turn(arrays: Arrays, pairs: Sequence[tuple[int, int]]) -> Arrays:
+    """The arrays with an order among some nodes: the first of each pair runs before the second.
+
+    It makes a tensor without bytes that the second reads, one for all of its pairs. Such tensors
+    stand behind all others.
+    """
+    if not pairs:
+        return arrays
+    firsts = sorted({first for first, _ in pairs})
+    token = {node: len(arrays.nbytes) + k for k, node in enumerate(firsts)}
+    many = len(firsts)
+    after = np.asarray(firsts, dtype=np.int64)
+    write = arrays.write_start[after + 1]
+    by_reader = sorted(pairs, key=lambda pair: pair[1])
+    readers = np.asarray([second for _, second in by_reader], dtype=np.int64)
+    tokens = np.asarray([token[first] for first, _ in by_reader], dtype=np.int64)
+    overwriter = arrays.overwriter
+    if len(overwriter):
+        overwriter = np.append(overwriter, np.full(many, NONE))
+    return arrays._replace(
+        writes=np.insert(arrays.writes, write, list(token.values())),
+        write_start=_grown(arrays.write_start, after),
+        alias_of=np.insert(arrays.alias_of, write, NONE),
+        inplace_start=np.insert(arrays.inplace_start, write, arrays.inplace_start[write]),
+        droppable=np.insert(arrays.droppable, write, False),
+        fleeting=np.insert(arrays.fleeting, write, False),
+        reads=np.insert(arrays.reads, arrays.read_start[readers + 1], tokens),
+        read_start=_grown(arrays.read_start, readers),
+        nbytes=np.append(arrays.nbytes, np.zeros(many, np.int64)),
+        alike=np.append(arrays.alike, arrays.alike.max(initial=0) + 1 + np.arange(many)),
+        resident=np.append(arrays.resident, np.zeros(many, np.bool_)),
+        pinned=np.append(arrays.pinned, np.zeros(many, np.bool_)),
+        overwriter=overwriter,
+    )
+
+
+def _grown(starts: Ints, nodes: Ints) -> Ints:
+    """Starts of runs after the runs of ``nodes`` grew by one entry for every time they stand
+    there."""
+    more = np.bincount(nodes, minlength=len(starts) - 1)
+    return starts + np.concatenate(([0], np.cumsum(more)))
+
+
+def _state_order(graph: Graph) -> list[tuple[int, int]]:
+    """What reads an old value and what writes over it, where data flow does not order them."""
+    if graph.state is None:
+        return []
+    return [
+        (node, maker)
+        for maker, nodes in sorted(graph.state.before.items())
+        for node in sorted(nodes)
+        if not _feeds(graph, node, maker)
+    ]
+
+
+def _feeds(graph: Graph, node: int, maker: int) -> bool:
+    """Whether ``maker`` reads something that ``node`` makes: a quick look, not a search."""
+    return any(t in graph.nodes[maker].reads for t in graph.nodes[node].writes)
+
+
+def _overwriters(graph: Graph) -> Ints:
+    """Who writes over the memory in which a tensor lies, by tensor; empty where nobody does."""
+    if graph.state is None or not graph.state.overwriter:
+        return np.zeros(0, np.int64)
+    found = np.full(len(graph.tensors), NONE, np.int64)
+    for tensor, node in graph.state.overwriter.items():
+        found[tensor] = node
     return found
-
-
-def _one_more(starts: Ints, node: int) -> Ints:
-    """Starts of runs after the run of ``node`` grew by one entry."""
-    return starts + (np.arange(len(starts)) > node)
 
 
 def without_outputs(encoded: Encoded) -> tuple[Encoded, int]:

@@ -211,7 +211,8 @@ def _unread(problem: Problem, sequence: Ints) -> list[int]:
     idle: set[int] = set()
     for position, node in enumerate(sequence.tolist()):
         for tensor in arrays.reads[arrays.read_start[node] : arrays.read_start[node + 1]].tolist():
-            idle.discard(made_at.get(tensor, NONE))
+            if arrays.maker[tensor] != NONE:  # else it only keeps nodes in their order
+                idle.discard(made_at.get(tensor, NONE))
         if node in originals:
             originals.discard(node)
         elif not problem.protected[node]:

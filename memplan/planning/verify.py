@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import onnx
 
+from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph
@@ -20,6 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.proto.checks import find_fault, require_valid
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.session import SessionKind
+from memplan.simulate.state import rebound
 from memplan.simulate.timeline import Timeline, simulate
 
 
@@ -57,8 +59,9 @@ def rewritten_types(
 def rewritten_graph(
     rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
 ) -> Graph:
-    """The graph of a rewritten model."""
-    return build_graph(rewritten, rewritten_types(rewritten, plan, types))
+    """The graph of a rewritten model, with its state where the plan's graph has it."""
+    graph = build_graph(rewritten, rewritten_types(rewritten, plan, types))
+    return rebound(graph, plan.extended.graph)
 
 
 def ensure(
@@ -78,6 +81,7 @@ def ensure(
     """
     graph = rewritten_graph(rewritten, plan, types)
     ensure_sound(original, rewritten, graph)
+    _check_state(plan.extended.graph, graph, rewritten)
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
         raise Rejected("the runtime would not run the nodes in plan order")
@@ -111,6 +115,28 @@ def _check_interface(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> N
         after = [v.SerializeToString() for v in getattr(rewritten.graph, field)]
         if before != after:
             raise Rejected(f"the graph {field}s changed")
+
+
+def _check_state(planned: Graph, graph: Graph, rewritten: onnx.ModelProto) -> None:
+    """What was planned to lie in place must lie there in the new order, with what is recomputed:
+    asked of the simulator, and of a check of the file that knows nothing of it."""
+    if planned.state is None:
+        return
+    reasons = (
+        {graph.tensors[o].name: why for o, why in graph.state.apart.items()}
+        if (graph.state)
+        else {}
+    )
+    for output in planned.state.in_place:
+        name = planned.tensors[output].name
+        if name in reasons:
+            raise Rejected(f"'{name}' would not be made in place: {reasons[name]}")
+    pairs = {
+        planned.tensors[output].name: planned.tensors[given].name
+        for output, given in planned.state.in_place.items()
+    }
+    for name, reason in unsafe_pairs(rewritten, pairs).items():
+        raise Rejected(f"'{name}' must not be made in place: {reason}")
 
 
 def _check_valid(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:

@@ -28,8 +28,9 @@ ROLES = "roles"
 GRADIENTS = "gradients"
 """On a model, ``memplan.gradients``: graph output → the graph input that it is the gradient of."""
 STATE = "state"
-"""On a model, ``memplan.state``: ``in-place`` if it was planned for sessions that write new values
-over the old ones."""
+"""On a model, ``memplan.state``: :data:`IN_PLACE` if it was planned for sessions that write new
+values over the old ones."""
+IN_PLACE = "in-place"
 _CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, STATE)
 _YES = frozenset({"1", "true"})
 

@@ -10,23 +10,35 @@ import torch
 
 from memplan.errors import UsageError
 
-_REFUSED = {
-    "dampening": 0,
-    "amsgrad": False,
-    "maximize": False,
-}
+_REFUSED = {"amsgrad": False, "maximize": False, "centered": False}
 """Options that have no form here, and the value at which they do nothing."""
-_STATE = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum"}
+_STATE = {
+    "exp_avg": "exp_avg",
+    "exp_avg_sq": "exp_avg_sq",
+    "momentum_buffer": "momentum",
+    "square_avg": "square_avg",
+    "sum": "sum",
+    "row_var": "row_var",
+    "col_var": "col_var",
+    "variance": "variance",
+}
 """Torch's names of state tensors, and ours."""
-_KINDS = "SGD (with momentum or Nesterov's), Adam and AdamW"
+_KINDS = (
+    torch.optim.AdamW,  # before Adam, which it is a kind of
+    torch.optim.Adam,
+    torch.optim.SGD,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adafactor,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """How a parameter is updated.
 
-    ``kind`` is ``sgd``, ``momentum``, ``nesterov``, ``adam`` or ``adamw``, ``options`` are those
-    of :mod:`memplan.autodiff.optimizers`. ``factor`` is its learning rate over that of the graph.
+    ``kind`` and ``options`` are those of :mod:`memplan.autodiff.optimizers`. ``factor`` is its
+    learning rate over that of the graph.
     """
 
     kind: str
@@ -62,11 +74,12 @@ def read_optimizer(optimizer: object, names: Mapping[int, str]) -> OptimizerSett
             that are not the model's.
     """
     kind = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
+    if type(optimizer) not in _KINDS or not isinstance(optimizer, torch.optim.Optimizer):
         what = "optimizer" if isinstance(optimizer, torch.optim.Optimizer) else "object"
         raise UsageError(
             f"the {what} {kind} cannot be captured",
-            f"{_KINDS} can; with optimizer None the gradients are outputs, and the update is yours",
+            f"{', '.join(each.__name__ for each in _KINDS)} can; with optimizer None the "
+            "gradients are outputs, and the update is yours",
         )
     rates = [_number(group["lr"], "lr", kind) for group in optimizer.param_groups]
     base = next((rate for rate in rates if rate), 0.0)
@@ -93,17 +106,35 @@ def _group(optimizer: Any, given: Mapping[str, Any], factor: float) -> Group:
                 f"{kind} with {option}={given[option]} cannot be captured",
                 f"set {option} to {neutral}, or leave the optimizer out and update by yourself",
             )
-    decay = ("weight_decay", _number(given["weight_decay"], "weight_decay", kind))
+    numbers = {"weight_decay": _number(given["weight_decay"], "weight_decay", kind)}
+
+    def take(*names: str, **renamed: str) -> None:
+        for name, option in {**dict(zip(names, names, strict=True)), **renamed}.items():
+            numbers[name] = _number(given[option], option, kind)
+
     if isinstance(optimizer, torch.optim.SGD):
-        momentum = _number(given["momentum"], "momentum", kind)
-        if not momentum:
-            return Group("sgd", (decay,), factor)
-        name = "nesterov" if given["nesterov"] else "momentum"
-        return Group(name, (("momentum", momentum), decay), factor)
-    beta1, beta2 = (_number(beta, "betas", kind) for beta in given["betas"])
-    options = (("beta1", beta1), ("beta2", beta2), ("eps", float(given["eps"])), decay)
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or given.get("decoupled_weight_decay")
-    return Group("adamw" if decoupled else "adam", options, factor)
+        name = "momentum" if given["momentum"] else "sgd"
+        if given["momentum"]:
+            take("momentum", "dampening")
+            numbers["nesterov"] = int(given["nesterov"])
+    elif isinstance(optimizer, torch.optim.Adam):
+        decoupled = isinstance(optimizer, torch.optim.AdamW) or given.get("decoupled_weight_decay")
+        name = "adamw" if decoupled else "adam"
+        numbers["beta1"], numbers["beta2"] = (_number(b, "betas", kind) for b in given["betas"])
+        take("eps")
+    elif isinstance(optimizer, torch.optim.RMSprop):
+        name = "rmsprop"
+        take("alpha", "eps", "momentum")
+    elif isinstance(optimizer, torch.optim.Adagrad):
+        name = "adagrad"
+        take("lr_decay", "eps")
+    else:
+        name = "adafactor"
+        numbers["decay_rate"] = -_number(given["beta2_decay"], "beta2_decay", kind)
+        first, second = given["eps"]
+        numbers["eps1"], numbers["eps2"] = float(first or 0.0), float(second)
+        take("d")
+    return Group(name, tuple(numbers.items()), factor)
 
 
 def _number(value: Any, option: str, kind: str) -> float:

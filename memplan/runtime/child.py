@@ -29,6 +29,7 @@ from memplan.runtime.messages import (
     MeasureTask,
     OptimizeTask,
     ProfiledRuns,
+    RunRequest,
     Saved,
     StartTask,
     Task,
@@ -169,6 +170,8 @@ def _measure(task: MeasureTask) -> Measurement:
         options = session_options(request.session, request.dims)
         return open_session(_model(task, options), request, options, more=more)
 
+    if request.is_bound:
+        return _measurement(runs, rss_growth, seconds)
     tight = profiled(cuda.TIGHT_ARENA, lambda _: None)
     counted = cuda.counted_peak(make, feeds)
     more = CudaMeasurement(counted, tight.arena_bytes, taken)
@@ -228,6 +231,8 @@ def _timed_runs(task: MeasureTask, feeds: Feeds) -> tuple[int, list[float]]:
         return 0, []
     options = session_options(request.session, request.dims)
     session = open_session(_model(task, options), request, options)
+    if request.is_bound:
+        return _timed_bound(session, request, feeds)
     rss_before = _reset_peak_rss()
     run_step(session, feeds)
     rss = max(_peak_rss() - rss_before, 0)
@@ -243,6 +248,22 @@ def _timed_runs(task: MeasureTask, feeds: Feeds) -> tuple[int, list[float]]:
         step()
         seconds.append(time.perf_counter() - start)
     return rss, seconds
+
+
+def _timed_bound(session: Any, request: RunRequest, feeds: Feeds) -> tuple[int, list[float]]:
+    """The same with bound state; binding it anew before every run is not counted."""
+    from memplan.runtime.bound import bind_step
+
+    growth: list[int] = []
+    seconds: list[float] = []
+    for _ in range(1 + request.runs):
+        binding = bind_step(session, feeds, request)
+        rss_before = _reset_peak_rss()
+        start = time.perf_counter()
+        session.run_with_iobinding(binding)
+        seconds.append(time.perf_counter() - start)
+        growth.append(max(_peak_rss() - rss_before, 0))
+    return growth[0], seconds[1:]
 
 
 def _reset_peak_rss() -> int:

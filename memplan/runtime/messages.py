@@ -17,6 +17,8 @@ class RunRequest:
 
     ``session`` is ``tuned`` or ``default``, ``provider`` ``cpu`` or ``cuda``; ``dims`` bind
     symbolic dimensions; ``runs`` are timed; ``threads`` 0 leaves their number to the runtime.
+    ``in_place`` and ``second``: output → input of the outputs that are bound onto the memory of the
+    input, and onto a second buffer.
     """
 
     session: str = "tuned"
@@ -26,6 +28,13 @@ class RunRequest:
     seed: int = 0
     threads: int = 0
     provider_options: Mapping[str, str] = field(default_factory=dict)
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    second: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the caller gives memory for new state."""
+        return bool(self.in_place or self.second)
 
 
 # --- Tasks ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from memplan.runtime.sessions import open_session, run_step
 
 Feeds = dict[str, npt.NDArray[np.generic]]
 Keep = Callable[[list[Any]], None]
+Step = Callable[[Feeds], list[Any]]
 Events = list[dict[str, Any]]
 
 
@@ -60,9 +62,10 @@ def profiled_runs(
         options.profile_file_prefix = str(Path(folder) / "run")
         session = open_session(model, request, options, more=more)
         names = [value.name for value in session.get_outputs()]
-        keep(run_step(session, feeds))
-        second = digests(run_step(session, feeds))
-        done, failed = _run_further(session, further)
+        step = _stepper(session, request)
+        keep(step(feeds))
+        second = digests(step(feeds))
+        done, failed = _run_further(step, further)
         events = json.loads(Path(session.end_profiling()).read_text())
     runs = _split(events)[: 2 + done]
     here = PROVIDER_NAMES[request.provider]
@@ -82,11 +85,19 @@ def profiled_runs(
     )
 
 
-def _run_further(session: Any, further: Sequence[FurtherDraw]) -> tuple[int, str]:
+def _stepper(session: Any, request: RunRequest) -> Step:
+    if not request.is_bound:
+        return partial(run_step, session)
+    from memplan.runtime.bound import run_bound
+
+    return lambda feeds: run_bound(session, feeds, request)
+
+
+def _run_further(step: Step, further: Sequence[FurtherDraw]) -> tuple[int, str]:
     """How many draws ran, and why the next one did not."""
     for count, draw in enumerate(further):
         try:
-            outputs = run_step(session, draw.load())
+            outputs = step(draw.load())
         except Exception as error:  # the runtime's own; whoever asked judges what it means
             return count, " ".join(str(error).split()) or type(error).__name__
         draw.keep(outputs)

@@ -68,7 +68,7 @@ def run_step(session: Any, feeds: Feeds) -> list[Any]:
         name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value)
         for name, value in given.items()
     }
-    return [_array(value) for value in session.run_with_ort_values(names, values)]
+    return [as_array(value) for value in session.run_with_ort_values(names, values)]
 
 
 def fed(value: Array) -> Any:
@@ -78,10 +78,9 @@ def fed(value: Array) -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), _BFLOAT16)
 
 
-def _array(value: Any) -> Array:
+def as_array(value: Any) -> Array:
     """A copy of an output as an array."""
     if value.data_type() != "tensor(bfloat16)":
-        result: Array = value.numpy()
-        return result
+        return np.array(value.numpy())
     content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(content, BFLOAT16).reshape(value.shape())

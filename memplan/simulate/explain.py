@@ -109,6 +109,10 @@ class Explainer:
         for tensor in self.graph.tensors:
             if is_resident(tensor) and tensor.id not in away:
                 found[self.class_of(tensor)] += tensor.nbytes
+        if (state := self.graph.state) is not None:
+            for output in state.apart:  # the second buffer
+                old = self.graph.tensors[state.pairs[output]]
+                found[self.class_of(old)] += old.nbytes
         for buffer in self.timeline.live_at(step):
             found[self.buffer_class(buffer)] += buffer.nbytes
         inside = (

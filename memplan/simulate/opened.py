@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.ir.build import build_graph
+from memplan.ir.contract import find_contract
 from memplan.ir.graph import Graph
 from memplan.ir.modules import modules
 from memplan.ir.phases import Phases, find_phases
 from memplan.processes.garbage import collector_paused
+from memplan.proto.metadata import IN_PLACE, STATE, get_metadata
 from memplan.shapes.prepare import PreparedModel, load
 from memplan.simulate.devices import Devices, place
+from memplan.simulate.order import placed_order, tuned_order
 from memplan.simulate.session import SessionKind
+from memplan.simulate.state import Pairs, bind_state, names_of, unbound
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +56,40 @@ def open_model(
 def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     """The same for a model that was already prepared."""
     graph = build_graph(prepared.bound, prepared.types)
-    phases = find_phases(graph, loss)
-    return OpenModel(prepared, graph, phases, modules(graph, phases))
+    metadata = get_metadata(prepared.proto)
+    phases = find_phases(graph, loss, metadata)
+    model = OpenModel(prepared, graph, phases, modules(graph, phases))
+    if metadata.get(STATE) != IN_PLACE:
+        return model
+    return with_state(model, find_contract(graph, phases, metadata).new_values)
+
+
+def with_state(
+    model: OpenModel, pairs: Pairs, refused: Mapping[str, str] | None = None
+) -> OpenModel:
+    """The model with the memory of its new values given by the caller, as a tuned session runs it.
+
+    Args:
+        model: a model that was opened.
+        pairs: graph output → the input whose next value it is.
+        refused: outputs that must not be in place, and why.
+    """
+    graph = unbound(model.graph)
+    bound = bind_state(graph, pairs, tuned_order(graph), refused=refused)
+    return replace(model, graph=bound)
 
 
 def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
     """The model as a session on CUDA holds it: fallbacks, copies, host tensors; else the same."""
     if session.provider != "cuda" or model.devices is not None:
         return model
-    graph, devices = place(model.graph)
+    graph, devices = place(unbound(model.graph))
+    state = model.graph.state
+    if state is not None:
+        order = placed_order(graph, session, devices)
+        pairs = names_of(model.graph)
+        graph = bind_state(graph, pairs, order, session.provider, state.refused)
     if not devices.copies:
         return replace(model, graph=graph, devices=devices)
-    phases = find_phases(graph, loss)
+    phases = find_phases(graph, loss, get_metadata(model.prepared.proto))
     return OpenModel(model.prepared, graph, phases, modules(graph, phases), devices)

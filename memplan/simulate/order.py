@@ -14,7 +14,7 @@ import heapq
 
 from memplan.ir.graph import Graph
 from memplan.simulate.devices import Devices
-from memplan.simulate.session import SessionKind
+from memplan.simulate.session import SessionKind, session_kind
 
 _SHAPE_OPS = (":Shape", ":Size")
 
@@ -28,6 +28,11 @@ def execution_order(graph: Graph, session: SessionKind) -> list[int]:
     if session.priority_order:
         return _priority_order(graph, incoming, outgoing)
     return _default_order(graph, incoming, outgoing)
+
+
+def tuned_order(graph: Graph) -> list[int]:
+    """The same for a tuned session."""
+    return execution_order(graph, session_kind("tuned"))
 
 
 def _ready_as_listed(graph: Graph) -> bool:

@@ -132,8 +132,9 @@ def bodies_of(graph: Graph, session: SessionKind) -> Inside:
 
 
 def resident_bytes(graph: Graph, away: frozenset[int] = frozenset()) -> int:
-    """Initializers and graph inputs, without the tensors that are ``away``."""
-    return sum(
+    """Initializers, graph inputs and second buffers of state, without tensors that are ``away``."""
+    second = graph.state.second_bytes if graph.state else 0
+    return second + sum(
         tensor.nbytes for tensor in graph.tensors if is_resident(tensor) and tensor.id not in away
     )
 

@@ -15,7 +15,7 @@ from memplan.solver.jit import compiled, leaf
 from memplan.solver.problem import NONE, Arrays, Decision, Flags, Ints, Problem
 
 IMPOSSIBLE = 1 << 60
-"""Bytes charged at a position that reads a tensor which nothing has made."""
+"""Bytes charged at a position that reads a tensor which nothing has made, or has written over."""
 
 
 class MemoryProfile(NamedTuple):
@@ -37,6 +37,7 @@ class MemoryProfile(NamedTuple):
     death: Ints  # (S)
     size: Ints  # (S)
     held: Ints  # (S) 1: a graph output or unread, held to the end
+    gone: Ints  # (T or 0) position at which resident memory is written over, or L
     dynamic: Ints  # (L)
     total: Ints  # (L)
 
@@ -208,6 +209,7 @@ def total_bytes(
     slot_start: Ints,
     slot_value: Ints,
     change: Ints,
+    gone: Ints,
     dynamic: Ints,
     total: Ints,
 ) -> None:
@@ -220,8 +222,19 @@ def total_bytes(
         total[p] = dynamic[p] + problem.workspace[node]
         for k in range(slot_start[p], slot_start[p + 1]):
             t = problem.reads[problem.read_start[node] + k - slot_start[p]]
-            if slot_value[k] < 0 and not problem.resident[t]:
+            missing = slot_value[k] < 0 and not problem.resident[t]
+            if missing or (len(gone) > 0 and gone[t] < p):
                 total[p] = IMPOSSIBLE
+
+
+@leaf
+def written_over(problem: Arrays, sequence: Ints, ran: Ints, gone: Ints) -> None:
+    """Fill ``gone``, given ``ran`` full of the sequence's length, by node."""
+    for p in range(len(sequence) - 1, -1, -1):
+        ran[sequence[p]] = p
+    for t in range(len(gone)):
+        if problem.overwriter[t] >= 0:
+            gone[t] = ran[problem.overwriter[t]]
 
 
 @compiled
@@ -267,7 +280,9 @@ def evaluate(problem: Arrays, sequence: Ints) -> MemoryProfile:
     change = np.zeros(length + 1, np.int64)
     lifetimes(storages, length, death, held, change)
     dynamic, total = np.zeros(length, np.int64), np.zeros(length, np.int64)
-    total_bytes(problem, sequence, slot_start, slot_value, change, dynamic, total)
+    gone = np.full(len(problem.overwriter), length, np.int64)
+    written_over(problem, sequence, np.full(len(problem.cost), length, np.int64), gone)
+    total_bytes(problem, sequence, slot_start, slot_value, change, gone, dynamic, total)
     return MemoryProfile(
         sequence,
         slot_start,
@@ -281,6 +296,7 @@ def evaluate(problem: Arrays, sequence: Ints) -> MemoryProfile:
         death,
         storages.size[:count],
         held,
+        gone,
         dynamic,
         total,
     )

@@ -45,6 +45,9 @@ class Arrays(NamedTuple):
     cost: Floats  # (N) seconds
     workspace: Ints  # (N) bytes taken and given back within the node
     inside: Ints  # (N) bytes held by a body while the node runs, counted as tensors
+    # (T, or empty where there is none) the node that writes over the resident memory in which the
+    # tensor lies, or NONE: nothing may read it afterwards
+    overwriter: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.errors import MemplanError
+from memplan.errors import InfeasibleError, MemplanError
 from memplan.solver.problem import Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
+
+TOO_LATE = "reads state after it is written over"
 
 
 def checked(
@@ -36,6 +38,11 @@ def checked(
         raise _fault(strategy, f"answers with {outcome!r}, which is not an Outcome")
     sequence = np.asarray(outcome.decision.sequence)
     reason = why_not_a_sequence(problem, sequence)
+    if reason == TOO_LATE:
+        raise InfeasibleError(
+            f"strategy '{strategy.name}' recomputes from weights that are already renewed in place",
+            "take another strategy (--strategy auto), or two buffers (--state apart)",
+        )
     if reason:
         raise _fault(strategy, f"answers with a sequence that {reason}")
     # numba is slow to import: only when there is something to plan.
@@ -64,9 +71,12 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
     if (runs < asked)[problem.protected].any():
         return "leaves out recomputations that were asked for"
     ordered = np.ascontiguousarray(sequence, dtype=np.int64)
-    if evaluate(problem.arrays, ordered).total.max(initial=0) >= IMPOSSIBLE:
-        return "reads tensors before they are made"
-    return ""
+    if evaluate(problem.arrays, ordered).total.max(initial=0) < IMPOSSIBLE:
+        return ""
+    free = problem.arrays._replace(overwriter=np.zeros(0, np.int64))
+    if evaluate(free, ordered).total.max(initial=0) < IMPOSSIBLE:
+        return TOO_LATE
+    return "reads tensors before they are made"
 
 
 def _is_ours(strategy: Strategy) -> bool:

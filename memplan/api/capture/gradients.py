@@ -9,30 +9,34 @@ import onnx
 
 from memplan.autodiff.activity import find_activity
 from memplan.autodiff.assemble import append
-from memplan.autodiff.build import Request, build_gradients, gradient_outputs
-from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.build import GradientSink, Request, build_gradients
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.optimizers.updates import Updates
 from memplan.autodiff.statistics import renew_statistics
 from memplan.errors import MemplanError, ModelError
 from memplan.proto.checks import find_fault
-from memplan.proto.edit import replace_nodes
+from memplan.proto.edit import copied, live_nodes, replace_nodes
 from memplan.shapes.prepare import inline_functions, name_nodes
+from memplan.shapes.tensor_type import TensorType
 
-Update = Callable[[Emitter, str, Value], Mapping[str, Value]]
+Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
+"""Makes what takes the gradients of some parameters, given the types of all tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training graph whose weights are inputs without a default, and what it is trained by."""
+    """A training graph whose weights are inputs without a default, what it is trained by, and what
+    took the gradients."""
 
     model: onnx.ModelProto
     wrt: tuple[str, ...]
+    sink: GradientSink
 
 
 def by_grad(
-    forward: onnx.ModelProto, loss: str, trainable: Sequence[str], update: Update | None
+    forward: onnx.ModelProto, loss: str, trainable: Sequence[str], make_sink: Sink
 ) -> Trained:
     """Differentiate a forward graph by memplan's own rules.
 
@@ -41,37 +45,49 @@ def by_grad(
     """
     flat = flat_copy(forward)
     renew_statistics(flat.graph)
-    types = emitter_for(flat, ()).types
+    types = dict(emitter_for(flat, ()).types)
     active = find_activity(list(flat.graph.node), types, [loss], trainable).tensors
     wrt = tuple(name for name in trainable if name in active)
     _require_some(wrt)
-    built = build_gradients(flat, Request((loss,), wrt), update or gradient_outputs)
-    return Trained(_finished(built), wrt)
+    sink = make_sink(wrt, types)
+    built = build_gradients(flat, Request((loss,), wrt), sink)
+    return Trained(_finished(built), wrt, sink)
 
 
 def by_autograd(
-    joint: onnx.ModelProto, gradients: Mapping[str, str], update: Update | None
+    joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink: Sink
 ) -> Trained:
-    """Put the optimizer behind the gradients (output → parameter) of a joint graph."""
+    """Put an update behind the gradients (output → parameter) of a joint graph.
+
+    Raises:
+        ModelError: there are no gradients.
+    """
     wrt = tuple(gradients.values())
     _require_some(wrt)
-    if update is None:
-        return Trained(_finished(joint), wrt)
     flat = flat_copy(joint)
     emitter = emitter_for(flat, ())
+    sink = make_sink(wrt, emitter.types)
     outputs: dict[str, Value] = {}
-    for output, parameter in gradients.items():
-        outputs.update(update(emitter, parameter, emitter.tensor(output)))
-    forward = len(flat.graph.node)
-    kept = [value for value in flat.graph.output if value.name not in gradients]
-    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-    infos = [value for value in flat.graph.output if value.name in gradients]
-    flat.graph.value_info.extend(infos)
-    del flat.graph.output[:]
-    flat.graph.output.extend(copies)
+    if isinstance(sink, Updates):
+        _hide(flat.graph, gradients)
+        for output, parameter in gradients.items():
+            outputs.update(sink.take(emitter, parameter, emitter.tensor(output)))
+        outputs.update(sink.finish(emitter))
+    else:
+        sink.gradients.update(gradients)
+    before = len(flat.graph.node)
     append(flat, emitter, outputs)
-    replace_nodes(flat.graph, _early(list(flat.graph.node), forward))
-    return Trained(_finished(flat), wrt)
+    nodes = _early(list(flat.graph.node), before)
+    replace_nodes(flat.graph, live_nodes(nodes, [value.name for value in flat.graph.output]))
+    return Trained(_finished(flat), wrt, sink)
+
+
+def _hide(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Let these be outputs no more."""
+    outputs = [copied(value) for value in graph.output]
+    del graph.output[:]
+    for value in outputs:
+        (graph.value_info if value.name in names else graph.output).append(value)
 
 
 def _early(nodes: list[onnx.NodeProto], first: int) -> list[onnx.NodeProto]:

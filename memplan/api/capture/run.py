@@ -129,18 +129,16 @@ def _roads(reading: Reading, via: str) -> tuple[_Taken, tuple[Road, ...]]:
 
 def _take(reading: Reading, name: str) -> _Taken:
     from memplan.api.capture.gradients import by_autograd, by_grad
-    from memplan.api.capture.update import GroupedUpdate
+    from memplan.api.capture.update import sink_maker
 
     begin = time.perf_counter()
-    update = GroupedUpdate(reading.optimizer) if reading.optimizer is not None else None
-    trainable = reading.trainable
+    make_sink = sink_maker(reading.optimizer)
     exported = reading.forward() if name == "grad" else reading.joint()
     if name == "grad":
-        wanted = [each for each in exported.parameters if each in trainable]
-        trained = by_grad(exported.model, exported.loss, wanted, update)
+        wanted = [each for each in exported.parameters if each in reading.trainable]
+        trained = by_grad(exported.model, exported.loss, wanted, make_sink)
     else:
-        wanted_by = {out: p for out, p in exported.gradients.items() if p in trainable}
-        trained = by_autograd(exported.model, wanted_by, update)
+        trained = by_autograd(exported.model, exported.gradients, make_sink)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     return _Taken(road, exported, trained)
 

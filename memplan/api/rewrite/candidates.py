@@ -14,11 +14,12 @@ import onnx
 from memplan.api.analyze import Analysis, analyze_open
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
+from memplan.api.state import like_state
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.processes.scratch import scratch_folder
-from memplan.proto.metadata import carry_marks
+from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model
@@ -128,7 +129,7 @@ def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candida
         UsageError: what is asked of the loops cannot be done.
     """
     model = variant.model
-    alike = model is source.model and goal.session.name == "tuned"
+    alike = source.analyzed is model and goal.session.name == "tuned"
     analysis = source.original if alike else analyze_open(model, goal.session, held=variant.held)
     costs = goal.early_costs
     changes = loop_steps(
@@ -157,7 +158,11 @@ def _optimized(
     ordered = restore_order(saved, prepared.proto)
     lost = carry_marks(prepared.proto.graph, ordered.graph)
     model = prepare_model(ordered, prepared.path, prepared.dims, prepared.weights)
-    return opened(model, loss), lost
+    found = opened(model, loss)
+    if source.graph.state is not None:
+        set_metadata(model.proto, get_metadata(prepared.proto))
+        found = like_state(found, source)
+    return found, lost
 
 
 def _check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

@@ -31,8 +31,8 @@ class RewriteOptions:
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
     :func:`memplan.api.rewrite.loops.loops_policy`; ``weights`` in
-    :class:`memplan.proto.weights.Weights`. ``budget`` may be ``min``: the lowest
-    peak that is found, at the least extra time for it.
+    :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state`. ``budget`` may be
+    ``min``: the lowest peak that is found, at the least extra time for it.
 
     ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
     on every machine; with ``seed``. ``gap``: percentage points within which of the bound a plan of
@@ -59,17 +59,21 @@ class RewriteOptions:
     wrt: tuple[str, ...] = ()
     scan_recompute: str = ""
     weights: str = "auto"
+    state: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The file as it was read. ``original``: what it takes in a session of the kind that is
-    planned for; ``notes``: what was done to it; ``placement``: what becomes of external weights."""
+    planned for; ``analyzed``: the model that this was found for, if it is not ``model`` with its
+    nodes in another order; ``notes``: what was done to it; ``placement``: what becomes of external
+    weights."""
 
     model: OpenModel
     original: Analysis
     notes: tuple[str, ...] = ()
     placement: Placement = NO_WEIGHTS
+    analyzed: OpenModel | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from memplan.api.analyze import Analysis
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
+from memplan.api.state import state_report
 from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
@@ -141,6 +142,9 @@ class Rewrite(Summary):
             "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),
             "weights": self.weights,
+            "state": None
+            if (state := state_report(self.timeline.graph)) is None
+            else (state.as_json()),
             "output": str(self.output) if self.output is not None else None,
             "assumptions": list(self.assumptions),
             "runtime": runtime_json(self.options.provider),

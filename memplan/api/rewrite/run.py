@@ -35,12 +35,14 @@ from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
 from memplan.api.source import Model, as_file, shown_path
+from memplan.api.state import confirmed, settled
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
 from memplan.passes.elide import Elide
 from memplan.passes.manager import passes_for, recorded
+from memplan.passes.order import in_state_order
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
@@ -214,7 +216,10 @@ def _read(
         check_structure(raised, copy)
         model = opened(prepare(raised, copy, dims, weights), options.loss)
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
-    return Source(model, _original(model, session, options.loss), notes)
+    model = settled(model, session, options.state)
+    original = _original(confirmed(model), session, options.loss)
+    planned = confirmed(in_state_order(model))
+    return Source(planned, original, notes, analyzed=model)
 
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from memplan.api.state import bindings
 from memplan.api.validate.interface import without_inputs
 from memplan.api.validate.options import ValidateOptions
 from memplan.errors import UsageError
@@ -18,6 +19,7 @@ from memplan.runtime.inputs import Array, load_inputs, synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import Draw, Measurement, RunRequest
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.state import names_of
 
 Progress = Callable[[int, int, str], None]
 """Is told the place of a step, the number of steps, and what is being done."""
@@ -88,6 +90,9 @@ class Bench:
             for k in range(1 + (len(rest) if draws else 0))
         ]
         request = replace(self.request, session=session, runs=self.request.runs if timed else 0)
+        if session == "tuned":
+            in_place, second = bindings(model.graph)
+            request = replace(request, in_place=in_place, second=second)
         further = [Draw(str(i), str(o)) for i, o in zip(rest, outputs[1:], strict=False)]
         limit, weights = self.time_limit, model.prepared.weights
         measured = measure(path, request, first, outputs[0], further, limit, weights)
@@ -138,9 +143,12 @@ def opened_bench(
 
 def _drawn(options: ValidateOptions, graph: Graph, draw: int) -> Mapping[str, Array]:
     """Given inputs are the first draw; the second is then made up as it always is."""
+    bound = set(names_of(graph).values())
+    made = synthesize(graph, options.seed, draw, bound)
     if draw == 0 and options.inputs is not None:
-        return load_inputs(options.inputs, graph)
-    return synthesize(graph, options.seed, draw)
+        given = load_inputs(options.inputs, graph)
+        return {**{name: made[name] for name in bound - given.keys()}, **given}
+    return made
 
 
 def unrun_draws(bench: Bench, first: Ran, second: Ran) -> tuple[list[str], list[str]]:

@@ -17,7 +17,8 @@ class ValidateOptions:
     with one array per graph input, the first of ``draws`` sets of inputs; ``threads`` 0 leaves
     their number to the runtime. ``plain``: also measure the user's file with every default on.
     ``wrt``: the globs that ``rewrite`` was given, where outputs are to be missing. ``time_limit``:
-    seconds for everything that one process runs.
+    seconds for everything that one process runs. ``state``: see :mod:`memplan.api.state`; empty:
+    as the rewritten file says.
 
     Raises:
         UsageError: a number is out of range.
@@ -32,6 +33,7 @@ class ValidateOptions:
     draws: int = 2
     wrt: tuple[str, ...] = ()
     time_limit: float = 600.0
+    state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.draws < 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.api.source import Model, as_file
+from memplan.api.state import confirmed, like_state, settled
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
@@ -88,10 +89,9 @@ def _of_files(
     first, second = read_model(original), read_model(rewritten)
     metadata = get_metadata(second)
     bound = dict(dims or _dims(metadata))
-    before, after = (
-        opened(prepare(first, original, bound)),
-        opened(prepare(second, rewritten, bound)),
-    )
+    after = opened(prepare(second, rewritten, bound))
+    after = confirmed(settled(after, session_kind(_session(metadata)), options.state))
+    before = like_state(opened(prepare(first, original, bound)), after)
     removed = removed_names(metadata)
     _check_same_interface(before, after, removed)
     findings = [
@@ -132,7 +132,7 @@ class _Case:
     @property
     def session(self) -> str:
         """The kind of session that the rewritten file is for."""
-        return "default" if self.metadata.get("session") == "default" else "tuned"
+        return _session(self.metadata)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -144,6 +144,10 @@ class _Case:
     def steps(self) -> int:
         """How many things are to be done, as far as is known beforehand."""
         return 3 + self.plain + self.fused
+
+
+def _session(metadata: Mapping[str, object]) -> str:
+    return "default" if metadata.get("session") == "default" else "tuned"
 
 
 def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
@@ -264,7 +268,8 @@ def _reference(case: _Case, bench: Bench) -> OpenModel:
         copy = bench.folder / before.prepared.path.name
         weights = settle_links(raised, before.prepared.beside)
         write_model(raised, copy, force=True)
-        before = opened(prepare(raised, copy, before.prepared.dims, weights))
+        again = opened(prepare(raised, copy, before.prepared.dims, weights))
+        before = like_state(again, before)
     return _treat(before, case.level, bench) if case.fused else before
 
 
@@ -293,7 +298,7 @@ def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:
     sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
     weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)
-    return opened(prepare(sorted_model, target, prepared.dims, weights))
+    return like_state(opened(prepare(sorted_model, target, prepared.dims, weights)), before)
 
 
 def _run(

@@ -11,6 +11,7 @@ from memplan.api.analyze import NO_BACKWARD
 from memplan.report.terminal.loops import stored_tables
 from memplan.report.terminal.passes import narrowing_table
 from memplan.report.terminal.scans import scan_line, untabled_scans
+from memplan.report.terminal.state import offer_line, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.simulate.explain import Live, TensorClass
 from memplan.units import counted, format_bytes
@@ -74,11 +75,13 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
         _floor_line(analysis),
+        *state_lines(analysis.graph),
+        *offer_line(timeline, analysis.with_state_in_place()),
     ]
     if analysis.is_forward_only:
         facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
     if analysis.later is not None:
-        facts.insert(-1, _later_line(analysis.later))
+        facts.insert(facts.index(_floor_line(analysis)), _later_line(analysis.later))
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from memplan.report.terminal.loops import changed_table
 from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.scans import scan_line
+from memplan.report.terminal.state import state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, echo_size, format_bytes, format_delta
 
@@ -37,6 +38,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
     ]
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
+    parts += [line(text) for text in state_lines(result.timeline.graph)]
     parts += [line(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(line(_added_line(result.plain)))

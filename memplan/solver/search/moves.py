@@ -109,6 +109,8 @@ def close_over(
         k += 1
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
             t = problem.reads[r]
+            if len(profile.gone) > 0 and profile.gone[t] < at:
+                return -1, 0
             if problem.resident[t] or scratch.tensor_mark[t] == stamp:
                 continue
             v = latest_before(index, t, at)

@@ -1,0 +1,44 @@
+"""Where the next values of weights and moments lie, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from memplan.api.state import state_report
+from memplan.ir.graph import Graph
+from memplan.simulate.timeline import Timeline
+from memplan.units import counted, format_bytes
+
+_REASONS_SHOWN = 3
+
+
+def state_lines(graph: Graph) -> list[str]:
+    """What is made over old values, and what is not and why."""
+    found = state_report(graph)
+    if found is None:
+        return []
+    lines = [
+        f"state in place: {counted(found.in_place, 'output')} over the old values, "
+        f"{format_bytes(found.in_place_bytes)} that no run takes; load it with memplan.Trainer"
+    ]
+    if found.reasons:
+        reasons = Counter(found.reasons.values()).most_common(_REASONS_SHOWN)
+        told = "; ".join(reason for reason, _ in reasons)
+        lines.append(
+            f"in a second buffer: {counted(len(found.reasons), 'output')}, "
+            f"{format_bytes(found.second_bytes)}: {told}"
+        )
+    return lines
+
+
+def offer_line(timeline: Timeline, bound: Timeline | None) -> list[str]:
+    """What binding state would save."""
+    if bound is None:
+        return []
+    saved = timeline.peak_bytes - bound.peak_bytes
+    if saved <= 0:
+        return []
+    return [
+        "with its state in place, as memplan.Trainer binds it: peak "
+        f"{format_bytes(bound.peak_bytes)}, {format_bytes(saved)} less (--state in-place)"
+    ]

@@ -1,0 +1,147 @@
+"""State in place: what is bound over old values gives the same bits, and takes what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from helpers.state_graphs import feeds, state_step
+from memplan import RewriteOptions, ValidateOptions, analyze, rewrite, validate
+from memplan.api.state import bindings, settled
+from memplan.equivalence.in_place import unsafe_pairs
+from memplan.errors import InfeasibleError
+from memplan.ops.memory import OVERWRITES
+from memplan.runtime.bound import run_bound
+from memplan.runtime.messages import RunRequest
+from memplan.runtime.options import session_options
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.session import session_kind
+from memplan.units import parse_size
+
+pytestmark = pytest.mark.ort
+
+TUNED = session_kind("tuned")
+
+
+def _opened(model: onnx.ModelProto) -> OpenModel:
+    return settled(opened(prepare(model, Path("model.onnx"), {})), TUNED, ("in-place",))
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = session_options("tuned")
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options)
+
+
+def _fed(model: onnx.ModelProto, given: Mapping[str, np.ndarray], steps: int) -> list[np.ndarray]:
+    """All outputs of some steps of a plain loop: new values are fed back."""
+    session, values = _session(model), dict(given)
+    names = [output.name for output in session.get_outputs()]
+    found: list[np.ndarray] = []
+    for _ in range(steps):
+        result = dict(zip(names, session.run(names, values), strict=True))
+        values.update({k.removesuffix("_new"): v for k, v in result.items() if k.endswith("_new")})
+        found += result.values()
+    return found
+
+
+def _bound(model: onnx.ModelProto, given: Mapping[str, np.ndarray], steps: int) -> list[np.ndarray]:
+    """The same with state bound where memplan says it may be."""
+    in_place, second = bindings(_opened(model).graph)
+    request = RunRequest(in_place=in_place, second=second)
+    session, values = _session(model), dict(given)
+    names = [output.name for output in session.get_outputs()]
+    found: list[np.ndarray] = []
+    for _ in range(steps):
+        result = dict(zip(names, run_bound(session, values, request), strict=True))
+        values.update({k.removesuffix("_new"): v for k, v in result.items() if k.endswith("_new")})
+        found += result.values()
+    return found
+
+
+def _same_bits(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    return all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_lies_in_place_gives_the_bits_of_a_plain_loop(seed: int) -> None:
+    model = state_step(seed)
+    given = feeds(seed, model)
+    assert _same_bits(_fed(model, given, 3), _bound(model, given, 3))
+
+
+def test_the_random_steps_have_pairs_of_both_kinds() -> None:
+    graphs = [_opened(state_step(seed)).graph for seed in range(40)]
+    assert sum(len(g.state.in_place) for g in graphs if g.state) > 80
+    assert sum(len(g.state.apart) for g in graphs if g.state) > 80
+    reasons = {why.split(" ", 1)[-1] for g in graphs if g.state for why in g.state.apart.values()}
+    assert len({reason[-30:] for reason in reasons}) > 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_check_of_the_file_agrees_with_the_simulator(seed: int) -> None:
+    model = state_step(seed)
+    state = _opened(model).graph.state
+    assert state is not None
+    pairs = {v.name: v.name.removesuffix("_new") for v in model.graph.output if "_new" in v.name}
+    graph = _opened(model).graph
+    assert unsafe_pairs(model, pairs).keys() == {graph.tensors[o].name for o in state.apart}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slow
+def test_a_rewritten_step_keeps_its_bits_and_its_bytes(seed: int, tmp_path: Path) -> None:
+    original, new = tmp_path / "step.onnx", tmp_path / "new.onnx"
+    model = state_step(seed, layers=9)
+    onnx.save(model, original)
+    floor = analyze(original, state="in-place")
+    peak = floor.timeline.peak_with_workspace_bytes
+    share = (peak + 2 * floor.floor_with_workspace_bytes) // 3
+    options = RewriteOptions(
+        parse_size(str(share)), state=("in-place",), optimize="none", time_limit=1.0
+    )
+    try:
+        rewrite(original, options, new)
+    except InfeasibleError:
+        pytest.skip("no plan at this budget")
+    found = validate(original, new, ValidateOptions(runs=1, plain=False))
+    assert not found.findings
+    assert found.rewritten.predicted_peak_bytes == found.rewritten.measured_peak_bytes
+    given = feeds(seed, model)
+    assert _same_bits(_fed(model, given, 3), _bound(onnx.load(new), given, 3))
+
+
+@pytest.mark.parametrize("key", sorted(OVERWRITES))
+@pytest.mark.parametrize("other", [(), (1,), (64,), (3, 1), (3, 64)], ids=str)
+def test_every_listed_kernel_may_write_over_what_it_reads(key: str, other: tuple[int, ...]) -> None:
+    op, value = key.lstrip(":"), helper.make_tensor_value_info
+    generator = np.random.default_rng(0)
+    for slot in OVERWRITES[key]:
+        names = ["x"] if OVERWRITES[key] == (0,) else ["x", "y"] if slot == 0 else ["y", "x"]
+        inputs = [value("x", TensorProto.FLOAT, [3, 64]), value("y", TensorProto.FLOAT, [*other])]
+        given = {
+            "x": generator.standard_normal((3, 64)).astype(np.float32),
+            "y": generator.standard_normal(other).astype(np.float32),
+        }
+        if op == "Where":
+            names = ["c", "x", "y"] if slot == 1 else ["c", "y", "x"]
+            inputs.append(value("c", TensorProto.BOOL, [*other]))
+            given["c"] = np.asarray(generator.integers(0, 2, other)).astype(bool)
+        node = helper.make_node(op, names, ["x_new"])
+        output = value("x_new", TensorProto.FLOAT, [3, 64])
+        graph = helper.make_graph([node], "g", inputs, [output])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        used = {name: given[name] for name in given if name in names}
+        for name in given.keys() - used.keys():
+            graph_input = next(v for v in model.graph.input if v.name == name)
+            model.graph.input.remove(graph_input)
+        session = _session(model)
+        request = RunRequest(in_place={"x_new": "x"})
+        assert _same_bits(session.run(None, used), run_bound(session, used, request))

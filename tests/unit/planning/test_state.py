@@ -1,0 +1,101 @@
+"""Plans keep every reader of an old value before what writes over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from helpers.state_graphs import state_step
+from memplan import RewriteOptions, analyze, rewrite
+from memplan.api.state import settled
+from memplan.equivalence.in_place import unsafe_pairs
+from memplan.errors import InfeasibleError
+from memplan.ops.cost import device_for
+from memplan.planning.apply import apply_plan
+from memplan.planning.costs import NodeCosts
+from memplan.planning.planner import make_plan, plan_request, prepare
+from memplan.planning.verify import Rejected, ensure
+from memplan.shapes.prepare import prepare as prepare_model
+from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.session import session_kind
+from memplan.solver.evaluate import IMPOSSIBLE, evaluate
+from memplan.strategies.builtin import parse_strategy
+from memplan.units import parse_size
+
+TUNED = session_kind("tuned")
+COSTS = NodeCosts("estimate", device_for("cpu"), "cpu")
+
+
+def _bound(seed: int) -> OpenModel:
+    model = opened(prepare_model(state_step(seed, layers=9), Path("m.onnx"), {}))
+    return settled(model, TUNED, ("in-place",))
+
+
+def _pairs(model: OpenModel) -> dict[str, str]:
+    state, tensors = model.graph.state, model.graph.tensors
+    assert state is not None
+    return {tensors[o].name: tensors[i].name for o, i in state.in_place.items()}
+
+
+def test_a_sequence_that_reads_what_is_written_over_is_impossible() -> None:
+    model = _bound(0)
+    state = model.graph.state
+    assert state is not None
+    arrays = prepare(plan_request(model, TUNED, COSTS)).encoded.arrays
+    order = np.arange(len(model.graph.nodes))
+    assert evaluate(arrays, order).total.max() < IMPOSSIBLE
+    maker, before = next((m, b) for m, b in state.before.items() if b)
+    late = np.append(order, min(before))  # a recomputation from the old value, behind its update
+    assert maker in order
+    assert evaluate(arrays, late).total.max() >= IMPOSSIBLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["auto", "greedy", "segments", "dtr", "knapsack", "min-cut"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_strategy_reads_what_is_written_over(strategy: str, seed: int) -> None:
+    model = _bound(seed)
+    found = analyze(model.prepared.proto)
+    peak, floor = found.timeline.peak_with_workspace_bytes, found.floor_with_workspace_bytes
+    options = RewriteOptions(
+        parse_size(str((peak + floor) // 2)),
+        strategy=strategy,
+        optimize="none",
+        time_limit=0.5,
+        passes="none",
+    )
+    try:
+        result = rewrite(model.prepared.proto, options)
+    except InfeasibleError:
+        return
+    graph = result.timeline.graph
+    assert graph.state is not None
+    in_place = {
+        graph.tensors[o].name: graph.tensors[i].name for o, i in graph.state.in_place.items()
+    }
+    assert in_place.keys() >= _pairs(model).keys()
+    assert unsafe_pairs(result.model, in_place) == {}
+
+
+@pytest.mark.rejects
+def test_a_file_that_reads_an_old_value_too_late_is_not_written() -> None:
+    model = _bound(0)
+    prepared = prepare(plan_request(model, TUNED, COSTS, 1 << 40))
+    plan = make_plan(prepared, parse_strategy("greedy"), 1.0)
+    result = apply_plan(model.prepared.proto, plan, {})
+    state = model.graph.state
+    assert state is not None
+    maker, before = next((m, b) for m, b in state.before.items() if b)
+    nodes = {node.name: node for node in result.graph.node}
+    reader = onnx.NodeProto()
+    reader.CopyFrom(nodes[model.graph.nodes[min(before)].name])
+    reader.name = "late"
+    for slot, name in enumerate(reader.output):
+        reader.output[slot] = f"{name}/late"
+    result.graph.node.append(reader)
+    assert maker >= 0
+    with pytest.raises(Rejected, match="in place"):
+        ensure(model.prepared.proto, result, plan, model.prepared.types, TUNED)

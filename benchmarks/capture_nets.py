@@ -72,7 +72,10 @@ class UNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outer, self.inner = nn.Sequential(*conv_norm(3, 4, 3)), nn.Sequential(*conv_norm(4, 8, 3))
+        self.outer, self.inner = (
+            nn.Sequential(*conv_norm(3, 4, 3)),
+            nn.Sequential(*conv_norm(4, 8, 3)),
+        )
         self.deep, self.up = nn.Conv2d(8, 8, 3, padding=1), nn.ConvTranspose2d(8, 4, 2, 2)
         self.head = nn.Conv2d(8, 2, 1)
 
@@ -330,7 +333,8 @@ def numbers(count: int, width: int, outer: int) -> Any:
 
 def pixels(count: int, size: int, classes: int) -> Any:
     """Images and a class for every pixel."""
-    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, classes, (count, size, size)))
+    shape = (count, size, size)
+    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, classes, shape))
 
 
 TEXT = text(2, 7, 13)
@@ -354,9 +358,7 @@ NETS: dict[str, Net] = {
     "gru": Net(lambda: Recurrent(nn.GRU), TEXT),
     "transformer_encoder": Net(Encoder, TEXT),
     "sdpa": Net(Sdpa, TEXT),
-    "convolutions": Net(
-        Convolutions, lambda: (torch.randn(3, 4, 10, 10), torch.randn(3))
-    ),
+    "convolutions": Net(Convolutions, lambda: (torch.randn(3, 4, 10, 10), torch.randn(3))),
     "group_norm": Net(group_norms, images(2, 8, 5)),
     "embedding_bag": Net(Bags, lambda: (torch.randint(0, 13, (4, 3)), torch.randint(0, 5, (4,)))),
 }

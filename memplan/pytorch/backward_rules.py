@@ -112,9 +112,7 @@ def _by_input(
     rank = weight.dim() - 2
     if transposed:
         none = [0] * rank
-        return aten.convolution(
-            grad, weight, None, stride, padding, dilation, False, none, groups
-        )
+        return aten.convolution(grad, weight, None, stride, padding, dilation, False, none, groups)
     reach = [
         (grad.shape[2 + d] - 1) * stride[d]
         - 2 * padding[d]

@@ -20,8 +20,8 @@ from torch.export.graph_signature import (
 )
 
 from memplan.errors import ModelError
-from memplan.pytorch.spelled import attention
 from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.spelled import attention
 from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ class Exported:
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
     batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
-    to parameters.
+    to parameters. ``checkpoints`` is how many tensors the author has marked as such.
     """
 
     model: onnx.ModelProto
@@ -47,6 +47,7 @@ class Exported:
     loss: str
     renewed: Mapping[str, str]
     gradients: Mapping[str, str]
+    checkpoints: int = 0
 
 
 def registry() -> Any:
@@ -136,7 +137,9 @@ class _Interface:
         """Give inputs and outputs the user's names."""
         given = [s for s in self.given if s.kind is not InputKind.CONSTANT_TENSOR]
         batch = iter(self.prepared.batch)
-        inputs, parameters, buffers = [], [], []
+        inputs: list[str] = []
+        parameters: list[str] = []
+        buffers: list[str] = []
         for spec in given:
             if spec.kind is InputKind.USER_INPUT:
                 inputs.append(next(batch))
@@ -145,7 +148,8 @@ class _Interface:
             inputs.append(name)
             (parameters if spec.kind is InputKind.PARAMETER else buffers).append(name)
         outputs: list[str] = []
-        renewed, gradients = {}, {}
+        renewed: dict[str, str] = {}
+        gradients: dict[str, str] = {}
         for output in self.made:
             if output.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
                 outputs.append("loss")

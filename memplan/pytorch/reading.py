@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from memplan.errors import UsageError
+from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.joint import joint
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.program import Exported, decomposed, to_onnx
@@ -53,7 +54,8 @@ class Reading:
         Raises:
             ModelError: an operator has no ONNX form.
         """
-        return self._tidied(decomposed(self.program))
+        program = decomposed(self.program)
+        return self._tidied(program, regions_of(program))
 
     def joint(self) -> Exported:
         """The graph with autograd's backward part.
@@ -68,10 +70,10 @@ class Reading:
         ]
         return self._tidied(joint(self.program, names))
 
-    def _tidied(self, program: Any) -> Exported:
+    def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> Exported:
         exported = to_onnx(program, self.prepared)
-        tidy(exported.model, self.prepared.dynamic)
-        return exported
+        marks = tidy(exported.model, self.prepared.dynamic, regions)
+        return replace(exported, checkpoints=marks)
 
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""

@@ -7,13 +7,16 @@ weights: those of the states may depend on a dynamic batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxscript import opset20 as op
 
 _LSTM_GATES = (0, 3, 1, 2)  # PyTorch's input, forget, cell, output → ONNX's input, output, ...
 _GRU_GATES = (1, 0, 2)  # reset, update, new → update, reset, new
+
+_RESET = (("linear_before_reset", 1),)  # PyTorch's formula
+_RELU = (("activations", ["Relu"]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class _Layers:
     train: bool
     bidirectional: bool
     batch_first: bool
-    attributes: dict[str, Any]
+    attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
     def directions(self) -> int:
@@ -101,11 +104,11 @@ class _Layers:
 
     def _attributes(self) -> dict[str, Any]:
         if self.bidirectional:
-            found = {"direction": "bidirectional", **self.attributes}
+            found = {"direction": "bidirectional", **dict(self.attributes)}
             if "activations" in found:
                 found["activations"] = found["activations"] * 2
             return found
-        return {"direction": "forward", **self.attributes}
+        return {"direction": "forward", **dict(self.attributes)}
 
 
 def lstm(
@@ -120,20 +123,20 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Any, ...]:
     """``aten.lstm.input``."""
-    shared = (params, has_biases, num_layers, dropout, train, bidirectional, batch_first, {})
-    return _Layers("LSTM", _LSTM_GATES, *shared).run(x, hx)
+    settings = (params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _Layers("LSTM", _LSTM_GATES, *settings).run(x, hx)
 
 
 def gru(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
     """``aten.gru.input``."""
-    return _Layers("GRU", _GRU_GATES, *settings, {"linear_before_reset": 1}).run(x, [hx])
+    return replace(_Layers("GRU", _GRU_GATES, *settings), attributes=_RESET).run(x, [hx])
 
 
 def rnn_tanh(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
     """``aten.rnn_tanh.input``."""
-    return _Layers("RNN", (0,), *settings, {}).run(x, [hx])
+    return _Layers("RNN", (0,), *settings).run(x, [hx])
 
 
 def rnn_relu(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
     """``aten.rnn_relu.input``."""
-    return _Layers("RNN", (0,), *settings, {"activations": ["Relu"]}).run(x, [hx])
+    return replace(_Layers("RNN", (0,), *settings), attributes=_RELU).run(x, [hx])

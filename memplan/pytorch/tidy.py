@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
+from memplan.proto.metadata import CHECKPOINT_KEY
 
 MODULE_KEY = "memplan.module"
 FIRST_SEED = 1000
@@ -22,17 +23,24 @@ _RANDOM = frozenset(
 )
 
 
-def tidy(model: onnx.ModelProto, dynamic: Mapping[str, Mapping[int, str]]) -> None:
+def tidy(
+    model: onnx.ModelProto,
+    dynamic: Mapping[str, Mapping[int, str]],
+    regions: Mapping[str, int] | None = None,
+) -> int:
     """Rewrite what is not computation, in place.
 
     Every node tells its module (``memplan.module``); nothing tells where the source lies. Symbols
     have the names in ``dynamic`` (axis → name, by input), and every random operator a seed of its
-    own, so that the same file computes the same numbers.
+    own, so that the same file computes the same numbers. The tensors that enter or leave one of the
+    ``regions`` (by name of the program's node) are marked as checkpoints; how many they are.
 
     Raises:
         ModelError: a dimension that was to be dynamic is not.
     """
     graph = model.graph
+    _name_nodes_apart(graph.node)
+    region_of = {node.name: (regions or {}).get(_program_node(node)) for node in graph.node}
     model.producer_name, model.producer_version = "memplan capture", ""
     model.ir_version = min(model.ir_version, _IR_VERSION)
     graph.name, graph.doc_string, model.doc_string = "training_step", "", ""
@@ -42,36 +50,45 @@ def tidy(model: onnx.ModelProto, dynamic: Mapping[str, Mapping[int, str]]) -> No
         node.doc_string = ""
         if module:
             node.metadata_props.add(key=MODULE_KEY, value=module)
-        node.name = node.name.removeprefix("node_")
     for item in (model, graph, *graph.initializer):
         del item.metadata_props[:]
     for value in (*graph.input, *graph.output, *graph.value_info):
         del value.metadata_props[:]
         value.doc_string = ""
-    _name_nodes_apart(graph.node)
     _seed(graph.node)
     _name_symbols(graph, dynamic)
+    return mark(graph, region_of) if regions else 0
+
+
+def _scopes(node: onnx.NodeProto) -> list[str]:
+    """Modules from the outside in, then the node of the program that an ONNX node was made for."""
+    scopes = next((item.value for item in node.metadata_props if item.key == _SCOPES), "[]")
+    try:
+        return [str(name) for name in ast.literal_eval(scopes)]
+    except (ValueError, SyntaxError):
+        return []
+
+
+def _program_node(node: onnx.NodeProto) -> str:
+    return next(iter(_scopes(node)[-1:]), "")
 
 
 def _module(node: onnx.NodeProto) -> str:
     """The path of the innermost module that made a node, as the user knows it."""
-    scopes = next((item.value for item in node.metadata_props if item.key == _SCOPES), "[]")
-    try:
-        names = ast.literal_eval(scopes)
-    except (ValueError, SyntaxError):
-        return ""
+    names = _scopes(node)
     inner = [name for name in names[:-1] if name and not name.startswith(_NO_MODULE)]
     if not inner:
         return "loss" if len(names) > 1 else ""
-    path = str(inner[-1])
+    path = inner[-1]
     return "" if path == "model" else path.removeprefix("model.")
 
 
 def _name_nodes_apart(nodes: Iterable[onnx.NodeProto]) -> None:
     seen: set[str] = set()
     for node in nodes:
-        name, count = node.name or node.op_type, 0
-        while node.name in seen or not node.name:
+        name, count = node.name.removeprefix("node_") or node.op_type, 0
+        node.name = name
+        while node.name in seen:
             count += 1
             node.name = f"{name}_{count}"
         seen.add(node.name)
@@ -114,3 +131,17 @@ def _dims(
     values: Sequence[onnx.ValueInfoProto],
 ) -> Iterable[onnx.TensorShapeProto.Dimension]:
     return (dim for value in values for dim in value.type.tensor_type.shape.dim)
+
+
+def mark(graph: onnx.GraphProto, region_of: Mapping[str, int | None]) -> int:
+    """Mark the nodes whose results enter or leave a region (by name of the node); how many."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    marked: dict[str, onnx.NodeProto] = {}
+    for node in graph.node:
+        for name in node.input:
+            maker = makers.get(name)
+            if maker is not None and region_of[maker.name] != region_of[node.name]:
+                marked[maker.name] = maker
+    for node in marked.values():
+        node.metadata_props.add(key=CHECKPOINT_KEY, value="true")
+    return len(marked)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from memplan.errors import ModelError, UsageError
+from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.step import TorchStep, parameter_names
@@ -229,7 +230,7 @@ def export(prepared: Prepared) -> Any:
         }
     try:
         # Of what it refuses, torch prints the graph so far to stderr.
-        with quiet(), redirect_stderr(StringIO()), spelled():
+        with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions():
             program = torch.export.export(
                 prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes
             )

@@ -33,5 +33,5 @@ def content(tensor: Tensor) -> memoryview:
     flat: Any = tensor.detach().cpu().contiguous().reshape(-1)
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
-    array = flat.numpy()
-    return memoryview(array.view(np.uint8) if array.size else np.zeros(0, np.uint8))
+    array: Any = flat.numpy()
+    return memoryview(array.view(np.uint8) if array.size else b"")

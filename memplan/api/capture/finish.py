@@ -42,7 +42,7 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
     graph = trained.model.graph
     read = names_read(graph.node)
     stored = (*exported.parameters, *exported.buffers)
-    renewed = {name for name in exported.renewed.values()}
+    renewed = set(exported.renewed.values())
     live = {*trained.wrt, *renewed}
     unused = tuple(n for n in exported.parameters if n not in read and n not in live)
     gone = {name for name in stored if name not in read and name not in live}
@@ -62,14 +62,19 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
     contract = _contract(exported, trained)
     set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
     left = set(constants)
-    notes = ()
+    notes = []
     if unused:
-        notes = (
+        notes.append(
             f"{counted(len(unused), 'parameter')} without influence on the loss "
-            f"({', '.join(unused[:3])}): not in the graph",
+            f"({', '.join(unused[:3])}): not in the graph"
+        )
+    if exported.checkpoints:
+        notes.append(
+            f"{counted(exported.checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
+            "'memplan rewrite --strategy collection' recomputes what lies between them"
         )
     frozen = tuple(n for n in exported.parameters if n in left)
-    return Finished(trained.model, weights, contract, frozen, unused, notes)
+    return Finished(trained.model, weights, contract, frozen, unused, tuple(notes))
 
 
 def _resume(reading: Reading, model: onnx.ModelProto) -> None:

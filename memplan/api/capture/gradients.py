@@ -54,9 +54,7 @@ def by_grad(
     return Trained(_finished(built), wrt, sink)
 
 
-def by_autograd(
-    joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink: Sink
-) -> Trained:
+def by_autograd(joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink: Sink) -> Trained:
     """Put an update behind the gradients (output → parameter) of a joint graph.
 
     Raises:

@@ -25,7 +25,9 @@ def render(result: Capture, *, details: bool = False) -> Group:
     if result.optimizer is None:
         lines.append("no optimizer: the gradients are outputs")
     else:
-        lines.append(f"optimizer {result.optimizer}, learning rate {result.lr:g} unless 'lr' is fed")
+        lines.append(
+            f"optimizer {result.optimizer}, learning rate {result.lr:g} unless 'lr' is fed"
+        )
     statistics = result.contract.named(Role.RUNNING_STATISTIC)
     if statistics:
         what = counted(len(statistics), "buffer")

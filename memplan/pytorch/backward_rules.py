@@ -49,7 +49,22 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
     table[aten.upsample_bilinear2d_backward.default] = upsample_bilinear2d_backward
     table[aten.embedding_dense_backward.default] = embedding_backward
     table[aten.squeeze.dims] = squeeze
+    table[aten.native_layer_norm.default] = layer_norm_in_float64
     return table
+
+
+def layer_norm_in_float64(
+    x: Tensor, shape: Sizes, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    """Written out: the mean and deviation that ONNX's operator hands out are float32."""
+    if x.dtype != torch.float64:
+        return NotImplemented
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    inverse = torch.rsqrt(variance + eps)
+    y = (x - mean) * inverse
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, inverse
 
 
 def squeeze(x: Tensor, dims: Sizes) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +24,33 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Any, ...]:
-    """Batch normalization; in training mode by the batch's own statistics."""
+    """Batch normalization; in training mode by the batch's own statistics.
+
+    PyTorch keeps the unbiased variance v·n / (n - 1), ONNX the biased one. From the operator's
+    r' = (1 - m)·r + m·v follows PyTorch's (1 - m)·r + m·v·a = a·r' + (1 - m)·(1 - a)·r.
+    """
     if not training:
         y = op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
         return y, mean, variance, mean, variance
-    y, mean, variance = op.BatchNormalization(
+    y, new_mean, biased = op.BatchNormalization(
         x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
     )
-    return y, mean, variance, mean, variance
+    share = _bessel(x, variance)
+    rest = op.Mul(op.Sub(1.0, share), 1 - momentum) if not isinstance(share, float) else None
+    kept = (1 - share) * (1 - momentum) if rest is None else rest
+    new_variance = op.Add(op.Mul(biased, share), op.Mul(variance, kept))
+    return y, new_mean, new_variance, new_mean, new_variance
+
+
+def _bessel(x: Any, like: Any) -> Any:
+    """n / (n - 1) for n values per channel: a number, or a tensor where n is dynamic."""
+    sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
+    if all(isinstance(size, int) for size in sizes):
+        count = math.prod(sizes)
+        return count / max(count - 1, 1)
+    total = op.Div(op.Size(x), op.Shape(x, start=1, end=2))
+    number = op.CastLike(op.Squeeze(total), like)
+    return op.Div(number, op.Sub(number, 1.0))
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {

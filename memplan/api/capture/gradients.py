@@ -14,7 +14,6 @@ from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
-from memplan.autodiff.statistics import renew_statistics
 from memplan.errors import MemplanError, ModelError
 from memplan.proto.checks import find_fault
 from memplan.proto.edit import copied, live_nodes, replace_nodes
@@ -44,7 +43,6 @@ def by_grad(
         ModelError: an operator on the way has no gradient, or no parameter leads to the loss.
     """
     flat = flat_copy(forward)
-    renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)
     active = find_activity(list(flat.graph.node), types, [loss], trainable).tensors
     wrt = tuple(name for name in trainable if name in active)

@@ -36,21 +36,24 @@ def batch_norm(
         x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
     )
     share = _bessel(x, variance)
-    rest = op.Mul(op.Sub(1.0, share), 1 - momentum) if not isinstance(share, float) else None
-    kept = (1 - share) * (1 - momentum) if rest is None else rest
+    kept = op.Mul(op.Sub(_number(1.0, share), share), _number(1 - momentum, share))
     new_variance = op.Add(op.Mul(biased, share), op.Mul(variance, kept))
     return y, new_mean, new_variance, new_mean, new_variance
 
 
 def _bessel(x: Any, like: Any) -> Any:
-    """n / (n - 1) for n values per channel: a number, or a tensor where n is dynamic."""
+    """n / (n - 1) for n values per channel, in the type of ``like``."""
     sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
     if all(isinstance(size, int) for size in sizes):
         count = math.prod(sizes)
-        return count / max(count - 1, 1)
+        return _number(count / max(count - 1, 1), like)
     total = op.Div(op.Size(x), op.Shape(x, start=1, end=2))
     number = op.CastLike(op.Squeeze(total), like)
-    return op.Div(number, op.Sub(number, 1.0))
+    return op.Div(number, op.Sub(number, _number(1.0, like)))
+
+
+def _number(value: float, like: Any) -> Any:
+    return op.CastLike(op.Constant(value_float=value), like)
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -35,11 +35,11 @@ from memplan_cli.progress import waiting
 )
 @click.option(
     "--weights",
-    type=click.Choice(["auto", "embed", "beside", "none"]),
+    type=click.Choice(["auto", "embed", "copy", "none"]),
     default="auto",
     show_default=True,
-    help="Put weights into the file, beside it (OUTPUT.data), or nowhere; auto embeds up to "
-    "256 MiB.",
+    help="Put weights into the file, copy them beside it (OUTPUT.data), or leave them out; auto "
+    "embeds up to 256 MiB.",
 )
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(

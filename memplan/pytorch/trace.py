@@ -205,7 +205,7 @@ def _dynamic(
         for axis in axes:
             if not -rank <= axis < rank:
                 raise UsageError(
-                    f"dynamic sizes: '{name}' has no axis {axis}", f"it has {rank} dimensions"
+                    f"dynamic sizes: '{name}' has no axis {axis}", f"its rank is {rank}"
                 )
         found[name] = {axis % rank: label for axis, label in axes.items()}
     return found

@@ -36,7 +36,7 @@ BY_JOINT = ("mlp", "unet", "bert", "convolutions")
 CASES = [*((name, "grad") for name in BY_GRAD), *((name, "joint") for name in BY_JOINT)]
 
 
-@pytest.mark.parametrize(("name", "via"), CASES, ids="-".join)
+@pytest.mark.parametrize(("name", "via"), CASES)
 def test_loss_and_gradients_are_those_of_pytorch_in_float64(name: str, via: str) -> None:
     module, batch = net(name, wide=True)
     capture = captured(memplan.TorchStep(module, None, batch), via)
@@ -85,7 +85,7 @@ def eager(module: Any, optimizer: Any, batches: Any) -> list[float]:
         ("Adagrad", "grad"),
         ("Adafactor", "grad"),
     ],
-    ids="-".join,
+    ids=lambda text: text,
 )
 def test_trains_as_the_optimizer_does(kind: str, via: str) -> None:
     """Groups, and for AdamW an optimizer that has taken two steps already."""

@@ -61,7 +61,7 @@ class Capture(Summary):
         dims: the sizes of dynamic dimensions in the example batch.
         optimizer: its kind, or None: the gradients are outputs.
         lr: the default of the learning rate, or None.
-        weights: ``embed``, ``beside`` or ``none``; ``weight_bytes`` is how much they are.
+        weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
         notes: what the user should know.
         torch: the version of PyTorch.
     """

@@ -54,7 +54,7 @@ def capture(
         via: ``grad``: PyTorch's forward graph and memplan's gradients; ``joint``: autograd's own
             backward; ``auto``: whichever has the lower simulated peak.
         dynamic: names of dynamic dimensions, instead of the step's own.
-        weights: ``embed`` them in the file, ``beside`` it in ``OUTPUT.data``, or leave them out
+        weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
             (``none``); ``auto`` embeds up to 256 MiB.
         force: overwrite ``output``.
 
@@ -80,13 +80,13 @@ def capture(
     taken, tried = _roads(reading, via)
     done = finish(reading, taken.exported, taken.trained)
     place = choose_place(weights, done.weights, target)
-    if place is WeightPlace.BESIDE and target is not None:
+    if place is WeightPlace.COPY and target is not None:
         check_output(data_file(target), force)
     if target is not None:
         write_captured(done.model, done.weights, place, target, force)
     elif place is WeightPlace.EMBED:
         embed(done.model, done.weights)
-    data = data_file(target) if target is not None and place is WeightPlace.BESIDE else None
+    data = data_file(target) if target is not None and place is WeightPlace.COPY else None
     return _answer(reading, done, taken, tried, place, target, data, source)
 
 

@@ -27,7 +27,7 @@ class WeightPlace(StrEnum):
 
     AUTO = "auto"
     EMBED = "embed"
-    BESIDE = "beside"
+    COPY = "copy"
     NONE = "none"
 
 
@@ -56,15 +56,15 @@ def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None)
     if place is WeightPlace.AUTO:
         place = WeightPlace.EMBED
         if total > _MOST_EMBEDDED:
-            place = WeightPlace.BESIDE if output is not None else WeightPlace.NONE
+            place = WeightPlace.COPY if output is not None else WeightPlace.NONE
     if place is WeightPlace.EMBED and total > _LIMIT - (1 << 26):
         raise UsageError(
             f"--weights embed: {format_bytes(total)} of weights do not fit into one ONNX file, "
             "which holds at most 2 GiB",
-            "--weights beside",
+            "--weights copy",
         )
-    if place is WeightPlace.BESIDE and output is None:
-        raise UsageError("--weights beside: there is no output file", "name one")
+    if place is WeightPlace.COPY and output is None:
+        raise UsageError("--weights copy: there is no output file", "name one")
     return place
 
 
@@ -99,7 +99,7 @@ def write_captured(
     """
     if place is WeightPlace.EMBED:
         embed(model, weights)
-    elif place is WeightPlace.BESIDE:
+    elif place is WeightPlace.COPY:
         _write_beside(model, weights, data_file(output), force)
     write_model(model, output, force=force)
 

@@ -104,7 +104,7 @@ def test_weights_are_in_the_file_once_and_a_parameter_keeps_its_values() -> None
 
 
 def test_weights_beside_the_file_or_nowhere(tmp_path: Path) -> None:
-    beside = captured(step(), output=tmp_path / "a.onnx", weights="beside")
+    beside = captured(step(), output=tmp_path / "a.onnx", weights="copy")
     assert beside.data == tmp_path / "a.onnx.data"
     read = onnx.load(tmp_path / "a.onnx")
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in read.graph.initializer}

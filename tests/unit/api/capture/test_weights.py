@@ -47,7 +47,7 @@ def test_embedded() -> None:
 
 def test_beside_the_file(tmp_path: Path) -> None:
     path = tmp_path / "step.onnx"
-    write_captured(model(), weights(), WeightPlace.BESIDE, path, False)
+    write_captured(model(), weights(), WeightPlace.COPY, path, False)
     assert values(onnx.load(path)) == {"a": [0, 1, 2], "b": 2}
     assert path.stat().st_size < 1000
     assert sorted(item.name for item in tmp_path.iterdir()) == ["step.onnx", "step.onnx.data"]
@@ -57,7 +57,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     data = tmp_path / "step.onnx.data"
     data.write_text("mine")
     with pytest.raises(UsageError, match="exists"):
-        write_captured(model(), weights(), WeightPlace.BESIDE, tmp_path / "step.onnx", False)
+        write_captured(model(), weights(), WeightPlace.COPY, tmp_path / "step.onnx", False)
     assert data.read_text() == "mine"
     assert [item.name for item in tmp_path.iterdir()] == ["step.onnx.data"]
 
@@ -66,10 +66,10 @@ def test_auto_puts_few_into_the_file_and_many_beside_it(tmp_path: Path) -> None:
     many = {"a": Weight(TensorProto.FLOAT, (1 << 27,), lambda: b"")}
     path = tmp_path / "step.onnx"
     assert choose_place("auto", weights(), path) is WeightPlace.EMBED
-    assert choose_place("auto", many, path) is WeightPlace.BESIDE
+    assert choose_place("auto", many, path) is WeightPlace.COPY
     assert choose_place("auto", many, None) is WeightPlace.NONE
     huge = {"a": Weight(TensorProto.FLOAT, (1 << 29,), lambda: b"")}
     with pytest.raises(UsageError, match="do not fit into one ONNX file"):
         choose_place("embed", huge, path)
     with pytest.raises(UsageError, match="no output file"):
-        choose_place("beside", weights(), None)
+        choose_place("copy", weights(), None)

@@ -20,7 +20,7 @@ from memplan.errors import UsageError
 _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
 ALLOWED = frozenset(
-    {"dim", "loss", "session", "provider", "runs", "draws", "seed", "threads", "plain"}
+    {"dim", "loss", "session", "provider", "state", "runs", "draws", "seed", "threads", "plain"}
     | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}

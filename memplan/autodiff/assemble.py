@@ -10,7 +10,7 @@ from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.hoist import hoist
 from memplan.ir.graph import Phase
-from memplan.proto.edit import copied, live_nodes, rename_reads
+from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
 from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import names_read
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
@@ -66,7 +66,7 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
     for node in emitter.nodes:
         rename_reads(node, renamed)
         node.output[:] = [renamed.get(name, name) for name in node.output]
-    graph.node.extend(emitter.nodes)
+    replace_nodes(graph, _placed(graph, emitter))
     graph.initializer.extend(emitter.initializers.values())
     for name, found in emitter.inputs.items():
         _declare(graph.input, name, found)
@@ -94,11 +94,15 @@ def _live(
 ) -> list[onnx.NodeProto]:
     """All forward nodes, and the new ones whose results somebody reads, in order."""
     original = {node.name for node in graph.node}
+    return live_nodes(_placed(graph, emitter), wanted, lambda node: node.name in original)
+
+
+def _placed(graph: onnx.GraphProto, emitter: Emitter) -> list[onnx.NodeProto]:
+    """All nodes of a graph and all new ones, in order."""
     order = list(emitter.behind.get("", []))
     for node in graph.node:
         order += [node, *emitter.behind.get(node.name, [])]
-    order += emitter.nodes
-    return live_nodes(order, wanted, lambda node: node.name in original)
+    return order + emitter.nodes
 
 
 def _drop_unread(node: onnx.NodeProto, emitter: Emitter, read: Collection[str]) -> None:

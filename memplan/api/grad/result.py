@@ -78,8 +78,9 @@ class TrainingGraph(Summary):
     """The answer of ``grad``; ``output`` is None if nothing was written.
 
     ``new_values`` maps graph outputs to the graph inputs that they are the next value of, and
-    ``contract`` says what every input and output is. ``hyperparameters`` are inputs with a default.
-    ``update`` is the graph that an optimizer of its own has.
+    ``contract`` says what every input and output is. ``hyperparameters`` are inputs with a default,
+    ``not_decayed`` parameters that the optimizer's ``no_decay`` names. ``update`` is the graph that
+    an optimizer of its own has.
     """
 
     path: Path
@@ -96,6 +97,7 @@ class TrainingGraph(Summary):
     dims: Mapping[str, int] = field(default_factory=dict)
     contract: Contract = NOTHING_STATED
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    not_decayed: tuple[str, ...] = ()
     update: UpdateFile | None = None
     statistics: Statistics = field(default_factory=Statistics)
     notes: tuple[str, ...] = ()
@@ -153,6 +155,7 @@ class TrainingGraph(Summary):
             "gradients": dict(self.contract.gradients),
             "roles": {name: str(role) for name, role in self.contract.roles.items()},
             "hyperparameters": dict(self.hyperparameters),
+            "not_decayed": list(self.not_decayed),
             "update": self.update.as_json() if self.update is not None else None,
             "notes": list(self.notes),
             "nodes": {str(phase): count for phase, count in self.nodes.items()},

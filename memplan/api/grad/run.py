@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -21,7 +21,7 @@ from memplan.autodiff.optimizers.base import Member, Optimizer
 from memplan.autodiff.optimizers.own_graph import build_update
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.updates import Updates, members_of
-from memplan.autodiff.parameters import choose, find_candidates
+from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.loops.layers import scan_layers
@@ -164,7 +164,7 @@ def _grad(
 ) -> TrainingGraph:
     """The same for a file."""
     targets.check(path)
-    optimizer = _optimizer(options)
+    _optimizer(options)
     model = read_model(path)
     placement = NO_WEIGHTS
     if targets.step is not None:
@@ -176,36 +176,26 @@ def _grad(
     types = dict(emitter_for(flat, ()).types)
     _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
     candidates = find_candidates(flat.graph, types, [loss], statistics.names)
-    wrt: tuple[str, ...] = ()
-    members: Mapping[str, Member] = {}
-    sink = GradientSink()
-    result = flat
-    if not options.forward_only:
-        wrt = choose(candidates, options.wrt)
-        if optimizer is not None:
-            members = members_of(optimizer, wrt)
-            sink = sink if options.own_update else Updates(members, types)
-        request = Request((loss,), wrt, (), options.scan_recompute)
-        result = build_gradients(flat, request, sink)
-    _require_output(result.graph, loss, types[loss].dtype)
-    result = _finished(result)
+    built = _built(flat, options, loss, candidates, types)
+    _require_output(built.model.graph, loss, types[loss].dtype)
+    result = _finished(built.model)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims, loss)
-    contract = state_contract(result, loss, wrt, sink, statistics, candidates)
+    contract = state_contract(result, loss, built.wrt, built.sink, statistics, candidates)
     if not options.forward_only or contract.new_values:
         set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
-    update = None
-    if members and options.own_update:
-        update = _update_file(result, sink, types, members, targets)
+    update = _update_file(result, built, types, targets) if options.own_update else None
     if targets.step is not None:
         write_with_weights(result, path, targets.step, placement, force=targets.force)
+    if update is not None and update.output is not None:
+        write_model(update.model, update.output, force=targets.force)
     given = {value.name for value in (*model.graph.input, *model.graph.output)}
     return TrainingGraph(
         path=path,
         output=targets.step,
         options=options,
         loss=loss,
-        wrt=wrt,
+        wrt=built.wrt,
         candidates=candidates,
         model=result,
         new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
@@ -214,14 +204,15 @@ def _grad(
         scans=scan_layers(result),
         dims=dims,
         contract=contract,
-        hyperparameters=sink.inputs.hyperparameters if isinstance(sink, Updates) else {},
+        hyperparameters=built.hyperparameters,
+        not_decayed=tuple(name for name, member in built.members.items() if not member.decays),
         update=update,
         statistics=statistics,
         notes=(
             *statistics.notes,
             *notes_on_logits(model.graph, options.loss, options.logits),
-            *notes_on_sharing(flat.graph, wrt),
-            *notes_on_clipping(sink),
+            *notes_on_sharing(flat.graph, built.wrt),
+            *notes_on_clipping(built.sink),
         ),
         placement=placement,
     )
@@ -242,21 +233,53 @@ def _optimizer(options: GradOptions) -> Optimizer | None:
     return found
 
 
-def _update_file(
-    step: onnx.ModelProto,
-    sink: GradientSink,
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A graph that was differentiated: by what, what took the gradients, and how parameters are
+    updated."""
+
+    model: onnx.ModelProto
+    wrt: tuple[str, ...] = ()
+    sink: GradientSink = field(default_factory=GradientSink)
+    members: Mapping[str, Member] = field(default_factory=dict)
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Inputs with a default that the updates brought."""
+        return self.sink.inputs.hyperparameters if isinstance(self.sink, Updates) else {}
+
+
+def _built(
+    flat: onnx.ModelProto,
+    options: GradOptions,
+    loss: str,
+    candidates: Candidates,
     types: Mapping[str, TensorType],
-    members: Mapping[str, Member],
-    targets: _Targets,
+) -> _Built:
+    """Differentiate, and update what is to be updated here.
+
+    Raises:
+        ModelError, UsageError: see :func:`grad`.
+    """
+    if options.forward_only:
+        return _Built(flat)
+    wrt = choose(candidates, options.wrt)
+    optimizer = _optimizer(options)
+    members = members_of(optimizer, wrt) if optimizer is not None else {}
+    sink = Updates(members, types) if members and not options.own_update else GradientSink()
+    request = Request((loss,), wrt, (), options.scan_recompute)
+    return _Built(build_gradients(flat, request, sink), wrt, sink, members)
+
+
+def _update_file(
+    step: onnx.ModelProto, built: _Built, types: Mapping[str, TensorType], targets: _Targets
 ) -> UpdateFile:
-    """Build and write the graph of updates."""
-    built = build_update(step, sink.gradients, types, members)
-    result = _finished(built.model)
-    contract = update_contract(result, sink.gradients, built.updates)
+    """The graph of updates, and where it is to be written."""
+    made = build_update(step, built.sink.gradients, types, built.members)
+    result = _finished(made.model)
+    contract = update_contract(result, built.sink.gradients, made.updates)
     set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
-    if targets.update is not None:
-        write_model(result, targets.update, force=targets.force)
-    return UpdateFile(result, targets.update, contract, built.updates.inputs.hyperparameters)
+    return UpdateFile(result, targets.update, contract, made.updates.inputs.hyperparameters)
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:

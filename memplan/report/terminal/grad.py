@@ -19,41 +19,51 @@ if TYPE_CHECKING:
 
 def render(result: TrainingGraph, *, details: bool = False) -> Group:
     """What was built, by what, and what was left out; ``details`` lists every name."""
-    nodes, wrt = result.nodes, result.wrt
-    left = result.not_trained
-    counts = [(count, phase) for phase, count in nodes.items() if count]
+    counts = [(count, phase) for phase, count in result.nodes.items() if count]
     total = " node" if sum(count for count, _ in counts) == 1 else " nodes"
     parts = ", ".join(f"{count:,} {phase}" for count, phase in counts) + total
-    lines = []
-    if nodes[Phase.BACKWARD]:
-        lines.append(f"by {counted(len(wrt), 'tensor')}: {listed(wrt, details)}")
-    if left:
-        lines.append(f"not by {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)")
-    if result.class_axis is not None:
-        lines.append(f"classes lie along axis {result.class_axis} (see --class-axis)")
-    if result.statistics.renewed:
-        renewed = tuple(result.statistics.renewed.values())
-        what = counted(len(renewed), "running statistic")
-        lines.append(f"{what} renewed: {listed(renewed, details)}")
-    lines += list(result.notes)
-    lines += list(_controls(result.hyperparameters, result.contract))
-    if result.new_inputs:
-        lines.append(f"new inputs: {_by_parameter(result.new_inputs, wrt, details)}")
-    if result.new_outputs:
-        lines.append(f"new outputs: {_by_parameter(result.new_outputs, wrt, details)}")
-    if result.new_values:
-        lines.append(_feed_back(result.new_values))
+    headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
+    lines = [*_differentiated(result, details), *_interface(result, details)]
     lines += [scan_line(pair, result.dims, details) for pair in result.scans]
     if result.placement.note:
         lines.append(result.placement.note)
     if result.update is not None:
-        lines += list(_update_lines(result.update, wrt, details))
+        lines += _update_lines(result.update, result.wrt, details)
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     if result.update is not None and result.update.output is not None:
         lines.append(f"wrote {result.update.output}")
-    headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
     return group([headline, *map(line, lines)])
+
+
+def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
+    """By what, what not, and what a user should know."""
+    wrt, left = result.wrt, result.not_trained
+    if result.nodes[Phase.BACKWARD]:
+        yield f"by {counted(len(wrt), 'tensor')}: {listed(wrt, details)}"
+    if left:
+        yield f"not by {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)"
+    if result.class_axis is not None:
+        yield f"classes lie along axis {result.class_axis} (see --class-axis)"
+    if result.statistics.renewed:
+        renewed = tuple(result.statistics.renewed.values())
+        what = counted(len(renewed), "running statistic")
+        yield f"{what} renewed: {listed(renewed, details)}"
+    yield from result.notes
+    if result.not_decayed:
+        what = counted(len(result.not_decayed), "tensor")
+        yield f"no weight decay of {what}: {listed(result.not_decayed, details)}"
+
+
+def _interface(result: TrainingGraph, details: bool) -> Iterator[str]:
+    """What goes in, comes out and is fed back."""
+    yield from _controls(result.hyperparameters, result.contract)
+    if result.new_inputs:
+        yield f"new inputs: {_by_parameter(result.new_inputs, result.wrt, details)}"
+    if result.new_outputs:
+        yield f"new outputs: {_by_parameter(result.new_outputs, result.wrt, details)}"
+    if result.new_values:
+        yield _feed_back(result.new_values)
 
 
 def _controls(hyperparameters: Mapping[str, float], contract: Contract) -> Iterator[str]:

@@ -54,7 +54,7 @@ def dampened(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
 
 def clipped(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
     norm = np.sqrt(np.square(g).sum())
-    return w - RATE * g * np.minimum(1, 2 / (norm + 1e-6))
+    return w - RATE * g * np.minimum(1, 4 / (norm + 1e-6))
 
 
 def adam(decay: float, decoupled: bool) -> Step:
@@ -77,7 +77,7 @@ CASES: list[tuple[str, Step, tuple[str, ...]]] = [
     ("momentum{momentum=0.8}", momentum, ("momentum",)),
     ("momentum{momentum=0.8,nesterov=1}", nesterov, ("momentum",)),
     ("momentum{dampening=0.75}", dampened, ("momentum",)),
-    ("sgd{clip_norm=2}", clipped, ()),
+    ("sgd{clip_norm=4}", clipped, ()),
     ("sgd{clip_value=0.5}", lambda w, g, state, t: w - RATE * np.clip(g, -0.5, 0.5), ()),
     ("sgd{weight_decay=0.3,no_decay=w*}", sgd(0), ()),
     ("adam", adam(0, False), ("exp_avg", "exp_avg_sq")),

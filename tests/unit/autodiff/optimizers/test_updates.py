@@ -257,6 +257,41 @@ def test_options_that_do_not_go_together(optimizer: str, message: str) -> None:
         trained(optimizer)
 
 
+@pytest.mark.ort
+@pytest.mark.parametrize("apart", [False, True], ids=["in the step", "apart"])
+@pytest.mark.parametrize(("kind", "opset"), [("float", 13), ("float", 20), ("float16", 20)])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw{clip_norm=1}", "lion{lr=0.01,clip_value=1}", "adafactor"]
+)
+def test_sizes_that_only_a_run_knows(optimizer: str, kind: str, opset: int, apart: bool) -> None:
+    """Sizes of weights have names, and elements 32 or 16 bits: the state follows."""
+    text = f"""<ir_version: 9, opset_import: ["" : {opset}]>
+        g ({kind}[N,K] x, {kind}[K,4] w) => ({kind} loss)
+        {{ a = MatMul(x, w)  b = Tanh(a)  loss = ReduceSumSquare <keepdims = 0> (b) }}"""
+    options = GradOptions("loss", wrt=("w",), optimizer=optimizer, own_update=apart)
+    made = grad(parse(text), options)
+    dtype = np.dtype(np.float32 if kind == "float" else np.float16)
+    weight = np.full((3, 4), 0.5, dtype)
+    found = runtime(made.model, {"x": np.ones((2, 3), dtype), "w": weight, **sized(made.model)})
+    if made.update is not None:
+        given = {"w": weight, "w_grad": found["w_grad"], **sized(made.update.model)}
+        found = runtime(made.update.model, given)
+    assert found["w_new"].dtype == dtype
+    assert (found["w_new"] < weight).all()
+
+
+def sized(model: onnx.ModelProto) -> dict[str, Array]:
+    """Zeros for the state of a weight of 3 x 4."""
+    found = {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        if value.name.startswith("w."):
+            shape = [dim.dim_value or 3 for dim in kind.shape.dim]
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            found[value.name] = np.zeros(shape, dtype)
+    return found
+
+
 def test_float64_parameters_keep_their_digits() -> None:
     """A float32 input would take them from weight decay and the norm; only the rate is one."""
     text = """g (double[4] x) => (double loss)
@@ -269,3 +304,12 @@ def test_float64_parameters_keep_their_digits() -> None:
     rate = np.asarray(0.5, np.float32)
     result = reference(found.model, {"x": x, "lr": rate})
     np.testing.assert_allclose(result["w_new"], 1 - 0.5 * (2 * x * x + 0.1), rtol=1e-15)
+
+
+def test_the_answer_says_what_does_not_decay() -> None:
+    made = trained("adamw{no_decay=bias+s*}")
+    assert set(made.not_decayed) == {"bias", "scale"}
+    found = made.as_json()
+    assert found["not_decayed"] == list(made.not_decayed)
+    assert found["hyperparameters"] == {"lr": 0.001, "weight_decay": 0.01}
+    assert trained("adamw").not_decayed == ()

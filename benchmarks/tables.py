@@ -44,8 +44,8 @@ CAPTURED = """
 
 `benchmarks/capture.py`: `memplan capture` by both roads, the forward graph with memplan's gradients
 (`grad`) and autograd's own backward (`joint`). Errors are relative to the largest entry of a
-tensor; gradients that are zero but for rounding are compared with the largest of all. Stash and peak are
-simulated at the sizes of the example batch.
+tensor; gradients that are zero but for rounding are compared with the largest of all. Stash and
+peak are simulated at the sizes of the example batch.
 
 Small networks of `benchmarks/capture_nets.py`, compared in float64, sizes in float32:
 """

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memplan.api.capture.run import capture
     from memplan.api.grad.result import GradOptions, TrainingGraph
     from memplan.api.grad.run import grad, gradients
+    from memplan.api.lower.run import LoweredGraph, LowerOptions, lower
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.result import Rewrite
@@ -34,6 +35,8 @@ _HOME = {
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
     "GradOptions": "memplan.api.grad.result",
+    "LowerOptions": "memplan.api.lower.run",
+    "LoweredGraph": "memplan.api.lower.run",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
     "ProfileOptions": "memplan.api.profile",
@@ -50,6 +53,7 @@ _HOME = {
     "grad": "memplan.api.grad.run",
     "gradients": "memplan.api.grad.run",
     "load": "memplan.runtime.load",
+    "lower": "memplan.api.lower.run",
     "parse_size": "memplan.units",
     "profile": "memplan.api.profile",
     "rewrite": "memplan.api.rewrite.run",
@@ -62,6 +66,8 @@ __all__ = [
     "Analysis",
     "Capture",
     "GradOptions",
+    "LowerOptions",
+    "LoweredGraph",
     "MemplanError",
     "Profile",
     "ProfileOptions",
@@ -78,6 +84,7 @@ __all__ = [
     "grad",
     "gradients",
     "load",
+    "lower",
     "parse_size",
     "profile",
     "rewrite",

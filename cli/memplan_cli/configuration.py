@@ -27,11 +27,12 @@ ALLOWED = frozenset(
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
     | {"via", "dynamic"}
+    | {"accumulate"}
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
-    | {"backend", "address"}
+    | {"backend", "address", "optimizer-model", "checkpoint"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run
 something."""

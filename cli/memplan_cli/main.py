@@ -35,6 +35,7 @@ COMMANDS = {
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "device": "Describe the runtime and the machine, and which providers start.",
     "grad": "Turn a forward graph into a training graph (standard operators).",
+    "lower": "Lower a graph of onnxruntime-training to standard operators.",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
     "strategies": "List the strategies of rewrite, with sources and options.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
@@ -52,7 +54,10 @@ def command(
     """
     from memplan.api.capture.run import capture
 
-    with waiting(report, f"capturing {target}"):
+    if str(output) == "-":
+        raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
+    # What the user's code prints is not our answer.
+    with waiting(report, f"capturing {target}"), redirect_stdout(sys.stderr):
         result = capture(
             target, output, via=via, dynamic=_dynamic(dynamic), weights=weights, force=report.force
         )

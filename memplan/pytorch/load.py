@@ -43,7 +43,7 @@ def returned_by(path: Path, name: str) -> object:
         function = _function(path, name)
         try:
             return function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised(f"{name}() in {path}", error) from error
     finally:
         if folder in sys.path:

@@ -60,6 +60,25 @@ def test_torch_is_not_imported_before_the_function_has_run(
     assert main(["capture", f"{source}:f", "-o", str(tmp_path / "step.onnx")]) == 2
 
 
+def test_what_the_users_code_prints_is_not_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from memplan.pytorch import installed
+
+    monkeypatch.setattr(installed, "find_spec", lambda name: sys)
+    source = tmp_path / "train.py"
+    source.write_text("print('loading')\ndef f():\n    print('making')\n    raise SystemExit(0)\n")
+    assert main(["capture", f"{source}:f", "-o", str(tmp_path / "step.onnx")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("loading\nmaking\nerror: f() in ")
+
+
+def test_there_is_no_capture_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "train.py:f", "-o", "-"]) == 2
+    assert "capture writes a file" in capsys.readouterr().err
+
+
 def test_forms_of_dynamic() -> None:
     assert _dynamic(()) is None
     assert _dynamic(("batch",)) == "batch"

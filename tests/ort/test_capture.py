@@ -1,4 +1,7 @@
-"""Captured training steps against PyTorch: gradients in float64, trainings in float32."""
+"""Captured training steps against PyTorch: gradients in float64, trainings in float32.
+
+All families by both roads: ``python -m benchmarks.capture families``.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,8 @@ TOLERANCE = 1e-6
 """In float64; constants of the exporter are float32."""
 BY_GRAD = (
     "mlp",
-    "unet",
     "mobilenet_v3",
-    "swin",
     "gpt2",
-    "t5",
     "lstm_both_ways",
     "gru",
     "transformer_encoder",
@@ -32,7 +32,7 @@ BY_GRAD = (
     "group_norm",
     "embedding_bag",
 )
-BY_JOINT = ("mlp", "unet", "bert", "convolutions")
+BY_JOINT = ("unet", "bert")
 CASES = [*((name, "grad") for name in BY_GRAD), *((name, "joint") for name in BY_JOINT)]
 
 
@@ -54,10 +54,8 @@ def optimizers(module: Any) -> dict[str, Any]:
     return {
         "SGD": torch.optim.SGD([dict(group) for group in groups], lr=0.1),
         "Nesterov": torch.optim.SGD(module.parameters(), **nesterov),
-        "Adam": torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=0.1),
         "AdamW": torch.optim.AdamW([dict(group) for group in groups], betas=(0.8, 0.95)),
         "RMSprop": torch.optim.RMSprop(module.parameters(), lr=0.001, momentum=0.5),
-        "Adagrad": torch.optim.Adagrad(module.parameters(), lr=0.01, lr_decay=0.1),
         "Adafactor": torch.optim.Adafactor(module.parameters(), lr=0.01),
     }
 
@@ -78,11 +76,9 @@ def eager(module: Any, optimizer: Any, batches: Any) -> list[float]:
     [
         ("SGD", "grad"),
         ("Nesterov", "joint"),
-        ("Adam", "grad"),
         ("AdamW", "grad"),
         ("AdamW", "joint"),
         ("RMSprop", "grad"),
-        ("Adagrad", "grad"),
         ("Adafactor", "grad"),
     ],
     ids=lambda text: text,
@@ -113,7 +109,7 @@ def test_running_statistics_are_those_of_pytorch(via: str) -> None:
         np.testing.assert_allclose(state[name], buffer.numpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "lstm_both_ways", "convnext"])
+@pytest.mark.parametrize("name", ["gpt2", "lstm_both_ways"])
 def test_a_dynamic_batch_may_have_any_size(name: str) -> None:
     module, batch = net(name)
     capture = captured(memplan.TorchStep(module, None, batch, dynamic="batch"))

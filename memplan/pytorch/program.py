@@ -72,9 +72,18 @@ def friendly_table() -> dict[Any, Callable[..., Any]]:
 
 
 def decomposed(program: Any) -> Any:
-    """The forward program in operators that have an ONNX form; in-place updates are outputs."""
-    with quiet():
-        return program.run_decompositions(friendly_table())
+    """The forward program in operators that have an ONNX form; in-place updates are outputs.
+
+    Raises:
+        ModelError: torch cannot decompose an operator.
+    """
+    try:
+        with quiet():
+            return program.run_decompositions(friendly_table())
+    except Exception as error:
+        raise ModelError(
+            f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)
+        ) from error
 
 
 def to_onnx(program: Any, prepared: Prepared) -> Exported:

@@ -24,7 +24,7 @@ def network(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]], Any]:
     torch.manual_seed(0)
     if name == "gpt":
         module: nn.Module = Gpt2(vocabulary=32, width=48, depth=4)
-        start = torch.randint(0, 32, (STEPS, 8, 1))
+        start = torch.randint(0, 32, (STEPS, 64, 1))
         walk = (start + 5 * torch.arange(17)) % 32
         batches: list[tuple[Tensor, ...]] = [
             (w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in walk

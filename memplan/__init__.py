@@ -12,6 +12,8 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
+    from memplan.api.capture.result import Capture
+    from memplan.api.capture.run import capture
     from memplan.api.grad.result import GradOptions, TrainingGraph
     from memplan.api.grad.run import grad, gradients
     from memplan.api.lower.run import LoweredGraph, LowerOptions, lower
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from memplan.api.validate.result import Validation
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
+    from memplan.pytorch.step import TorchStep
     from memplan.runtime.load import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
     from memplan.training.trainer import Trainer
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AccumulatingTrainer": "memplan.training.accumulate",
     "Analysis": "memplan.api.analyze",
+    "Capture": "memplan.api.capture.result",
     "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
     "LoweredGraph": "memplan.api.lower.run",
@@ -44,10 +48,12 @@ _HOME = {
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
     "Trainer": "memplan.training.trainer",
+    "TorchStep": "memplan.pytorch.step",
     "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",
+    "capture": "memplan.api.capture.run",
     "grad": "memplan.api.grad.run",
     "gradients": "memplan.api.grad.run",
     "load": "memplan.runtime.load",
@@ -63,6 +69,7 @@ _HOME = {
 __all__ = [
     "AccumulatingTrainer",
     "Analysis",
+    "Capture",
     "GradOptions",
     "LowerOptions",
     "LoweredGraph",
@@ -74,10 +81,12 @@ __all__ = [
     "Sweep",
     "SweepOptions",
     "Trainer",
+    "TorchStep",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",
     "analyze",
+    "capture",
     "grad",
     "gradients",
     "load",

@@ -26,6 +26,7 @@ ALLOWED = frozenset(
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
+    | {"via", "dynamic"}
     | {"accumulate"}
     | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )

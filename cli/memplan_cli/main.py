@@ -31,6 +31,7 @@ EXIT_TERMINATED = 143
 
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
+    "capture": "Capture a training step of PyTorch as a training graph.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "device": "Describe the runtime and the machine, and which providers start.",
     "grad": "Turn a forward graph into a training graph (standard operators).",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, MutableMapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from memplan.autodiff.emit.emitter import infer_types
@@ -16,7 +17,7 @@ from memplan.proto.checks import require_valid
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_constant, subgraphs
+from memplan.proto.nodes import is_constant, is_standard, subgraphs
 from memplan.proto.opset import allow_initializers, default_opset
 from memplan.proto.read import check_structure
 from memplan.shapes.checks import check_calls, check_stated, require_possible
@@ -185,12 +186,26 @@ class Annotator:
         self._fold(node)
 
     def _fold(self, node: onnx.NodeProto) -> None:
+        if node.op_type == "Shape" and is_standard(node.domain):
+            self._fold_shape(node)
+            return
         if self.left < 0 or any(name not in self.constants for name in node.input if name):
             return
         for name, array in evaluate(self.model, node, self.constants, self.types).items():
             self.left -= array.size
             if array.dtype.kind in "iub":
                 self.constants[name] = array
+
+    def _fold_shape(self, node: onnx.NodeProto) -> None:
+        """The sizes that a Shape asks for, where all of these are fixed: an exporter's recurrent
+        layers find their hidden size so."""
+        shape = self.types.get(node.input[0], UNKNOWN).shape
+        if shape is None:
+            return
+        bounds = {item.name: item.i for item in node.attribute}
+        part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+        if part and all(isinstance(dim, int) for dim in part):
+            self.constants[node.output[0]] = np.asarray(part, dtype=np.int64)
 
     def _note_all(self, node: onnx.NodeProto, found: Sequence[TensorType]) -> None:
         for name, mine in zip(node.output, found, strict=True):

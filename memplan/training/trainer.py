@@ -121,6 +121,7 @@ class Trainer(Kept):
         )
         self.steps = about.steps
         self._open(first.values, wanted, measure)
+        self._file = step.without_values()
         self.outputs: dict[str, Array] = {}
         self.seconds = 0.0
         self._broken = ""

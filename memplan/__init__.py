@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from memplan.errors import MemplanError
     from memplan.pytorch.step import TorchStep
     from memplan.runtime.load import load, session_options
+    from memplan.training.accumulate import AccumulatingTrainer
+    from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
+    "AccumulatingTrainer": "memplan.training.accumulate",
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
     "GradOptions": "memplan.api.grad.result",
@@ -44,6 +47,7 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
+    "Trainer": "memplan.training.trainer",
     "TorchStep": "memplan.pytorch.step",
     "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
@@ -63,6 +67,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AccumulatingTrainer",
     "Analysis",
     "Capture",
     "GradOptions",
@@ -76,6 +81,7 @@ __all__ = [
     "Sweep",
     "SweepOptions",
     "TorchStep",
+    "Trainer",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",

@@ -28,11 +28,13 @@ ALLOWED = frozenset(
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
     | {"via", "dynamic"}
     | {"accumulate"}
+    | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
-    | {"backend", "address", "optimizer-model", "checkpoint"}
+    | {"backend", "address", "optimizer-model", "checkpoint", "checkpoint-every"}
+    | {"data", "weights-file", "log", "export-forward"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run
 something."""

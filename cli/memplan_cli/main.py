@@ -38,6 +38,7 @@ COMMANDS = {
     "lower": "Lower a graph of onnxruntime-training to standard operators.",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
+    "run": "Train with a step: data in, losses out, checkpoints in between.",
     "strategies": "List the strategies of rewrite, with sources and options.",
     "sweep": "Plan for many sizes and budgets, and find the largest batch that fits.",
     "validate": "Run two models, and prove that peaks and outputs are as promised.",

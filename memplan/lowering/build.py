@@ -131,10 +131,12 @@ class _Builder:
     # -- behind it -------------------------------------------------------------------------------
 
     def _gradients(self, emitter: Emitter) -> dict[str, str]:
-        """Graph outputs and the inputs that they are gradients of.
+        """Graph outputs and the inputs that they are gradients of. One of another type is an output
+        like others, unless an optimizer is to use it.
 
         Raises:
-            ModelError: a gradient has not the type and shape of what it is named for.
+            ModelError: a gradient has not the shape of what it is named for, or, for an optimizer,
+                not its type.
         """
         given = {value.name for value in self.graph.input}
         found = {}
@@ -143,7 +145,10 @@ class _Builder:
             if base is None or base not in given:
                 continue
             own, other = (emitter.types.get(name, UNKNOWN) for name in (value.name, base))
-            if own.dtype != other.dtype or not _may_agree(own, other):
+            same = own.dtype == other.dtype
+            if not same and self.request.optimizer is None:
+                continue
+            if not same or not _may_agree(own, other):
                 raise ModelError(
                     f"'{value.name}' has another type or shape than '{base}', which it is named "
                     "to be the gradient of",

@@ -9,50 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from memplan.equivalence.call import Call
 from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
-from memplan.equivalence.terms import ABSENT, INT64, UNKNOWN, Fact, Terms
+from memplan.equivalence.pools import first_index
+from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operator that is applied: ``reads`` are terms, ABSENT where an input is left out.
-
-    ``result``: what is known of the first output beforehand, of the reference.
-    """
-
-    op: str
-    reads: tuple[int, ...]
-    attributes: Mapping[str, Any]
-    opset: int
-    terms: Terms
-    result: Fact = UNKNOWN
-
-    def read(self, slot: int) -> int:
-        """The term in an input slot."""
-        return self.reads[slot] if slot < len(self.reads) else ABSENT
-
-    def fact(self, slot: int = 0) -> Fact:
-        """What is known of an input."""
-        return self.terms.fact(self.read(slot))
-
-    def ints(self, slot: int, attribute: str = "") -> list[int] | None:
-        """Whole numbers from a constant input or, in older opsets, from an attribute."""
-        if self.read(slot) == ABSENT:
-            given = self.attributes.get(attribute)
-            return None if given is None else [int(v) for v in np.atleast_1d(given)]
-        value = self.terms.value(self.read(slot))
-        return None if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
 
 
 Rule = Callable[[Call], int | None]
@@ -311,6 +280,7 @@ _RULES: Mapping[str, Rule] = {
     "Pad": _pad,
     "Dropout": _dropout,
     "Size": _size,
+    "Add": first_index,
     "Mul": _mul,
     "Div": _rebuilt,
 }

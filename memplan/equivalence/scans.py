@@ -28,7 +28,8 @@ from memplan.equivalence.forms import (
     Transposed,
     View,
 )
-from memplan.equivalence.rules import Call, same_as, view, view_root
+from memplan.equivalence.call import Call
+from memplan.equivalence.rules import same_as, view, view_root
 from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms
 
 _FLOAT = onnx.TensorProto.FLOAT

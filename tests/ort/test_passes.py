@@ -19,6 +19,7 @@ from memplan.passes.elide import Elide
 from memplan.passes.manager import PassManager
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
+from memplan.passes.release import Release
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
@@ -38,7 +39,7 @@ def half(model: OpenModel) -> tuple[str, ...]:
 
 
 def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
-    return [Elide(), Prune(wrt), Order(rounds=4), EarlyUpdate()]
+    return [Elide(), Prune(wrt), Release(), Order(rounds=4), EarlyUpdate()]
 
 
 @pytest.mark.parametrize("path", each(runnable_models()))

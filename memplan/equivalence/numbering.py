@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
     Applied,
     Core,
@@ -23,7 +24,6 @@ from memplan.equivalence.forms import (
     Stack,
     State,
 )
-from memplan.equivalence.call import Call
 from memplan.equivalence.rules import same_as
 from memplan.equivalence.scans import Steps, read_scan
 from memplan.equivalence.terms import (

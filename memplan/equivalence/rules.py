@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from memplan.equivalence.call import Call
+from memplan.equivalence.comparisons import COMPARISONS, compared
 from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
 from memplan.equivalence.pools import first_index
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
@@ -281,6 +282,7 @@ _RULES: Mapping[str, Rule] = {
     "Dropout": _dropout,
     "Size": _size,
     "Add": first_index,
+    **dict.fromkeys(COMPARISONS, compared),
     "Mul": _mul,
     "Div": _rebuilt,
 }

@@ -9,6 +9,7 @@ from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.base import Pass, peak_did_not_rise
 from memplan.passes.elide import Elide
+from memplan.passes.masks import Masks
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -16,9 +17,9 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
-NAMES = (Elide.name, Prune.name, Release.name, Order.name, EarlyUpdate.name)
+NAMES = (Elide.name, Prune.name, Release.name, Masks.name, Order.name, EarlyUpdate.name)
 """In the order in which they run."""
-_IN_ANY_ORDER = (Prune.name, Release.name)
+_IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
 ALL, NONE = "all", "none"
 
 
@@ -93,6 +94,7 @@ def make_passes(
         Elide.name: Elide(),
         Prune.name: Prune(wrt),
         Release.name: Release(),
+        Masks.name: Masks(),
         EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }

@@ -13,8 +13,10 @@ from memplan.simulate.timeline import simulate
 
 POOL = """g (float[2, 3, H, 6] x) => (int64[2, 3, 1, 1] y)
 <int64[2] first = {0, 0}, int64[2] second = {1, 1}, int64[2] axes = {2, 3},
- int64[2] turned = {3, 2}, int64[2] behind = {-1, -2}, int64[2] other = {1, 0}, int64[2] three = {2, 1}>
-{ [pool] v, i = MaxPool <kernel_shape: ints = [1, 1]>(x) [cut] y = Slice(i, first, second, axes) }"""
+ int64[2] turned = {3, 2}, int64[2] behind = {-1, -2}, int64[2] other = {1, 0},
+ int64[2] three = {2, 1}>
+{ [pool] v, i = MaxPool <kernel_shape: ints = [1, 1]>(x)
+  [cut] y = Slice(i, first, second, axes) }"""
 
 
 def pool(height: str = "4", **changes: str) -> str:

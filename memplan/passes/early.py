@@ -1,0 +1,80 @@
+"""Small results of large tensors, made before the large ones are waited for.
+
+A mask that the backward pass compares out of an activation keeps four bytes an element until then;
+made at once it keeps one. That holds of any reader whose results are smaller than what it reads,
+and that needs nothing else that comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memplan.ir.graph import Graph, Node, Tensor, TensorKind
+from memplan.ops.memory import RANDOM_OPS, has_effects
+
+_ROUNDS = 4  # a result that was made early may itself be read by one that makes less of it
+_STAYS = RANDOM_OPS | {":Shape", ":Size"}  # the latter run as soon as they can
+
+
+def early_results(graph: Graph, order: Sequence[int], *, alone: bool = True) -> list[int]:
+    """``order`` (node ids) with late readers of a tensor right behind its early ones, where all
+    that they make is smaller than what then dies there.
+
+    ``alone``: also where there are no early ones, right behind what makes the tensor.
+    """
+    result = list(order)
+    for _ in range(_ROUNDS):
+        moved = _round(graph, result, 0 if alone else 1)
+        if moved == result:
+            break
+        result = moved
+    return result
+
+
+def _round(graph: Graph, order: list[int], fewest: int) -> list[int]:
+    place = [0] * len(order)
+    for position, node in enumerate(order):
+        place[node] = position
+    target: dict[int, int] = {}  # node → the position right behind which it goes
+    for tensor in graph.tensors:
+        if not _dies(tensor):
+            continue
+        readers = sorted(set(tensor.readers), key=lambda n: place[n])
+        for split in range(fewest, len(readers)):
+            late = readers[split:]
+            if any(node in target for node in late):
+                break
+            behind = _behind(graph, [graph.nodes[n] for n in late], place)
+            if behind is not None:
+                target.update(dict.fromkeys(late, behind))
+                break
+    rank = {node: (target.get(node, place[node]), node in target, place[node]) for node in order}
+    return sorted(order, key=lambda node: rank[node])
+
+
+def _dies(tensor: Tensor) -> bool:
+    return tensor.kind is TensorKind.COMPUTED and tensor.counted and not tensor.is_output
+
+
+def _behind(graph: Graph, late: list[Node], place: list[int]) -> int | None:
+    """The position behind which all that ``late`` nodes read is there and read by nobody else,
+    where that is earlier than theirs and less than it is made; else None."""
+    if any(
+        n.key in RANDOM_OPS | _EAGER or has_effects(n.key) or n.id in graph.bodies for n in late
+    ):
+        return None
+    made = [graph.tensors[t] for n in late for t in n.writes]
+    if not all(_dies(tensor) for tensor in made):
+        return None
+    read = [graph.tensors[t] for t in sorted({t for n in late for t in n.reads})]
+    nodes = {n.id for n in late}
+    first = min(place[n] for n in nodes)
+    behind = max((place[t.producer] for t in read if t.producer >= 0), default=0)
+    freed = 0
+    for tensor in read:
+        others = [place[r] for r in tensor.readers if r not in nodes]
+        if _dies(tensor) and max(others, default=0) < first:
+            behind = max(behind, *others) if others else behind
+            freed += tensor.nbytes
+    small = sum(tensor.nbytes for tensor in made) < freed
+    return behind if small and behind + len(late) < first else None

@@ -59,9 +59,7 @@ def _dies(tensor: Tensor) -> bool:
 def _behind(graph: Graph, late: list[Node], place: list[int]) -> int | None:
     """The position behind which all that ``late`` nodes read is there and read by nobody else,
     where that is earlier than theirs and less than it is made; else None."""
-    if any(
-        n.key in RANDOM_OPS | _EAGER or has_effects(n.key) or n.id in graph.bodies for n in late
-    ):
+    if any(n.key in _STAYS or has_effects(n.key) or n.id in graph.bodies for n in late):
         return None
     made = [graph.tensors[t] for n in late for t in n.writes]
     if not all(_dies(tensor) for tensor in made):

@@ -15,7 +15,7 @@ import numpy as np
 
 from memplan.equivalence.call import Call, attributes_of
 from memplan.equivalence.forms import Applied
-from memplan.equivalence.terms import ABSENT, Terms
+from memplan.equivalence.terms import ABSENT, Array, Terms
 
 _IMAGES = 4  # rank: batch, channels, rows, columns
 
@@ -23,9 +23,12 @@ _IMAGES = 4  # rank: batch, channels, rows, columns
 def first_index(call: Call) -> int | None:
     """The first index of each plane is the first of its first row, plus what the rows skipped
     before it hold: with windows of one element it depends on that element alone."""
-    terms, planes = call.terms, call.terms.value(call.read(1))
-    cut = terms.made_by(call.read(0), 0)
-    if planes is None or cut is None or not _takes(terms, cut, {2: (0, 1), 3: (0, 1)}):
+    terms = call.terms
+    if not _is_constant(terms, call.read(1)) or _is_constant(terms, call.read(0)):
+        return None
+    source, added = take_constants(terms, call.read(0), "Add", [call.read(1)])
+    cut = terms.made_by(source, 0)
+    if cut is None or not _takes(terms, cut, {2: (0, 1), 3: (0, 1)}):
         return None
     pool = terms.made_by(cut.reads[0], 1)
     if pool is None or (pool.domain, pool.op) != ("", "MaxPool") or not _is_unit_pool(pool):
@@ -37,11 +40,56 @@ def first_index(call: Call) -> int | None:
     if shape is None or len(shape) != _IMAGES:
         return None
     batch, channels, rows, columns = shape
-    skipped = np.arange(batch * channels, dtype=np.int64) * ((rows - 1) * columns)
-    if planes.shape != (batch, channels, 1, 1) or planes.tobytes() != skipped.tobytes():
+    if not _sum_is(added, plane_begins(batch, channels, (rows - 1) * columns)):
         return None
     indices = terms.output(replace(pool, reads=(row.reads[0],)), 1)
     return terms.output(replace(cut, reads=(indices, *cut.reads[1:])), 0)
+
+
+def takes_first_index(terms: Terms, term: int, source: int) -> bool:
+    """Whether a term is the index of the first element of each plane of ``source``."""
+    cut = terms.made_by(term, 0)
+    if cut is None or not _takes(terms, cut, {2: (0, 1), 3: (0, 1)}):
+        return False
+    pool = terms.made_by(cut.reads[0], 1)
+    return (
+        pool is not None
+        and pool.op == "MaxPool"
+        and _is_unit_pool(pool)
+        and (not pool.domain and pool.reads[0] == source)
+    )
+
+
+def plane_begins(batch: int, channels: int, size: int) -> Array:
+    """The indices at which planes of ``size`` elements begin, if they follow each other."""
+    return (np.arange(batch * channels, dtype=np.int64) * size).reshape(batch, channels, 1, 1)
+
+
+def _is_constant(terms: Terms, term: int) -> bool:
+    return term != ABSENT and terms.value(term) is not None
+
+
+def take_constants(
+    terms: Terms, term: int, op: str, begun: Sequence[int]
+) -> tuple[int, list[Array]]:
+    """What constants are added to (``Add``) or taken from (``Sub``) one after the other, and those
+    constants, with the terms in ``begun``."""
+    constants = [value for t in begun if (value := terms.value(t)) is not None]
+    while (made := terms.made_by(term, 0)) is not None and (made.domain, made.op) == ("", op):
+        value = terms.value(made.reads[1]) if made.reads[1] != ABSENT else None
+        if value is None:
+            break
+        constants.append(value)
+        term = made.reads[0]
+    return term, constants
+
+
+def _sum_is(constants: Sequence[Array], expected: Array) -> bool:
+    """Whether integers add up to an array of that shape and content."""
+    if not all(value.dtype.kind == "i" for value in constants):
+        return False
+    total = sum((value.astype(object) for value in constants), np.zeros((), object))
+    return total.shape == expected.shape and bool(np.all(total == expected))
 
 
 def _takes(terms: Terms, applied: Applied, spans: dict[int, tuple[int, int]]) -> bool:

@@ -16,6 +16,7 @@ from memplan.equivalence.call import Call
 from memplan.equivalence.comparisons import COMPARISONS, compared
 from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
 from memplan.equivalence.pools import first_index
+from memplan.equivalence.ranges import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
 
 FLOAT = 1
@@ -45,12 +46,15 @@ def _identity(call: Call) -> int | None:
 
 
 def _cast(call: Call) -> int | None:
-    """A cast to the type that is there converts nothing, whatever it says of saturation."""
+    """A cast to the type that is there converts nothing, whatever it says of saturation; nor do two
+    to a type that holds the numbers and back."""
     wanted, fact = call.attributes.get("to"), call.fact()
     if fact.dtype == wanted:
         return call.read(0)
     if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
         return None
+    if (whole := narrowed_and_back(call)) is not None:
+        return whole
     free = call.terms.free[call.read(0)]
     return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
 
@@ -218,6 +222,12 @@ def _size(call: Call) -> int | None:
     return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
 
 
+def _add(call: Call) -> int | None:
+    """The first index of a plane, from its first row; or what was taken away before."""
+    found = first_index(call)
+    return added_again(call) if found is None else found
+
+
 def _mul(call: Call) -> int | None:
     """Tensors without elements are all alike. And ``Cast(mask)·x`` scaled is Dropout's output."""
     facts = (call.fact(0), call.fact(1))
@@ -281,7 +291,7 @@ _RULES: Mapping[str, Rule] = {
     "Pad": _pad,
     "Dropout": _dropout,
     "Size": _size,
-    "Add": first_index,
+    "Add": _add,
     **dict.fromkeys(COMPARISONS, compared),
     "Mul": _mul,
     "Div": _rebuilt,

@@ -10,6 +10,7 @@ from memplan.ir.graph import Graph
 from memplan.passes.base import Pass, peak_did_not_rise
 from memplan.passes.elide import Elide
 from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -17,8 +18,18 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
-NAMES = (Elide.name, Prune.name, Release.name, Masks.name, Order.name, EarlyUpdate.name)
+NAMES = (
+    Elide.name,
+    Prune.name,
+    Release.name,
+    Masks.name,
+    Narrow.name,
+    Order.name,
+    EarlyUpdate.name,
+)
 """In the order in which they run."""
+REWIRING = (Release.name, Masks.name, Narrow.name)
+"""Those that let nodes compute something else, which gives the same."""
 _IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
 ALL, NONE = "all", "none"
 
@@ -95,6 +106,7 @@ def make_passes(
         Prune.name: Prune(wrt),
         Release.name: Release(),
         Masks.name: Masks(),
+        Narrow.name: Narrow(),
         EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }

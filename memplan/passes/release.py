@@ -23,6 +23,7 @@ from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.passes.base import Applied, peak_did_not_rise
 from memplan.passes.change import Change, facts_of, largest_part, name_authority
 from memplan.passes.no_ops import Facts
+from memplan.passes.pools import IMAGES, is_unit_pool, plane_begins, takes_first
 from memplan.passes.surgery import node_protos
 from memplan.proto.edit import copied
 from memplan.proto.names import NameAuthority
@@ -33,7 +34,6 @@ from memplan.units import counted
 
 _INT64 = onnx.TensorProto.INT64
 _SIZE_BYTES = 8  # what a Size makes, and nobody reads
-_IMAGES = 4  # rank: batch, channels, rows, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,52 +94,22 @@ def _first_index_readers(facts: Facts, node: Node) -> list[Node]:
     """The ``Slice`` nodes that take the first index of each plane, if nothing else is read of a
     pool of windows of one element; else none."""
     graph = facts.graph
-    if node.key != ":MaxPool" or not _is_unit_pool(node) or len(node.outputs) != 2:
+    if node.key != ":MaxPool" or not is_unit_pool(node) or len(node.outputs) != 2:
         return []
     shape = graph.tensors[node.inputs[0]].shape
     values, indices = (None if t == ABSENT else graph.tensors[t] for t in node.outputs)
-    if len(shape) != _IMAGES or shape[2] == 1 or indices is None or indices.is_output:
+    if len(shape) != IMAGES or shape[2] == 1 or indices is None or indices.is_output:
         return []
     if values is not None and (values.readers or values.is_output):
         return []
     if indices.id in graph.checkpoints or _in_bodies(graph, indices.id):
         return []
     readers = [graph.nodes[n] for n in indices.readers]
-    return readers if readers and all(_takes_first(facts, n) for n in readers) else []
+    return readers if readers and all(takes_first(facts, n) for n in readers) else []
 
 
 def _in_bodies(graph: Graph, tensor: int) -> bool:
     return any(tensor in node.captured for node in graph.nodes)
-
-
-def _is_unit_pool(node: Node) -> bool:
-    """Whether a MaxPool looks at one element at a time, and at each."""
-    given = node.attributes
-
-    def all_are(name: str, number: int) -> bool:
-        value = given.get(name, [number])
-        return isinstance(value, list) and all(v == number for v in value)
-
-    return (
-        all_are("kernel_shape", 1)
-        and all_are("strides", 1)
-        and all_are("pads", 0)
-        and given.get("storage_order", 0) == 0
-    )
-
-
-def _takes_first(facts: Facts, node: Node) -> bool:
-    """Whether a ``Slice`` takes the first row and column of each plane."""
-    if node.key != ":Slice" or not facts.absent(node, 4):
-        return False
-    starts, ends, axes = (facts.value(node, slot) for slot in (1, 2, 3))
-    if starts is None or ends is None or axes is None:
-        return False
-    spans = zip(axes.tolist(), starts.tolist(), ends.tolist(), strict=True)
-    return sorted((axis % _IMAGES, start, end) for axis, start, end in spans) == [
-        (2, 0, 1),
-        (3, 0, 1),
-    ]
 
 
 def _first_row(
@@ -157,28 +127,33 @@ def _first_row(
     kind = TensorType(source.dtype, (batch, channels, 1, columns))
     stem = names.fresh(f"{pool.name}/row")
     first, second, row = (names.fresh(f"{stem}_{part}") for part in ("start", "end", "axis"))
-    values, indices, planes = (
-        names.fresh(f"{stem}_{part}") for part in ("values", "indices", "planes")
+    values, indices, batches, planes = (
+        names.fresh(f"{stem}_{part}") for part in ("values", "indices", "batches", "planes")
     )
     short = copied(protos[pool.id])
     short.name, short.input[0] = names.fresh(f"{stem}_pool"), stem
     short.output[:] = [values, indices]
     cut = helper.make_node("Slice", [source.name, first, second, row], [stem], name=stem)
-    nodes = {pool.name: (cut, short)}
+    nodes: dict[str, tuple[onnx.NodeProto, ...]] = {pool.name: (cut, short)}
     types = {stem: kind, values: kind, indices: TensorType(_INT64, kind.shape)}
+    skipped = plane_begins(batch, channels, (rows - 1) * columns)
+    added = {batches: skipped[0], planes: skipped[1]} if channels > 1 else {batches: skipped[0]}
     for reader in readers:
         result = tensors[reader.outputs[0]]
         part = names.fresh(f"{result.name}/row")
         again = copied(protos[reader.id])
         again.input[0], again.output[0] = indices, part
-        total = helper.make_node("Add", [part, planes], [result.name], name=part)
-        nodes[reader.name] = (again, total)
-        types[part] = TensorType(_INT64, (batch, channels, 1, 1))
-    skipped = np.arange(batch * channels, dtype=np.int64) * ((rows - 1) * columns)
+        parts = [again]
+        for constant in added:
+            total = result.name if constant is list(added)[-1] else names.fresh(f"{part}_sum")
+            parts.append(helper.make_node("Add", [part, constant], [total], name=part))
+            types[part] = TensorType(_INT64, (batch, channels, 1, 1))
+            part = total
+        nodes[reader.name] = tuple(parts)
     constants = {
         first: np.array([0], np.int64),
         second: np.array([1], np.int64),
         row: np.array([2], np.int64),
-        planes: skipped.reshape(batch, channels, 1, 1),
+        **added,
     }
     return Change(nodes, constants, types)

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import DataObject, booleans, data, integers, tuples
 from onnx import TensorProto, helper, numpy_helper
 
+from helpers.free_graphs import SPECIALS, feeds, models
 from helpers.plans import outputs_of
 from memplan.equivalence.prove import Side, prove, reference_side
+from memplan.passes.change import facts_of
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
+from memplan.passes.pools import window_of
+from memplan.passes.release import Release
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened
 from memplan.simulate.session import session_kind
@@ -153,3 +160,65 @@ def test_nan_passes_clip_and_leaky_relu(dtype: Any, count: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     for result in outputs_of(model, {"x": np.full(count, np.nan, dtype)})[0]:
         assert np.isnan(result).all()
+
+
+def bits(model: onnx.ModelProto, numbers: dict[str, np.ndarray]) -> tuple[list[bytes], list[int]]:
+    outputs, ran = outputs_of(model, numbers)
+    return [o.tobytes() for o in outputs], [node.nbytes - ran.base_bytes for node in ran.nodes]
+
+
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(models(), integers(0, 2**32 - 1))
+def test_random_graphs_keep_their_bits_and_no_peak_rises(model: onnx.ModelProto, seed: int) -> None:
+    before = opened(prepare(onnx.shape_inference.infer_shapes(model), Path("free.onnx"), {}))
+    first = simulate(before.graph, TUNED)
+    passes = [Release(), Masks(), Narrow(any_price=True)]
+    steps = PassManager(passes).run(before, first)
+    peaks = [first.peak_with_workspace_bytes]
+    peaks += [step.timeline.peak_with_workspace_bytes for step in steps]
+    assert peaks == sorted(peaks, reverse=True)
+    after = steps[-1].model.prepared.proto
+    proof = prove(reference_side(before.prepared), Side(after, Path()))
+    assert proof.proved, proof.reason
+    numbers = feeds(seed)
+    outputs, dynamic = bits(after, numbers)
+    assert dynamic == steps[-1].timeline.dynamic.tolist()
+    assert outputs == bits(model, numbers)[0]
+
+
+@settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(data=data())
+def test_an_index_lies_in_its_window_whatever_is_there(data: DataObject) -> None:
+    """What the proof takes for granted of the CPU's pools."""
+    kernel, steps, apart = (data.draw(tuples(integers(1, 3), integers(1, 3))) for _ in range(3))
+    pads = data.draw(tuples(*(integers(0, k - 1) for k in (*kernel, *kernel))))
+    n, c, h, w = (data.draw(integers(low, 9)) for low in (1, 1, 7, 7))
+    x = np.random.default_rng(data.draw(integers(0, 99))).choice(SPECIALS, (n, c, h, w))
+    if data.draw(booleans()):
+        x[:] = np.nan
+    node = helper.make_node(
+        "MaxPool", ["x"], ["v", "i"], name="pool", kernel_shape=kernel,
+        strides=steps, dilations=apart, pads=pads,
+    )  # fmt: skip
+    values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    results = [
+        helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
+        helper.make_tensor_value_info("i", TensorProto.INT64, None),
+    ]
+    graph = helper.make_graph([node], "g", values, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    facts = facts_of(opened(prepare(onnx.shape_inference.infer_shapes(model), Path("p.onnx"), {})))
+    indices = facts.graph.tensor_named("i")
+    assert indices is not None
+    window = window_of(facts, indices)
+    assert window is not None
+    rest = outputs_of(model, {"x": x})[0][1]
+    for part in (part for parts in window.parts for part in parts):
+        rest = rest - part
+    assert rest.shape == indices.shape
+    assert rest.min() >= 0
+    assert rest.max() <= window.reach

@@ -73,7 +73,7 @@ from memplan_cli.progress import planning_progress
     show_default=True,
     metavar="NAMES",
     help="Free savings first: all, none, or names out of "
-    "elide,prune,release,masks,order,early-update.",
+    "elide,prune,release,masks,narrow,order,early-update.",
 )
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."

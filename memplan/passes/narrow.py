@@ -54,7 +54,7 @@ class Narrow:
         """The model with what is kept of whole numbers narrowed, where the peak falls by it."""
         done = 0
         for _ in range(_ROUNDS):
-            worth = peak_fell if self.any_price else _is_worth_it
+            worth = peak_fell if self.any_price else is_worth_it
             found = largest_part(model, timeline, _changes(model, timeline), worth)
             if found is None:
                 break
@@ -63,7 +63,7 @@ class Narrow:
         return Applied(model, f"{counted(done, 'tensor')} of whole numbers" if done else "")
 
 
-def _is_worth_it(after: Timeline, before: Timeline) -> bool:
+def is_worth_it(after: Timeline, before: Timeline) -> bool:
     """Whether the peak fell by a larger share than the seconds grew (both estimated)."""
     if not peak_fell(after, before):
         return False

@@ -19,6 +19,7 @@ from memplan.passes.manager import (
     without_order,
 )
 from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order, in_order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -28,7 +29,7 @@ from memplan.simulate.timeline import Timeline, simulate
 
 def test_passes_by_name() -> None:
     assert parse_passes("all") == NAMES
-    assert NAMES == ("elide", "prune", "release", "masks", "order", "early-update")
+    assert NAMES == ("elide", "prune", "release", "masks", "narrow", "order", "early-update")
     assert parse_passes("none") == ()
     assert parse_passes("order, elide") == ("elide", "order")
     with pytest.raises(UsageError, match="no pass 'fuse'") as caught:
@@ -41,6 +42,7 @@ def test_passes_by_name() -> None:
         Prune,
         Release,
         Masks,
+        Narrow,
         Order,
         EarlyUpdate,
     ]
@@ -64,7 +66,15 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
 
 def test_steps_record_what_is_gone() -> None:
     model = open_text(STEP)
-    passes = [Elide(), Prune(("enc*",)), Release(), Masks(), Order(rounds=2), EarlyUpdate()]
+    passes = [
+        Elide(),
+        Prune(("enc*",)),
+        Release(),
+        Masks(),
+        Narrow(),
+        Order(rounds=2),
+        EarlyUpdate(),
+    ]
     steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
     assert removed(steps) == {
         "removed_outputs": ["dec_w_new", "dec_w_m_new"],

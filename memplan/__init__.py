@@ -12,7 +12,8 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
-    from memplan.api.grad.run import GradOptions, TrainingGraph, grad, gradients
+    from memplan.api.grad.result import GradOptions, TrainingGraph
+    from memplan.api.grad.run import grad, gradients
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.result import Rewrite
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Analysis": "memplan.api.analyze",
-    "GradOptions": "memplan.api.grad.run",
+    "GradOptions": "memplan.api.grad.result",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
     "ProfileOptions": "memplan.api.profile",
@@ -36,7 +37,7 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
-    "TrainingGraph": "memplan.api.grad.run",
+    "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",

@@ -20,7 +20,7 @@ from memplan.errors import UsageError
 _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
 ALLOWED = frozenset(
-    {"dim", "loss", "session", "provider", "runs", "draws", "seed", "threads", "plain"}
+    {"dim", "loss", "session", "provider", "state", "runs", "draws", "seed", "threads", "plain"}
     | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
@@ -29,7 +29,7 @@ ALLOWED = frozenset(
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
-    {"output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
+    {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
     | {"backend", "address"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run

@@ -84,9 +84,13 @@ def _carried(
             t.id for t in graph.tensors if t.kind is not TensorKind.COMPUTED and t.name in names
         )
 
+    names = {tensor.name: tensor.id for tensor in graph.tensors}
+    tensors = model.graph.tensors
+    pairs = ((tensors[out].name, tensors[source].name) for out, source in old.pairs.items())
     return Phases(
         tuple(old.of[place[node.name]] for node in graph.nodes),
         None if loss is None else loss.id,
         ids(old.parameters),
         ids(old.state),
+        {names[out]: names[src] for out, src in pairs if out in names and src in names},
     )

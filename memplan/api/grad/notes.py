@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
+from memplan.autodiff.build import GradientSink
+from memplan.autodiff.optimizers.updates import Updates
 from memplan.units import counted
 
 _OWN_SLOTS = {
@@ -44,3 +46,12 @@ def notes_on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> It
                 f"--logits {logits}: this is the output of a {node.op_type}, and "
                 f"cross-entropy takes the softmax again; its input '{node.input[0]}' may be meant"
             )
+
+
+def notes_on_clipping(sink: GradientSink) -> Iterator[str]:
+    """A norm of all gradients together has a price in memory."""
+    if isinstance(sink, Updates) and sink.optimizer.clip_norm:
+        yield (
+            "clip_norm needs all gradients before the first update: they are all held until the "
+            "end of the backward part (clip_value does not need that)"
+        )

@@ -108,7 +108,7 @@ def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
         "greedy",
         "--dry-run",
     )
-    assert "removed by --wrt, 42 outputs: layers.0.linear.weight.new, " in found.stdout
+    assert "removed by --wrt, 42 outputs: layers.0.linear.weight_new, " in found.stdout
     assert " and 34 more" in found.stdout
     assert "fits by what is free alone" in found.stdout
     assert "A narrower --wrt would free" in inside("analyze", MODEL).stdout

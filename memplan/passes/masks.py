@@ -72,7 +72,7 @@ def _made_at_once(model: OpenModel, timeline: Timeline) -> OpenModel:
     the peak."""
     best, lowest = model, timeline
     for alone in (False, True):
-        order = early_results(model.graph, timeline.order, alone=alone)
+        order = early_results(timeline, alone=alone)
         earlier = in_order(model, order)
         found = simulate(earlier.graph, timeline.session)
         if peak_fell(found, lowest):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.graphs import REUSING, TUNED, open_text
+from helpers.graphs import REUSING, TUNED, open_text, timeline_of
 from helpers.passes import applied, nodes
 from memplan.passes.early import early_results
 from memplan.passes.manager import PassManager
@@ -69,14 +69,15 @@ def test_only_where_the_file_is_the_order() -> None:
 def test_late_readers_that_make_more_or_need_more_stay() -> None:
     text = """g (float[8, 8] i) => (float[8, 8] g) { [x] x = Neg(i) [y] y = Exp(x) [z] z = Sin(y)
       [large] a = Cast <to: int = 11>(x) [b] b = Cast <to: int = 1>(a) [g] g = Mul(b, z) }"""
-    graph = open_text(text).graph
-    assert early_results(graph, range(len(graph.nodes))) == list(range(len(graph.nodes)))
+    assert early_results(timeline_of(text)) == list(range(6))
     other = text.replace("Cast <to: int = 11>(x)", "Greater(x, z)")
-    graph = open_text(other).graph
-    assert early_results(graph, range(len(graph.nodes))) == list(range(len(graph.nodes)))
+    assert early_results(timeline_of(other)) == list(range(6))
     small = text.replace("to: int = 11", "to: int = 9")
-    graph = open_text(small).graph
-    assert early_results(graph, range(len(graph.nodes))) == [0, 1, 3, 2, 4, 5]
+    assert early_results(timeline_of(small)) == [0, 1, 3, 2, 4, 5]
+    given = small.replace("[x] x = Neg(i)", "[x] x = Reshape(i, s)").replace(
+        "(float[8, 8] g) {", "(float[8, 8] g) <int64[2] s = {8, 8}> {"
+    )
+    assert early_results(timeline_of(given)) == list(range(6))  # a view frees nothing
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
     python sample_models/make_models.py [NAME ...] [--out DIR] [--verify] [--inputs DIR]
 
-Needs torch and onnxscript; ``--verify`` also onnxruntime.  README.md lists the tested versions.
-Two runs with the same versions write identical files.
+Needs torch, onnxscript and memplan; ``--verify`` also onnxruntime.  README.md lists the tested
+versions.  Two runs with the same versions write identical files.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ import onnx
 import torch
 from capture import AdamW, TrainStep
 from torch import Tensor
+
+from memplan.ir.contract import find_contract
+from memplan.proto.metadata import set_metadata
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import opened
 
 HERE = Path(__file__).parent
 SEED = 20240
@@ -85,6 +90,39 @@ def make(name: str) -> TrainStep:
     return MODELS[name]()
 
 
+# ------------------------------------------------------------------ one convention for names
+
+# Endings as the capture makes them, and as ``memplan grad`` has them.
+ENDINGS = {".m": ".exp_avg", ".v": ".exp_avg_sq", ".grad": "_grad"}
+
+
+def named(name: str) -> str:
+    """The name of a graph input or output in the convention of ``memplan grad``."""
+    base = name.removesuffix(".new")
+    for ending, wanted in ENDINGS.items():
+        if base.endswith(ending):
+            base = base.removesuffix(ending) + wanted
+            break
+    return base if name == base or not name.endswith(".new") else f"{base}_new"
+
+
+def follow_convention(model: onnx.ModelProto, dims: dict[str, int]) -> None:
+    """Rename inputs and outputs, and state in the metadata what each of them is."""
+    graph = model.graph
+    renamed = {value.name: named(value.name) for value in (*graph.input, *graph.output)}
+    assert len(set(renamed.values())) == len(renamed), "two names become one"
+    for value in (*graph.input, *graph.output):
+        value.name = renamed[value.name]
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    found = opened(prepare(model, Path("model.onnx"), dims))
+    contract = find_contract(found.graph, found.phases, {})
+    assert not contract.notes, contract.notes
+    set_metadata(model, contract.as_metadata())
+    onnx.checker.check_model(model, full_check=True)
+
+
 # ------------------------------------------------------------------ verification against PyTorch
 
 
@@ -111,21 +149,21 @@ def verify(step: TrainStep, model: onnx.ModelProto) -> tuple[float, float]:
         watched.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
-    feed = {name: value.numpy() for name, value in step.inputs().items()}
+    feed = {named(name): value.numpy() for name, value in step.inputs().items()}
     seconds, errors = [], []
     for eager_step in _eager_steps(step):
         started = time.perf_counter()
         actual = dict(zip(outputs, session.run(outputs, feed), strict=True))
         seconds.append(time.perf_counter() - started)
         masks = {kind: [actual.pop(n) != 0 for n in names] for kind, names in replayed.items()}
-        expected = eager_step(masks)
+        expected = {named(name): value for name, value in eager_step(masks).items()}
         assert expected.keys() == actual.keys()
         for name, value in expected.items():
             assert actual[name].shape == value.shape, name
             scale = max(float(np.abs(value).max()), 1e-30)
             errors.append(float(np.abs(actual[name] - value).max()) / scale)
         # The next step continues from here where the graph updates weights, else it repeats.
-        feed.update({n.removesuffix(".new"): v for n, v in actual.items() if n.endswith(".new")})
+        feed.update({n.removesuffix("_new"): v for n, v in actual.items() if n.endswith("_new")})
     return float(np.max(errors)), statistics.median(seconds)  # np.max passes NaN on
 
 
@@ -218,6 +256,8 @@ def main() -> int:
     for name in args.names or MODELS:
         step = make(name)
         model = capture.capture(step)
+        size = {step.dynamic_batch: len(next(iter(step.batch.values())))}
+        follow_convention(model, size if step.dynamic_batch else {})
         data = model.SerializeToString(deterministic=True)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{name}.onnx").write_bytes(data)
@@ -225,7 +265,9 @@ def main() -> int:
         line = f"{name}: {len(model.graph.node)} nodes of {len(kinds)} types, {len(data):,} B"
         if args.inputs:
             args.inputs.mkdir(parents=True, exist_ok=True)
-            arrays: dict[str, Any] = {key: value.numpy() for key, value in step.inputs().items()}
+            arrays: dict[str, Any] = {
+                named(key): value.numpy() for key, value in step.inputs().items()
+            }
             np.savez(args.inputs / f"{name}.npz", **arrays)
         if args.verify:
             error, seconds = verify(step, model)

@@ -20,17 +20,21 @@ from memplan.errors import UsageError
 _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
 ALLOWED = frozenset(
-    {"dim", "loss", "session", "provider", "runs", "draws", "seed", "threads", "plain"}
+    {"dim", "loss", "session", "provider", "state", "runs", "draws", "seed", "threads", "plain"}
     | {"top", "frontier", "placement", "format", "quiet", "verbose", "color", "max-peak"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
+    | {"via", "dynamic"}
+    | {"accumulate"}
+    | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
-    {"output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
-    | {"backend", "address"}
+    {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
+    | {"backend", "address", "optimizer-model", "checkpoint", "checkpoint-every"}
+    | {"data", "weights-file", "log", "export-forward"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run
 something."""

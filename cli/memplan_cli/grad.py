@@ -59,7 +59,15 @@ from memplan_cli.progress import waiting
     show_default=True,
     metavar="NAME{opt=..}",
     shell_complete=optimizer_names,
-    help="none (gradients are outputs), sgd, momentum, adam or adamw.",
+    help="none (gradients are outputs), sgd, momentum, adam, adamw, lion, adafactor, rmsprop or "
+    "adagrad. Options of all: lr, weight_decay, no_decay='*bias+*norm*', clip_norm, clip_value.",
+)
+@click.option(
+    "--update-output",
+    type=PATH,
+    metavar="FILE",
+    help="Write the optimizer as a graph of its own; the training graph gives gradients, which may "
+    "be summed over several batches.",
 )
 @click.option(
     "--checkpoints",
@@ -81,7 +89,12 @@ from memplan_cli.progress import waiting
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
-    forward: Path, output: Path, dims: tuple[str, ...], report: Report, **options: Any
+    forward: Path,
+    output: Path,
+    update_output: Path | None,
+    dims: tuple[str, ...],
+    report: Report,
+    **options: Any,
 ) -> int:
     """Turn a FORWARD graph into a training graph in standard operators.
 
@@ -89,7 +102,8 @@ def command(
     with an optimizer, the new value 'NAME_new'. Nothing is kept for the backward part that no
     gradient needs.
     """
-    from memplan.api.grad.run import GradOptions, grad
+    from memplan.api.grad.result import GradOptions
+    from memplan.api.grad.run import grad
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
@@ -99,6 +113,7 @@ def command(
             forward,
             GradOptions(**options),
             None if to_stdout else output,
+            update_output=update_output,
             dims=bound(dims),
             force=report.force,
         )

@@ -103,7 +103,10 @@ class Analysis(Summary):
         timeline, tuned = self.timeline, self.session.name == "tuned"
         if not pairs or not tuned or self.graph.state is not None:
             return None
-        graph = bind_state(self.graph, pairs, timeline.order, self.session.provider)
+        loss = self.phases.loss
+        known = "" if loss is None else self.graph.tensors[loss].name
+        provider = self.session.provider
+        graph = bind_state(self.graph, pairs, timeline.order, provider, loss=known)
         return simulate(graph, self.session, timeline.devices)
 
     @property

@@ -10,7 +10,7 @@ from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.hoist import hoist
 from memplan.ir.graph import Phase
-from memplan.proto.edit import copied, live_nodes, rename_reads
+from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
 from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import names_read
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
@@ -27,7 +27,7 @@ def assemble(
     Args:
         forward: the graph that was differentiated (its nodes may have got further outputs).
         emitter: what was built.
-        outputs: new graph outputs by their names.
+        outputs: new graph outputs by their names, which the emitter gave out.
         trained: initializers among these become graph inputs with a default value, as their values
             change from step to step.
     """
@@ -58,23 +58,21 @@ def assemble(
     return result
 
 
-def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value]) -> list[str]:
-    """Add what was built to ``model`` itself, with its inputs, constants and some graph outputs.
-
-    The names that the outputs got.
-    """
+def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value]) -> None:
+    """Add what was built to ``model`` itself, with its inputs, constants and some graph outputs,
+    whose names the emitter gave out."""
     renamed = _named_outputs(emitter, outputs)
     graph = model.graph
     for node in emitter.nodes:
+        rename_reads(node, renamed)
         node.output[:] = [renamed.get(name, name) for name in node.output]
-    graph.node.extend(emitter.nodes)
+    replace_nodes(graph, _placed(graph, emitter))
     graph.initializer.extend(emitter.initializers.values())
     for name, found in emitter.inputs.items():
         _declare(graph.input, name, found)
     for name, final in renamed.items():
         _declare(graph.output, final, emitter.types[name])
     _state_types(graph, emitter)
-    return list(renamed.values())
 
 
 def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:
@@ -83,8 +81,7 @@ def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, 
     A backward tensor that is not an output yet takes the name; anything else needs a copy.
     """
     found: dict[str, str] = {}
-    for name, value in outputs.items():
-        final = emitter.fresh(name)
+    for final, value in outputs.items():
         if value.name in found or not emitter.in_backward_part(value):
             with emitter.scope(Scope(final, {PHASE_KEY: Phase.BACKWARD})):
                 value = emitter.op("Identity", value)
@@ -97,11 +94,15 @@ def _live(
 ) -> list[onnx.NodeProto]:
     """All forward nodes, and the new ones whose results somebody reads, in order."""
     original = {node.name for node in graph.node}
+    return live_nodes(_placed(graph, emitter), wanted, lambda node: node.name in original)
+
+
+def _placed(graph: onnx.GraphProto, emitter: Emitter) -> list[onnx.NodeProto]:
+    """All nodes of a graph and all new ones, in order."""
     order = list(emitter.behind.get("", []))
     for node in graph.node:
         order += [node, *emitter.behind.get(node.name, [])]
-    order += emitter.nodes
-    return live_nodes(order, wanted, lambda node: node.name in original)
+    return order + emitter.nodes
 
 
 def _drop_unread(node: onnx.NodeProto, emitter: Emitter, read: Collection[str]) -> None:

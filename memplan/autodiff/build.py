@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -21,7 +21,6 @@ from memplan.loops.cell import ScanRecompute
 from memplan.proto.metadata import PHASE_KEY
 
 Seed = str | Array | None
-OnGradient = Callable[[Emitter, str, Value], Mapping[str, Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +38,39 @@ class Request:
     scan_recompute: str = "none"
 
 
-def gradient_outputs(emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
-    """The plain answer to a gradient: an output ``<x>_grad``."""
-    return {f"{name}_grad": grad}
+class GradientSink:
+    """What becomes of the gradients of one graph: outputs ``<x>_grad``. Optimizers make updates of
+    them (:class:`memplan.autodiff.optimizers.updates.Updates`).
+
+    ``gradients`` maps the outputs that are gradients to what they are the gradient of.
+    """
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, str] = {}
+
+    def take(self, emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
+        """Called with every gradient, once it is complete and the nodes beside it are built.
+
+        The graph outputs that it makes, by names from :meth:`Emitter.fresh`.
+        """
+        output = emitter.fresh(f"{name}_grad")
+        self.gradients[output] = name
+        return {output: grad}
+
+    def finish(self, emitter: Emitter) -> Mapping[str, Value]:
+        """Called when all gradients were taken; further graph outputs."""
+        return {}
 
 
 def build_gradients(
-    model: onnx.ModelProto, request: Request, on_gradient: OnGradient = gradient_outputs
+    model: onnx.ModelProto, request: Request, sink: GradientSink | None = None
 ) -> onnx.ModelProto:
-    """``model`` with the nodes that compute the gradients, and what ``on_gradient`` makes of them.
+    """``model`` with the nodes that compute the gradients, and what ``sink`` makes of them.
 
     Args:
         model: a forward graph; it is not changed.
         request: ys and xs.
-        on_gradient: called with every gradient as soon as it is complete; the graph outputs (name →
-            value) that it wants.
+        sink: takes every gradient; by default it becomes an output.
 
     Raises:
         ModelError: an operator on the way has no gradient, a y does not depend on any x, or an x
@@ -72,15 +89,17 @@ def build_gradients(
     require_rules(nodes, activity)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
         seeds = _seeds(emitter, request)
+    sink = GradientSink() if sink is None else sink
     outputs: dict[str, Value] = {}
     done: set[str] = set()
 
     def ready(name: str, grad: Value) -> None:
         done.add(name)
-        outputs.update(on_gradient(emitter, name, grad))
+        outputs.update(sink.take(emitter, name, grad))
 
     fixed = {tensor.name for tensor in expanded.model.graph.initializer} - set(request.xs)
     ReversePass(emitter, nodes, activity, request.xs, fixed, ready).run(seeds)
+    outputs.update(sink.finish(emitter))
     _require_gradients(request, done)
     emitter.scan_recompute.require_matches()
     return assemble(expanded.model, emitter, outputs, request.xs)

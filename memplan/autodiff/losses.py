@@ -62,7 +62,8 @@ def add_loss(
     del model.graph.output[:]
     model.graph.output.extend(copies[: len(kept)])
     model.graph.value_info.extend(copies[len(kept) :])
-    (name,) = append(model, emitter, {"loss": loss})
+    name = emitter.fresh("loss")
+    append(model, emitter, {name: loss})
     return BuiltLoss(name, wanted.name, axis)
 
 

@@ -49,8 +49,10 @@ class ReversePass:
             activity: what needs a gradient.
             xs: tensors whose gradients are asked for.
             fixed: the initializers that are not among ``xs``.
-            on_ready: called with the name and the whole gradient of each x when it is complete;
-                never for an x whose gradient is zero.
+            on_ready: called with the name and the whole gradient of each x, as soon as it is
+                complete and everything is built that the node at hand has to build: what is made
+                of the gradient stands behind the last node that reads the x. Never called for an x
+                whose gradient is zero.
         """
         self.emitter = emitter
         self.nodes = nodes
@@ -70,6 +72,7 @@ class ReversePass:
         }
         self.parameter_side = self._parameter_side(frozenset(fixed))
         self.heap: list[tuple[int, int, int]] = []
+        self.complete: list[tuple[str, Value]] = []
 
     def run(self, seeds: Mapping[str, Value]) -> None:
         """Build the backward nodes; ``seeds`` are gradients as they come from outside."""
@@ -79,15 +82,17 @@ class ReversePass:
         for name in sorted(self.xs):
             if self.readers[name] == 0:
                 self._finish(name)
+        self._hand_out()
         self.heap = [self._priority(index) for index, count in self.waiting.items() if count == 0]
         heapq.heapify(self.heap)
         while self.heap:
             self._differentiate(heapq.heappop(self.heap)[-1])
+            self._hand_out()
 
     def _settle(self, name: str) -> None:
         """Note that one more node has contributed to a tensor's gradient.
 
-        If it was the last, the gradient is handed out, and the producer comes in line; at once, if
+        If it was the last, the gradient is complete, and the producer comes in line; at once, if
         it stands between a parameter and the rest.
         """
         self.readers[name] -= 1
@@ -129,7 +134,7 @@ class ReversePass:
         return frozenset(active) if active != self.activity.nodes else frozenset()
 
     def _finish(self, name: str) -> None:
-        """Hand out the gradient of an x; others wait for their producer."""
+        """Note the gradient of an x as complete; others wait for their producer."""
         if name not in self.xs or name not in self.sums:
             return
         producer = self.producer.get(name)
@@ -139,8 +144,13 @@ class ReversePass:
         self.sums[name] = grad
         if producer is None:
             del self.sums[name]
-        if self.on_ready is not None:
-            self.on_ready(name, grad)
+        self.complete.append((name, grad))
+
+    def _hand_out(self) -> None:
+        for name, grad in self.complete:
+            if self.on_ready is not None:
+                self.on_ready(name, grad)
+        self.complete.clear()
 
     def _contribute(self, name: str, grad: Value) -> None:
         before = self.sums.get(name)

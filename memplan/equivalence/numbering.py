@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
     Applied,
     Broadcast,
@@ -26,7 +27,7 @@ from memplan.equivalence.forms import (
     State,
 )
 from memplan.equivalence.parts import Parts, product_of
-from memplan.equivalence.rules import Call, same_as
+from memplan.equivalence.rules import same_as
 from memplan.equivalence.scans import Steps, read_scan
 from memplan.equivalence.terms import (
     ABSENT,
@@ -175,7 +176,7 @@ class Numbering:
             return self.terms.first[applied]
         known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
         attributes, reads = plain_attributes(node), applied.reads
-        call = Call(node.op_type, reads, attributes, self.opset, self.terms, known)
+        call = Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
         found = self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
         if found is not None:
             self.terms.first[applied] = found

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from memplan.equivalence.call import Call
 from memplan.equivalence.forms import Applied, Broadcast, Part, Product, Summed, Transposed, View
-from memplan.equivalence.ranges import RANGES, Found, Operand
-from memplan.equivalence.rules import Call, same_as, view
+from memplan.equivalence.part_rules import RULES, Found, Operand
+from memplan.equivalence.rules import same_as, view
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
@@ -285,7 +286,7 @@ class Parts:
 
     def _ranged(self, applied: Applied, call: Call) -> dict[int, int]:
         """An operator that computes ranges from ranges, applied to parts."""
-        rule = RANGES.get(applied.op)
+        rule = RULES.get(applied.op)
         if rule is None:
             return {}
         operands = [self._operand(t) for t in applied.reads]
@@ -300,9 +301,7 @@ class Parts:
         shape = self.terms.fact(term).shape
         return Operand(term, shape, self._part(term))
 
-    def _result(
-        self, applied: Applied, call: Call, found: Found, anchor: Part
-    ) -> dict[int, int]:
+    def _result(self, applied: Applied, call: Call, found: Found, anchor: Part) -> dict[int, int]:
         """The part of what the wholes give; empty if some operand is not the part it should be."""
         size = (self.terms.fact(anchor.root).shape or ())[anchor.axis]
         reads = []
@@ -326,7 +325,8 @@ class Parts:
         """The term of an output of what is applied to wholes, as the reference has it."""
         if slot == 0:
             first = self.terms.first.get(whole)
-            known = same_as(replace(call, reads=whole.reads)) if first is None else first
+            again = replace(call, reads=whole.reads, applied=whole)
+            known = same_as(again) if first is None else first
             if known is not None:
                 return known
         return self.terms.output(whole, slot)

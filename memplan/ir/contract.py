@@ -23,6 +23,7 @@ from enum import StrEnum
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Phase, Tensor
 from memplan.ir.phases import Phases
+from memplan.ir.stated import alike, read_stated
 from memplan.proto.metadata import GRADIENTS, NEW_VALUES, ROLES
 from memplan.shapes.tensor_type import FLOATS
 
@@ -58,8 +59,8 @@ class Contract:
     """What every graph input and output is, by name.
 
     ``new_values`` maps an output to the input whose value it is in the next step, ``gradients`` one
-    to the input that it is the gradient of. ``stated``: the file itself says what it renews; else
-    ``notes`` say what was concluded from less than a name.
+    to the input that it is the gradient of (an input, in a graph of updates). ``stated``: the file
+    itself says what it renews; else ``notes`` say what was concluded from less than a name.
     """
 
     roles: Mapping[str, Role]
@@ -128,18 +129,11 @@ class _Finder:
         tensors = graph.tensors
         self.inputs = {tensors[t].name: tensors[t] for t in graph.inputs}
         self.outputs = {tensors[t].name: tensors[t] for t in graph.outputs}
-        self.roles = _strings(metadata.get(ROLES))
-        self.new_values = {
-            out: given
-            for out, given in _strings(metadata.get(NEW_VALUES)).items()
-            if self._fits(out, given)
-        }
+        said = read_stated(graph, metadata)
+        self.roles = said.roles
+        self.new_values = dict(said.new_values)
         self.stated = bool(self.new_values or self.roles)
-        self.gradients = {
-            out: given
-            for out, given in _strings(metadata.get(GRADIENTS)).items()
-            if self._fits(out, given) and out not in self.new_values
-        }
+        self.gradients = dict(said.gradients)
         self.notes: list[str] = []
         self.denied: set[str] = set()
         self.new_of: dict[str, Tensor] = {}
@@ -158,7 +152,7 @@ class _Finder:
     def _fits(self, out: str, given: str) -> bool:
         """Whether two names are an output and an input of one type and shape."""
         made, taken = self.outputs.get(out), self.inputs.get(given)
-        return made is not None and taken is not None and _alike(made, taken)
+        return made is not None and taken is not None and alike(made, taken)
 
     def _ask(self, asked: Mapping[str, str]) -> None:
         for out, given in asked.items():
@@ -262,21 +256,8 @@ def _behind_loss(graph: Graph, phases: Phases) -> set[int]:
     return found
 
 
-def _alike(first: Tensor, second: Tensor) -> bool:
-    return (first.dtype, first.shape) == (second.dtype, second.shape)
-
-
 def _without_suffix(name: str, suffixes: tuple[str, ...]) -> str | None:
     for suffix in suffixes:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix)
     return None
-
-
-def _strings(value: object) -> dict[str, str]:
-    """A mapping of strings, as a file may say; what is not one is left out."""
-    if not isinstance(value, dict):
-        return {}
-    return {
-        key: each for key, each in value.items() if isinstance(key, str) and isinstance(each, str)
-    }

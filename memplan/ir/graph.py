@@ -97,7 +97,8 @@ class StateMemory:
     ``apart``: output → why it lies in a second buffer; ``second_bytes``: of all of these.
     ``overwriter``: tensor that lies in the memory of an input → the node that writes over it;
     ``before``: such a node → the nodes that must have run by then. ``refused``: names of outputs
-    that somebody else found no place for, and why.
+    that somebody else found no place for, and why. ``loss``: the output that must be known before
+    anything is written over.
     """
 
     pairs: Mapping[int, int]
@@ -107,6 +108,7 @@ class StateMemory:
     overwriter: Mapping[int, int]
     before: Mapping[int, frozenset[int]]
     refused: Mapping[str, str] = field(default_factory=dict)
+    loss: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@
 4. *Update* is the rest that makes new state: what depends on optimizer state, and running
    statistics, which do not depend on the loss.
 5. A node that says what it is (``metadata_props`` ``memplan.phase``, which ``memplan grad`` writes)
-   is believed.
+   is believed, and so is a file that says which outputs belong to which inputs, and what these are
+   (:mod:`memplan.ir.stated`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node, Phase, Tensor, TensorKind
+from memplan.ir.stated import NOTHING, Stated, read_stated
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import FLOATS
 
@@ -37,6 +39,8 @@ _PAIRED_SUFFIXES = (
     ".out",
     "_updated",
 )
+# Roles that a file may state; the others are not asked for here (memplan.ir.contract has all).
+_LOSS_ROLE, _PARAMETER_ROLE = "loss", "parameter"
 _BOUNDARY_OP = "com.microsoft:YieldOp"
 _ACCUMULATORS = frozenset(
     {"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"}
@@ -56,13 +60,15 @@ class Phases:
     """``of`` gives the phase of every node by id; ``loss`` is the loss output's tensor id or None.
 
     ``parameters`` are trained tensors (inputs or initializers), ``state`` inputs that only the
-    update reads (optimizer state) or that the step renews (running statistics).
+    update reads (optimizer state) or that the step renews (running statistics). ``pairs`` maps an
+    output to what it is the gradient or the new value of.
     """
 
     of: tuple[Phase, ...]
     loss: int | None
     parameters: frozenset[int]
     state: frozenset[int]
+    pairs: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def forward(self) -> frozenset[int]:
@@ -72,28 +78,38 @@ class Phases:
         )
 
 
-def find_phases(graph: Graph, loss: str | None = None) -> Phases:
+def find_phases(
+    graph: Graph, loss: str | None = None, metadata: Mapping[str, object] | None = None
+) -> Phases:
     """Assign every node a phase.
 
     Args:
         graph: the graph.
         loss: name of the loss output, to override the search.
+        metadata: that of the file (:func:`memplan.proto.metadata.get_metadata`).
 
     Raises:
         UsageError: ``loss`` is not an output of the graph.
     """
-    finder = _Finder(graph, loss)
+    finder = _Finder(graph, loss, read_stated(graph, metadata) if metadata else NOTHING)
     return finder.run()
 
 
-def pair_outputs(graph: Graph) -> dict[int, int]:
-    """Output id → id of the input or initializer that it is the gradient or new value of."""
+def pair_outputs(graph: Graph, stated: Stated = NOTHING) -> dict[int, int]:
+    """Output id → id of the input or initializer that it is the gradient or new value of.
+
+    What is not ``stated`` is found by name; if nothing is, by shape.
+    """
     sources = {
         tensor.name: tensor for tensor in graph.tensors if tensor.kind is not TensorKind.COMPUTED
     }
+    told = stated.pairs
     pairs: dict[int, int] = {}
     for output in graph.outputs:
         tensor = graph.tensors[output]
+        if tensor.name in told:
+            pairs[output] = sources[told[tensor.name]].id
+            continue
         for suffix in _PAIRED_SUFFIXES:
             base = tensor.name.removesuffix(suffix)
             if base != tensor.name and base in sources:
@@ -125,10 +141,11 @@ def _pair_by_shape(graph: Graph) -> dict[int, int]:
 class _Finder:
     """Works on sets of node ids."""
 
-    def __init__(self, graph: Graph, loss: str | None) -> None:
+    def __init__(self, graph: Graph, loss: str | None, stated: Stated) -> None:
         self.graph = graph
         self.wanted = loss
-        self.pairs = pair_outputs(graph)
+        self.stated = stated
+        self.pairs = pair_outputs(graph, stated)
         self.boundary = [node.id for node in graph.nodes if node.key == _BOUNDARY_OP]
 
     def run(self) -> Phases:
@@ -152,7 +169,7 @@ class _Finder:
             else Phase.BACKWARD
             for node in self.graph.nodes
         )
-        return Phases(of, loss, frozenset(parameters), frozenset(state))
+        return Phases(of, loss, frozenset(parameters), frozenset(state), self.pairs)
 
     def _told(self, node: int) -> Phase | None:
         return _PHASES.get(self.graph.metadata[node].get(PHASE_KEY, ""))
@@ -168,6 +185,9 @@ class _Finder:
                 )
             return found
         scalars = [t for t in outputs if _is_scalar_float(t)]
+        told = [t for t in scalars if self.stated.roles.get(t.name) == _LOSS_ROLE]
+        if told:
+            return told[0].id
         scalars = [t for t in scalars if t.id not in self.pairs]
         named = [t for t in scalars if _LOSS_NAME.search(t.name)]
         return next((t.id for t in (*named, *scalars)), None)
@@ -188,7 +208,9 @@ class _Finder:
         found = set()
         for source in self.pairs.values():
             tensor = self.graph.tensors[source]
-            if tensor.dtype in FLOATS and any(reader in forward for reader in tensor.readers):
+            role = self.stated.roles.get(tensor.name, _PARAMETER_ROLE)
+            read = any(reader in forward for reader in tensor.readers)
+            if tensor.dtype in FLOATS and role == _PARAMETER_ROLE and read:
                 found.add(source)
         return found or _weights_by_use(self.graph)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memplan.ir.graph import Graph, Phase
-from memplan.ir.phases import Phases, pair_outputs
+from memplan.ir.phases import Phases
 
 
 def needed_nodes(graph: Graph, outputs: Iterable[int], nodes: Iterable[int] = ()) -> set[int]:
@@ -26,7 +26,7 @@ def trained_outputs(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:
     That is its gradient or its new value, or new optimizer state that serves them. Others (the
     loss, predictions, running statistics) are left out.
     """
-    pairs = pair_outputs(graph)
+    pairs = phases.pairs
     behind = _state_behind(graph, phases) if phases.state else {}
     owners: dict[int, set[int]] = {}
     for output, source in pairs.items():

@@ -105,7 +105,8 @@ def in_state_order(model: OpenModel) -> OpenModel:
     graph = model.graph
     if graph.state is None or not graph.state.apart:
         return model
-    moved = in_order(model, ordered_for_state(graph, names_of(graph)))
+    order = ordered_for_state(graph, names_of(graph), loss=graph.state.loss)
+    moved = in_order(model, order)
     more = moved.graph.state is not None and len(moved.graph.state.apart) < len(graph.state.apart)
     return moved if more else model
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ir.graph import Graph, Tensor, TensorKind
+from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
+from memplan.proto.metadata import PHASE_KEY
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
 
 Array = npt.NDArray[np.generic]
@@ -46,7 +47,8 @@ def synthesize(
     graph: Graph, seed: int = 0, draw: int = 0, also: Collection[str] = ()
 ) -> dict[str, Array]:
     """Values for every graph input without a default, the same for the same seed and draw; and for
-    those named in ``also``.
+    those named in ``also``. In further draws also for scalars with a default that only an update
+    reads (a learning rate).
 
     Integer inputs that index something (traced to Gather*, Scatter*, OneHot) are drawn below the
     size of what they index; other integers are 0 or 1.
@@ -66,7 +68,9 @@ def synthesize(
     feeds: dict[str, Array] = {}
     for index in graph.inputs:
         tensor = graph.tensors[index]
-        if tensor.kind is not TensorKind.INPUT and tensor.name not in also:
+        if tensor.kind is not TensorKind.INPUT and not (
+            tensor.name in also or (draw and _is_setting(graph, tensor))
+        ):
             continue
         if tensor.dtype == onnx.TensorProto.BOOL and not tensor.shape:
             flipped = bool(zlib.crc32(f"{seed} {tensor.name}".encode()) & 1) ^ bool(draw % 2)
@@ -203,6 +207,12 @@ def _fan_in(graph: Graph, tensor: Tensor) -> int:
         if node.op == "Conv":
             return math.prod(tensor.shape[1:])
     return 0
+
+
+def _is_setting(graph: Graph, tensor: Tensor) -> bool:
+    """Whether an input sets how parameters are updated, as the nodes say that read it."""
+    told = {graph.metadata[reader].get(PHASE_KEY) for reader in tensor.readers}
+    return not tensor.shape and told == {Phase.UPDATE}
 
 
 def _index_limit(graph: Graph, start: int) -> int | None:

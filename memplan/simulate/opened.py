@@ -56,16 +56,20 @@ def open_model(
 def opened(prepared: PreparedModel, loss: str | None = None) -> OpenModel:
     """The same for a model that was already prepared."""
     graph = build_graph(prepared.bound, prepared.types)
-    phases = find_phases(graph, loss)
-    model = OpenModel(prepared, graph, phases, modules(graph, phases))
     metadata = get_metadata(prepared.proto)
+    phases = find_phases(graph, loss, metadata)
+    model = OpenModel(prepared, graph, phases, modules(graph, phases))
     if metadata.get(STATE) != IN_PLACE:
         return model
     return with_state(model, find_contract(graph, phases, metadata).new_values)
 
 
 def with_state(
-    model: OpenModel, pairs: Pairs, refused: Mapping[str, str] | None = None
+    model: OpenModel,
+    pairs: Pairs,
+    refused: Mapping[str, str] | None = None,
+    *,
+    loss_first: bool = True,
 ) -> OpenModel:
     """The model with the memory of its new values given by the caller, as a tuned session runs it.
 
@@ -73,9 +77,11 @@ def with_state(
         model: a model that was opened.
         pairs: graph output → the input whose next value it is.
         refused: outputs that must not be in place, and why.
+        loss_first: whether nothing is written over before the loss is known.
     """
-    graph = unbound(model.graph)
-    bound = bind_state(graph, pairs, tuned_order(graph), refused=refused)
+    graph, loss = unbound(model.graph), model.phases.loss
+    known = graph.tensors[loss].name if loss is not None and loss_first else ""
+    bound = bind_state(graph, pairs, tuned_order(graph), refused=refused, loss=known)
     return replace(model, graph=bound)
 
 
@@ -88,8 +94,8 @@ def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) 
     if state is not None:
         order = placed_order(graph, session, devices)
         pairs = names_of(model.graph)
-        graph = bind_state(graph, pairs, order, session.provider, state.refused)
+        graph = bind_state(graph, pairs, order, session.provider, state.refused, state.loss)
     if not devices.copies:
         return replace(model, graph=graph, devices=devices)
-    phases = find_phases(graph, loss)
+    phases = find_phases(graph, loss, get_metadata(model.prepared.proto))
     return OpenModel(model.prepared, graph, phases, modules(graph, phases), devices)

@@ -13,6 +13,9 @@ that looks at ``X``, and looks at it element by element:
 4. No graph output is a view of ``X`` or another view of ``X_new``, and nothing that reads them puts
    them into a sequence or is of an unknown domain.
 
+5. The loss is known by then, so that a step whose loss is not a number can be refused before it has
+   changed anything.
+
 A pair for which this does not hold in the order of the session gets a second buffer, which changes
 places with the first from step to step: it is there for the whole run, as the first one is. As in
 JAX's ``donate_argnums``, the caller gives up the old value.
@@ -37,6 +40,7 @@ from memplan.ops.memory import (
 )
 from memplan.simulate.order import tuned_order
 
+EARLY = "it is made before the loss is known, and must be undone if that is not a number"
 Pairs = Mapping[str, str]
 """Graph output → the graph input whose next value it is."""
 
@@ -58,6 +62,7 @@ def bind_state(
     order: Sequence[int],
     provider: str = "cpu",
     refused: Mapping[str, str] | None = None,
+    loss: str = "",
 ) -> Graph:
     """The graph with the memory of its new values given by the caller.
 
@@ -70,11 +75,14 @@ def bind_state(
         order: node ids in the order in which they run.
         provider: whose kernels run.
         refused: outputs that must not be in place, and why.
+        loss: the output that is to be there before anything is written over (rule 5); none if
+            empty.
     """
     free = unbound(graph)
     rules = semantics(provider)
     refused = refused or {}
     claims = _claims(free, pairs)
+    known = _maker_of(free, loss)
     step_of = [0] * len(free.nodes)
     for step, node in enumerate(order):
         step_of[node] = step
@@ -89,12 +97,14 @@ def bind_state(
             if late:
                 last = max(late, key=lambda n: step_of[n])
                 judged = f"{free.nodes[last].name} reads the old value after the new one is made"
+            elif known != ABSENT and step_of[known] > step_of[judged.maker]:
+                judged = EARLY
             else:
                 in_place[output] = given
                 found[output] = judged
                 continue
         apart[output] = judged
-    return _with_memory(free, claims, in_place, apart, found, refused)
+    return _with_memory(free, claims, in_place, apart, found, refused, loss)
 
 
 def unbound(graph: Graph) -> Graph:
@@ -111,7 +121,9 @@ def rebound(graph: Graph, like: Graph) -> Graph:
     """``graph`` with those pairs bound that ``like``, another version of it, has."""
     if like.state is None:
         return graph
-    return bind_state(graph, names_of(like), tuned_order(graph), refused=like.state.refused)
+    order = tuned_order(graph)
+    pairs, state = names_of(like), like.state
+    return bind_state(graph, pairs, order, refused=state.refused, loss=state.loss)
 
 
 def names_of(graph: Graph) -> dict[str, str]:
@@ -122,7 +134,9 @@ def names_of(graph: Graph) -> dict[str, str]:
     return {tensors[o].name: tensors[i].name for o, i in graph.state.pairs.items()}
 
 
-def ordered_for_state(graph: Graph, pairs: Pairs, provider: str = "cpu") -> list[int]:
+def ordered_for_state(
+    graph: Graph, pairs: Pairs, provider: str = "cpu", loss: str = ""
+) -> list[int]:
     """The list order, with makers of new values moved behind what still reads the old ones.
 
     Kahn's algorithm, the first node of the list first; where only such makers are left, the first
@@ -136,6 +150,7 @@ def ordered_for_state(graph: Graph, pairs: Pairs, provider: str = "cpu") -> list
         judged = _judge(free, output, given, claims, rules)
         if isinstance(judged, _Pair):
             behind.setdefault(judged.maker, set()).update(judged.before)
+            behind[judged.maker].update({_maker_of(free, loss)} - {ABSENT, judged.maker})
     waiting = [0] * len(free.nodes)
     followers: list[list[int]] = [[] for _ in free.nodes]
     for node in free.nodes:
@@ -173,6 +188,12 @@ def ordered_for_state(graph: Graph, pairs: Pairs, provider: str = "cpu") -> list
             if not holding[maker] and not waiting[maker] and not done[maker]:
                 heapq.heappush(ready, maker)
     return order
+
+
+def _maker_of(graph: Graph, name: str) -> int:
+    """The node that makes the tensor of that name, or ABSENT."""
+    found = graph.tensor_named(name) if name else None
+    return ABSENT if found is None else found.producer
 
 
 def _claims(graph: Graph, pairs: Pairs) -> dict[int, int]:
@@ -261,14 +282,17 @@ def _with_memory(
     apart: Mapping[int, str],
     pairs: Mapping[int, _Pair],
     refused: Mapping[str, str],
+    loss: str,
 ) -> Graph:
+    known = _maker_of(graph, loss)
     tensors = list(graph.tensors)
     for output in claims:
         tensors[output] = replace(tensors[output], nbytes=0)
     overwriter = {t: pair.maker for pair in pairs.values() for t in pair.views}
     before: dict[int, frozenset[int]] = {}
     for pair in pairs.values():
-        before[pair.maker] = before.get(pair.maker, frozenset()) | pair.before
+        needed = pair.before | ({known} - {ABSENT, pair.maker})
+        before[pair.maker] = before.get(pair.maker, frozenset()) | needed
     state = StateMemory(
         pairs=dict(claims),
         in_place=dict(in_place),
@@ -277,5 +301,6 @@ def _with_memory(
         overwriter=overwriter,
         before=before,
         refused=refused,
+        loss=loss,
     )
     return replace(graph, tensors=tuple(tensors), state=state)

@@ -18,6 +18,7 @@ import onnx.parser
 import pytest
 
 from helpers.models import DIMS, ROOT, SAMPLES, SHARED
+from memplan.api.state import bindings, settled
 from memplan.errors import RuntimeUnavailableError
 from memplan.ops.kernels import COPY_OPS
 from memplan.plain.as_loaded import as_loaded
@@ -132,6 +133,37 @@ def test_mixed_graphs_are_exact_at_every_step(text: str, cuda_stub: Path, tmp_pa
     check(ran)
     assert ran.measured.cuda is not None
     assert ran.measured.cuda.counted_peak_bytes == ran.timeline.peak_bytes
+
+
+# State whose new value a CUDA node makes, one made on the host, and one that is read too late.
+RENEWED = """<ir_version: 8, opset_import: ["" : 18]>
+renewed (float[64,64] x, float[64,64] w, float[64,64] v, float[64,64] u)
+    => (float[64,64] y, float[64,64] w_new, float[64,64] v_new, float[64,64] u_new)
+{
+    a = MatMul(x, w)
+    b = MatMul(a, v)
+    c = MatMul(b, u)
+    w_new = Sub(w, c)
+    v_new = Tan(b)
+    u_new = Mul(u, c)
+    y = MatMul(c, u)
+}"""
+
+
+def test_bound_state_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
+    path = write(RENEWED, tmp_path)
+    kind = session_kind("tuned", "cuda")
+    model = on_devices(settled(open_model(path), kind, ("in-place",)), kind)
+    in_place, second = bindings(model.graph)
+    assert second.keys() == {"u_new"}
+    with saved_inputs(synthesize(model.graph)) as (folder, archive):
+        request = RunRequest("tuned", "cuda", runs=1, in_place=in_place, second=second)
+        measured = measure(path, request, archive, folder / "outputs.npz")
+    timeline = simulate(model.graph, kind, model.devices)
+    assert timeline.dynamic_peak_bytes == measured.dynamic_bytes
+    assert timeline.dynamic_peak_bytes == measured.second_run_dynamic_bytes
+    free = on_devices(open_model(path), kind)
+    assert timeline.dynamic_peak_bytes < simulate(free.graph, kind, free.devices).dynamic_peak_bytes
 
 
 def test_copies_are_named_with_their_bytes(cuda_stub: Path, tmp_path: Path) -> None:

@@ -8,138 +8,34 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.grad.notes import notes_on_logits, notes_on_sharing
+from memplan.api.grad.contract import state_contract, update_contract
+from memplan.api.grad.notes import notes_on_clipping, notes_on_logits, notes_on_sharing
+from memplan.api.grad.result import GradOptions, TrainingGraph, UpdateFile
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.summary import Rows, Summary
-from memplan.autodiff.build import Request, Seed, build_gradients, gradient_outputs
+from memplan.autodiff.build import GradientSink, Request, Seed, build_gradients
 from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.losses import KINDS as LOSSES
 from memplan.autodiff.losses import add_loss
-from memplan.autodiff.optimizers import parse_optimizer
+from memplan.autodiff.optimizers.base import Member, Optimizer
+from memplan.autodiff.optimizers.own_graph import build_update
+from memplan.autodiff.optimizers.parse import parse_optimizer
+from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import MemplanError, ModelError, UsageError
-from memplan.ir.graph import Phase
-from memplan.loops.layers import ScanLayer, scan_layers
+from memplan.loops.layers import scan_layers
 from memplan.proto.checks import find_fault
-from memplan.proto.metadata import (
-    NEW_VALUES,
-    PHASE_KEY,
-    get_metadata,
-    node_metadata,
-    set_metadata,
-)
+from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.read import read_model
-from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
-from memplan.proto.write import check_target
+from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
+from memplan.proto.write import check_target, followed, write_model
 from memplan.shapes.checks import check_stated
 from memplan.shapes.infer import stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
-SCHEMA = "memplan.grad/1"
 Checkpoints = str | Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class GradOptions:
-    """How to differentiate.
-
-    ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
-    along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
-    ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
-    ``checkpoints``: see :func:`memplan.api.grad.checkpoints.with_checkpoints`. ``scan_recompute``:
-    see :class:`memplan.loops.cell.ScanRecompute`. ``weights``: see
-    :class:`memplan.proto.weights.Weights`.
-    """
-
-    loss: str
-    logits: str | None = None
-    class_axis: int | None = None
-    wrt: tuple[str, ...] = ()
-    optimizer: str = "none"
-    checkpoints: str = "none"
-    forward_only: bool = False
-    scan_recompute: str = "none"
-    weights: str = "auto"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TrainingGraph(Summary):
-    """The answer of ``grad``; ``output`` is None if nothing was written.
-
-    ``new_values`` maps graph outputs to the graph inputs that they are the next value of.
-    """
-
-    path: Path
-    output: Path | None
-    options: GradOptions
-    loss: str
-    wrt: tuple[str, ...]
-    candidates: Candidates
-    model: onnx.ModelProto
-    new_inputs: tuple[str, ...]
-    new_outputs: tuple[str, ...]
-    class_axis: int | None
-    scans: tuple[ScanLayer, ...] = ()
-    dims: Mapping[str, int] = field(default_factory=dict)
-    new_values: Mapping[str, str] = field(default_factory=dict)
-    statistics: Statistics = field(default_factory=Statistics)
-    notes: tuple[str, ...] = ()
-    placement: Placement = NO_WEIGHTS
-
-    @property
-    def nodes(self) -> Mapping[Phase, int]:
-        """How many nodes each part has; the loss counts as forward."""
-        counts = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE), 0)
-        for node in self.model.graph.node:
-            told = node_metadata(node).get(PHASE_KEY)  # the author may have written anything
-            counts[Phase(told) if told in counts else Phase.FORWARD] += 1
-        return counts
-
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
-        return (
-            ("TrainingGraph", f"of {self.path}"),
-            ("loss", self.loss),
-            ("nodes", nodes),
-            (f"by {len(self.wrt)}", ", ".join(self.wrt)),
-            (f"not by {len(self.not_trained)}", ", ".join(self.not_trained)),
-            ("optimizer", self.options.optimizer),
-            ("new inputs", ", ".join(self.new_inputs)),
-            ("new outputs", ", ".join(self.new_outputs)),
-            ("output", str(self.output) if self.output is not None else "nothing written"),
-        )
-
-    @property
-    def not_trained(self) -> tuple[str, ...]:
-        """Floats that could have been differentiated by, and running statistics."""
-        known = (*self.candidates.all, *self.candidates.statistics)
-        return tuple(name for name in known if name not in set(self.wrt))
-
-    def as_json(self) -> dict[str, object]:
-        """The JSON object of the contract."""
-        return {
-            "schema": SCHEMA,
-            "loss": self.loss,
-            "class_axis": self.class_axis,
-            "wrt": list(self.wrt),
-            "optimizer": self.options.optimizer,
-            "checkpoints": self.options.checkpoints,
-            "scan_recompute": self.options.scan_recompute,
-            "scans": [pair.as_json(self.dims) for pair in self.scans],
-            "not_trained": list(self.not_trained),
-            "running_statistics": dict(self.statistics.renewed),
-            "new_values": dict(self.new_values),
-            "notes": list(self.notes),
-            "nodes": {str(phase): count for phase, count in self.nodes.items()},
-            "new_inputs": list(self.new_inputs),
-            "new_outputs": list(self.new_outputs),
-            "weights": self.placement.how,
-            "output": str(self.output) if self.output is not None else None,
-        }
 
 
 def gradients(
@@ -202,6 +98,7 @@ def grad(
     options: GradOptions | str,
     output: Path | str | None = None,
     *,
+    update_output: Path | str | None = None,
     dims: Mapping[str, int] | None = None,
     force: bool = False,
 ) -> TrainingGraph:
@@ -211,6 +108,8 @@ def grad(
         path: a forward graph: a path or a ``ModelProto``.
         options: the loss, and what to differentiate by; or the name of the loss.
         output: where to write; None: nowhere.
+        update_output: where to write the optimizer as a graph of its own; given, there is one
+            (:attr:`GradOptions.own_update`).
         dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
         force: overwrite ``output``.
 
@@ -221,23 +120,55 @@ def grad(
     """
     if not isinstance(options, GradOptions):
         options = GradOptions(loss=options)
-    target = Path(output) if output is not None else None
+    if update_output is not None:
+        options = replace(options, own_update=True)
+    targets = _Targets(
+        Path(output) if output is not None else None,
+        Path(update_output) if update_output is not None else None,
+        force,
+    )
     with as_file(path) as file:
-        found = _grad(file, options, target, dims or {}, force)
+        found = _grad(file, options, targets, dims or {})
     return replace(found, path=shown_path(path))
 
 
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where to write the training graph and the graph of updates; None: nowhere."""
+
+    step: Path | None
+    update: Path | None
+    force: bool
+
+    def check(self, source: Path) -> None:
+        """Fail early.
+
+        Raises:
+            UsageError: one of them cannot be written, or they are one.
+        """
+        for target in (self.step, self.update):
+            if target is not None:
+                check_target(target, self.force, source)
+        if self.step is not None and self.update is not None and _same(self.step, self.update):
+            raise UsageError(
+                f"{self.update}: the training graph is written there", "name another file"
+            )
+
+
+def _same(one: Path, other: Path) -> bool:
+    return followed(one).absolute() == followed(other).absolute()
+
+
 def _grad(
-    path: Path, options: GradOptions, output: Path | None, dims: Mapping[str, int], force: bool
+    path: Path, options: GradOptions, targets: _Targets, dims: Mapping[str, int]
 ) -> TrainingGraph:
     """The same for a file."""
-    if output is not None:
-        check_target(output, force, path)
-    optimizer = parse_optimizer(options.optimizer)
+    targets.check(path)
+    _optimizer(options)
     model = read_model(path)
     placement = NO_WEIGHTS
-    if output is not None:
-        placement = plan_weights(model, path, output, options.weights, force)
+    if targets.step is not None:
+        placement = plan_weights(model, path, targets.step, options.weights, targets.force)
     require_differentiable(model)
     flat = _flat(model)
     loss, class_axis = _loss(flat, options)
@@ -245,29 +176,26 @@ def _grad(
     types = dict(emitter_for(flat, ()).types)
     _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
     candidates = find_candidates(flat.graph, types, [loss], statistics.names)
-    wrt: tuple[str, ...] = ()
-    if options.forward_only:
-        result = flat
-    else:
-        wrt = choose(candidates, options.wrt)
-        request = Request((loss,), wrt, (), options.scan_recompute)
-        result = build_gradients(flat, request, optimizer or gradient_outputs)
-    _require_output(result.graph, loss, types[loss].dtype)
-    result = _finished(result)
+    built = _built(flat, options, loss, candidates, types)
+    _require_output(built.model.graph, loss, types[loss].dtype)
+    result = _finished(built.model)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims, loss)
-    state = _new_values(result.graph, statistics)
-    if state:
-        set_metadata(result, {**get_metadata(result), NEW_VALUES: state})
-    if output is not None:
-        write_with_weights(result, path, output, placement, force=force)
+    contract = state_contract(result, loss, built.wrt, built.sink, statistics, candidates)
+    if not options.forward_only or contract.new_values:
+        set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
+    update = _update_file(result, built, types, targets) if options.own_update else None
+    if targets.step is not None:
+        write_with_weights(result, path, targets.step, placement, force=targets.force)
+    if update is not None and update.output is not None:
+        write_model(update.model, update.output, force=targets.force)
     given = {value.name for value in (*model.graph.input, *model.graph.output)}
     return TrainingGraph(
         path=path,
-        output=output,
+        output=targets.step,
         options=options,
         loss=loss,
-        wrt=wrt,
+        wrt=built.wrt,
         candidates=candidates,
         model=result,
         new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
@@ -275,27 +203,83 @@ def _grad(
         class_axis=class_axis,
         scans=scan_layers(result),
         dims=dims,
-        new_values=state,
+        contract=contract,
+        hyperparameters=built.hyperparameters,
+        not_decayed=tuple(name for name, member in built.members.items() if not member.decays),
+        update=update,
         statistics=statistics,
         notes=(
             *statistics.notes,
             *notes_on_logits(model.graph, options.loss, options.logits),
-            *notes_on_sharing(flat.graph, wrt),
+            *notes_on_sharing(flat.graph, built.wrt),
+            *notes_on_clipping(built.sink),
         ),
         placement=placement,
     )
 
 
-def _new_values(graph: onnx.GraphProto, statistics: Statistics) -> dict[str, str]:
-    """Graph output → the graph input whose value it is in the next step."""
-    inputs = {value.name for value in graph.input}
-    renewed = {new: old for old, new in statistics.renewed.items()}
-    found = {}
-    for value in graph.output:
-        old = renewed.get(value.name, value.name.removesuffix("_new"))
-        if old != value.name and old in inputs:
-            found[value.name] = old
+def _optimizer(options: GradOptions) -> Optimizer | None:
+    """The optimizer that is asked for.
+
+    Raises:
+        UsageError: there is no such optimizer, or a graph of updates is asked for without one.
+    """
+    found = parse_optimizer(options.optimizer)
+    if options.own_update and (found is None or options.forward_only):
+        raise UsageError(
+            "--update-output is the file of an optimizer",
+            "name one with --optimizer, and leave --forward-only out",
+        )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A graph that was differentiated: by what, what took the gradients, and how parameters are
+    updated."""
+
+    model: onnx.ModelProto
+    wrt: tuple[str, ...] = ()
+    sink: GradientSink = field(default_factory=GradientSink)
+    members: Mapping[str, Member] = field(default_factory=dict)
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Inputs with a default that the updates brought."""
+        return self.sink.inputs.hyperparameters if isinstance(self.sink, Updates) else {}
+
+
+def _built(
+    flat: onnx.ModelProto,
+    options: GradOptions,
+    loss: str,
+    candidates: Candidates,
+    types: Mapping[str, TensorType],
+) -> _Built:
+    """Differentiate, and update what is to be updated here.
+
+    Raises:
+        ModelError, UsageError: see :func:`grad`.
+    """
+    if options.forward_only:
+        return _Built(flat)
+    wrt = choose(candidates, options.wrt)
+    optimizer = _optimizer(options)
+    members = members_of(optimizer, wrt) if optimizer is not None else {}
+    sink = Updates(members, types) if members and not options.own_update else GradientSink()
+    request = Request((loss,), wrt, (), options.scan_recompute)
+    return _Built(build_gradients(flat, request, sink), wrt, sink, members)
+
+
+def _update_file(
+    step: onnx.ModelProto, built: _Built, types: Mapping[str, TensorType], targets: _Targets
+) -> UpdateFile:
+    """The graph of updates, and where it is to be written."""
+    made = build_update(step, built.sink.gradients, types, built.members)
+    result = _finished(made.model)
+    contract = update_contract(result, built.sink.gradients, made.updates)
+    set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
+    return UpdateFile(result, targets.update, contract, made.updates.inputs.hyperparameters)
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:

@@ -10,9 +10,7 @@ from memplan.passes.manager import PassStep
 from memplan.units import counted
 
 
-def chunk_notes(
-    asked: str, steps: Sequence[PassStep], equivalence: Equivalence
-) -> tuple[str, ...]:
+def chunk_notes(asked: str, steps: Sequence[PassStep], equivalence: Equivalence) -> tuple[str, ...]:
     """What chunks may change; or why there are none, though they were asked for."""
     if asked == NONE:
         return ()

@@ -43,7 +43,7 @@ from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
 from memplan.passes.chunk.choose import Chunk, parse_chunks
 from memplan.passes.elide import Elide
-from memplan.passes.manager import before_orders, passes_for, recorded
+from memplan.passes.manager import REWIRING, before_orders, passes_for, recorded
 from memplan.passes.order import in_state_order
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
@@ -160,8 +160,8 @@ def _rewrite(
 def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]:
     """A plan, the model that it makes, and the proof that this computes the same.
 
-    The proof knows less of shapes than the passes that remove copies or make chunks, so it may not
-    follow them; the plan is then made without.
+    The proof knows less of shapes and constants than the passes that change what nodes compute or
+    make chunks, so it may not follow them; the plan is then made without.
 
     Raises:
         InfeasibleError: no plan keeps the budget.
@@ -170,14 +170,22 @@ def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]
     planned = find_plan(source, goal)
     applied = _apply(planned, goal)
     try:
-        return planned, applied, _prove(planned, applied)
+        return planned, applied, _prove(planned, applied, goal)
     except MemplanError as error:
-        for name in (Elide.name, Chunk.name):
-            kept = tuple(step for step in goal.passes if step.name != name)
-            if len(kept) < len(goal.passes):
-                _LOG.info("planned again without %s: %s", name, error.message)
-                return _proved(source, replace(goal, passes=kept))
-        raise
+        if (kept := _more_provable(goal.passes)) is None:
+            raise
+        _LOG.info("planned again with fewer passes: %s", error.message)
+        return _proved(source, replace(goal, passes=kept))
+
+
+def _more_provable(passes: tuple[Pass, ...]) -> tuple[Pass, ...] | None:
+    """Without the pass that removes copies, then without any that changes what nodes compute, then
+    without chunks; None where there is nothing to leave out."""
+    for left_out in ((Elide.name,), REWIRING, (Chunk.name,)):
+        kept = tuple(each for each in passes if each.name not in left_out)
+        if len(kept) < len(passes):
+            return kept
+    return None
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
@@ -274,14 +282,15 @@ def _apply(planned: Planned, goal: Goal) -> _Applied:
     return _Applied(result, timeline)
 
 
-def _prove(planned: Planned, applied: _Applied) -> Equivalence:
+def _prove(planned: Planned, applied: _Applied, goal: Goal) -> Equivalence:
     """Prove that the result computes what the graph did before any pass or plan.
 
     Raises:
         MemplanError: it may not; our bug, and nothing is written.
     """
     before = planned.candidate.variant.model.prepared
-    found = prove(reference_side(before, applied.model), Side(applied.model, before.folder))
+    reference, other = reference_side(before, applied.model), Side(applied.model, before.folder)
+    found = prove(reference, other, goal.session.provider)
     if found.reason is not None:
         raise MemplanError(
             f"the plan was rejected: it would not compute the same: {found.reason}",

@@ -6,14 +6,18 @@ from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.shapes.prepare import PreparedModel
 
 
-def equivalence_of(reference: PreparedModel, rewritten: PreparedModel) -> Equivalence:
+def equivalence_of(
+    reference: PreparedModel, rewritten: PreparedModel, provider: str
+) -> Equivalence:
     """Whether the rewritten file computes what the reference does.
 
     Args:
         reference: the original under the fusions that the rewritten file records.
         rewritten: the file as it lies on disk, with model-local functions inlined.
+        provider: whose kernels run both.
     """
-    return prove(reference_side(reference, rewritten.proto), Side(rewritten.proto, rewritten.path.parent))
+    other = Side(rewritten.proto, rewritten.path.parent)
+    return prove(reference_side(reference, rewritten.proto), other, provider)
 
 
 def proof_findings(found: Equivalence) -> list[str]:
@@ -37,8 +41,8 @@ def proof_line(found: Equivalence) -> str:
     if found.rounded:
         more = f" and {len(found.rounded) - 1} more" if len(found.rounded) > 1 else ""
         return (
-            f"construction: every node ({nodes}), but '{found.rounded[0]}'{more}, put together from "
-            "chunks, is assumed equal up to rounding"
+            f"construction: every node ({nodes}), but what is put together from chunks "
+            f"('{found.rounded[0]}'{more}) is assumed equal up to rounding"
         )
     if found.assumed:
         more = f" and {len(found.assumed) - 1} more" if len(found.assumed) > 1 else ""

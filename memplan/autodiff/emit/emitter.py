@@ -128,10 +128,13 @@ class Emitter:
             self._repeated[key,] = build()
         return self._repeated[key,]
 
-    def input(self, name: str, found: TensorType) -> Value:
-        """A new graph input."""
+    def input(self, name: str, found: TensorType, default: Array | None = None) -> Value:
+        """A new graph input. With a ``default`` it need not be fed; the value may still be another
+        one in every run, so nothing is folded into it."""
         name = self.fresh(name)
         self.inputs[name] = self.types[name] = found
+        if default is not None:
+            self.initializers[name] = numpy_helper.from_array(default, name)
         return self.tensor(name)
 
     def constant(self, value: Value | None) -> Array | None:

@@ -1,10 +1,15 @@
-"""Adding at indices, with and without the operators that opset 16 brought."""
+"""Adding at indices, with and without the operators that opset 16 brought.
+
+ONNX Runtime's CPU kernels refuse to add float16 when they run (1.31.1), so sums are of float32
+there, which loses nothing.
+"""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import onnx
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.operations import INT64
@@ -13,10 +18,14 @@ from memplan.errors import ModelError
 
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
+_HALF, _FLOAT = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
 
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterND understands them."""
+    if base.dtype == _HALF and ctx.opset >= ADDING:
+        wide = [ctx.cast(value, _FLOAT) for value in (base, updates)]
+        return ctx.cast(add_at(ctx, wide[0], indices, wide[1]), _HALF)
     if ctx.opset >= ADDING:
         places = ctx.cast(indices, INT64)
         return ctx.op("ScatterND", base, places, updates, reduction="add")
@@ -34,6 +43,9 @@ def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterElements understands them."""
+    if base.dtype == _HALF and ctx.opset >= ADDING:
+        wide = [ctx.cast(value, _FLOAT) for value in (base, updates)]
+        return ctx.cast(add_along(ctx, wide[0], indices, wide[1], axis), _HALF)
     if ctx.opset >= ADDING:
         return ctx.op("ScatterElements", base, indices, updates, axis=axis, reduction="add")
     size = _size(ctx, base.shape[axis])

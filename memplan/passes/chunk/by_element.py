@@ -17,9 +17,7 @@ _BY_ELEMENT = (
 _BY_ELEMENT_OF_RUNTIME = ("Gelu", "FastGelu", "BiasGelu", "QuickGelu")
 
 
-@rule(
-    *(f":{op}" for op in _BY_ELEMENT), *(f"com.microsoft:{op}" for op in _BY_ELEMENT_OF_RUNTIME)
-)
+@rule(*(f":{op}" for op in _BY_ELEMENT), *(f"com.microsoft:{op}" for op in _BY_ELEMENT_OF_RUNTIME))
 def by_element(facts: Facts, node: Node) -> Iterator[Use]:
     """Any axis of the result; operands that repeat along it are read whole."""
     result = facts.shape(node.outputs[0])

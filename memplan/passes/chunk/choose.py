@@ -135,9 +135,7 @@ def _lower(after: State, before: State, start: State) -> bool:
     return peak_did_not_rise(after.timeline, start.timeline)
 
 
-def _refined(
-    start: State, state: State, choices: list[Choice]
-) -> tuple[State, list[Choice]]:
+def _refined(start: State, state: State, choices: list[Choice]) -> tuple[State, list[Choice]]:
     """The same regions in twice as many chunks, where that brings more by now."""
     for place in range(len(choices)):
         while True:

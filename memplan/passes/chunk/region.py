@@ -283,9 +283,7 @@ class _Growth:
                 producers = list(self.sources(node.id, late))
                 steps = [depth.get(p, 0) for p in producers]
             else:
-                producers = [
-                    p for t in node.reads if (p := self.graph.tensors[t].producer) >= 0
-                ]
+                producers = [p for t in node.reads if (p := self.graph.tensors[t].producer) >= 0]
                 steps = [depth.get(p, 0) + (p in self.uses) for p in producers]
             deepest = max(steps, default=0)
             if deepest or node.id in self.uses:

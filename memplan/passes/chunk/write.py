@@ -55,9 +55,7 @@ def write_chunks(
     nodes = list(writer.nodes())
     replace_nodes(result.graph, [*constants, *nodes])
     result.graph.initializer.extend(writer.constants.values())
-    remove_unread(
-        result.graph, stays=lambda _: True, read_before=names_read(model.graph.node)
-    )
+    remove_unread(result.graph, stays=lambda _: True, read_before=names_read(model.graph.node))
     return Chunked(result, writer.types, writer.origin)
 
 
@@ -212,10 +210,8 @@ class _Writer:
         label = self._node(f"{node.name}/sum{place}", node)
         yield helper.make_node("Add", [before, part.output[0]], [total], name=label)
 
-    def _accumulated(
-        self, node: Node, part: onnx.NodeProto, before: str
-    ) -> onnx.NodeProto | None:
-        """The product of two matrices on top of a sum, which the kernel adds to; None for others."""
+    def _accumulated(self, node: Node, part: onnx.NodeProto, before: str) -> onnx.NodeProto | None:
+        """The product of two matrices on top of a sum, which its kernel adds to; else None."""
         tensors = self.graph.tensors
         if node.op not in ("MatMul", "FusedMatMul", "Gemm"):
             return None
@@ -235,7 +231,7 @@ class _Writer:
 
     def _late(self, index: int) -> onnx.NodeProto:
         """What a sum of products gets added behind the region."""
-        node, use = self.graph.nodes[index], self.region.uses[index]
+        node = self.graph.nodes[index]
         made, added = (self.graph.tensors[t].name for t in (node.outputs[0], node.inputs[2]))
         total = self.sums[node.outputs[0]]
         return helper.make_node(

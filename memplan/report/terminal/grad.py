@@ -2,65 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from memplan.autodiff.optimizers import RATE, STEP
+from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
 from memplan.report.terminal.scans import scan_line
 from memplan.report.terminal.tables import group, line, listed
 from memplan.units import counted
 
 if TYPE_CHECKING:
-    from memplan.api.grad.run import TrainingGraph
-
-_CONTROLS = {
-    RATE: f"'{RATE}', the learning rate (a float32 scalar)",
-    STEP: f"'{STEP}', the number of the step (an int64 scalar; the first is 1)",
-}
+    from memplan.api.grad.result import TrainingGraph, UpdateFile
 
 
 def render(result: TrainingGraph, *, details: bool = False) -> Group:
     """What was built, by what, and what was left out; ``details`` lists every name."""
-    nodes, wrt = result.nodes, result.wrt
-    left = result.not_trained
-    counts = [(count, phase) for phase, count in nodes.items() if count]
+    counts = [(count, phase) for phase, count in result.nodes.items() if count]
     total = " node" if sum(count for count, _ in counts) == 1 else " nodes"
     parts = ", ".join(f"{count:,} {phase}" for count, phase in counts) + total
-    lines = []
-    if nodes[Phase.BACKWARD]:
-        lines.append(f"by {counted(len(wrt), 'tensor')}: {listed(wrt, details)}")
-    if left:
-        lines.append(f"not by {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)")
-    if result.class_axis is not None:
-        lines.append(f"classes lie along axis {result.class_axis} (see --class-axis)")
-    if result.statistics.renewed:
-        renewed = tuple(result.statistics.renewed.values())
-        what = counted(len(renewed), "running statistic")
-        lines.append(f"{what} renewed: {listed(renewed, details)}")
-    lines += list(result.notes)
-    controls = [name for name in (RATE, STEP) if name in result.new_inputs]
-    if controls:
-        lines.append("to feed: " + ", ".join(_CONTROLS[name] for name in controls))
-    if result.new_inputs:
-        lines.append(f"new inputs: {_by_parameter(result.new_inputs, wrt, details)}")
-    if result.new_outputs:
-        lines.append(f"new outputs: {_by_parameter(result.new_outputs, wrt, details)}")
-    if result.new_values:
-        new, old = next(iter(result.new_values.items()))
-        lines.append(
-            f"for the next step: feed {counted(len(result.new_values), 'output')} back, "
-            f"'{new}' as '{old}' and so on (memplan.new_values in the file's metadata has all)"
-        )
+    headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
+    lines = [*_differentiated(result, details), *_interface(result, details)]
     lines += [scan_line(pair, result.dims, details) for pair in result.scans]
     if result.placement.note:
         lines.append(result.placement.note)
+    if result.update is not None:
+        lines += _update_lines(result.update, result.wrt, details)
     if result.output is not None:
         lines.append(f"wrote {result.output}")
-    headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
+    if result.update is not None and result.update.output is not None:
+        lines.append(f"wrote {result.update.output}")
     return group([headline, *map(line, lines)])
+
+
+def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
+    """By what, what not, and what a user should know."""
+    wrt, left = result.wrt, result.not_trained
+    if result.nodes[Phase.BACKWARD]:
+        yield f"by {counted(len(wrt), 'tensor')}: {listed(wrt, details)}"
+    if left:
+        yield f"not by {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)"
+    if result.class_axis is not None:
+        yield f"classes lie along axis {result.class_axis} (see --class-axis)"
+    if result.statistics.renewed:
+        renewed = tuple(result.statistics.renewed.values())
+        what = counted(len(renewed), "running statistic")
+        yield f"{what} renewed: {listed(renewed, details)}"
+    yield from result.notes
+    if result.not_decayed:
+        what = counted(len(result.not_decayed), "tensor")
+        yield f"no weight decay of {what}: {listed(result.not_decayed, details)}"
+
+
+def _interface(result: TrainingGraph, details: bool) -> Iterator[str]:
+    """What goes in, comes out and is fed back."""
+    yield from _controls(result.hyperparameters, result.contract)
+    if result.new_inputs:
+        yield f"new inputs: {_by_parameter(result.new_inputs, result.wrt, details)}"
+    if result.new_outputs:
+        yield f"new outputs: {_by_parameter(result.new_outputs, result.wrt, details)}"
+    if result.new_values:
+        yield _feed_back(result.new_values)
+
+
+def _controls(hyperparameters: Mapping[str, float], contract: Contract) -> Iterator[str]:
+    """Inputs that may be fed, and the counter."""
+    if hyperparameters:
+        shown = ", ".join(f"'{name}' ({value:g})" for name, value in hyperparameters.items())
+        yield f"may be fed, float32 scalars (otherwise): {shown}"
+    for new, old in contract.new_values.items():
+        if contract.roles.get(old) is Role.STEP_COUNTER:
+            yield f"counts itself: '{old}', which begins at 1 and goes on as '{new}'"
+
+
+def _feed_back(new_values: Mapping[str, str]) -> str:
+    new, old = next(iter(new_values.items()))
+    return (
+        f"for the next step: feed {counted(len(new_values), 'output')} back, "
+        f"'{new}' as '{old}' and so on (memplan.new_values in the file's metadata has all)"
+    )
+
+
+def _update_lines(update: UpdateFile, wrt: Sequence[str], details: bool) -> Iterator[str]:
+    """What the graph of an optimizer takes and gives."""
+    yield f"the optimizer's own graph: {counted(len(update.model.graph.node), 'node')}"
+    yield from (f"  {text}" for text in _controls(update.hyperparameters, update.contract))
+    inputs = [value.name for value in update.model.graph.input]
+    outputs = [value.name for value in update.model.graph.output]
+    yield f"  inputs: {_by_parameter(inputs, wrt, details)}"
+    yield f"  outputs: {_by_parameter(outputs, wrt, details)}"
 
 
 def _by_parameter(names: Sequence[str], wrt: Sequence[str], details: bool) -> str:

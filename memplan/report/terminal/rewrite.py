@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from memplan.ir.contract import Role
 from memplan.report.terminal.loops import changed_table
 from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.scans import scan_line
@@ -93,7 +96,7 @@ def _bits_line(result: Rewrite) -> str:
     """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
     if result.equivalence.rounded:
         fused = "" if result.optimize_level == "none" else f" ({result.optimize_level})"
-        return f"its bits: not promised; the original's under the same fusions{fused}, but for rounding"
+        return f"its bits: those of the original under the same fusions{fused}, but for rounding"
     if result.plain is not None:
         return "its bits: those of the original in a plain session, which fuses both alike"
     if result.optimize_level == "none":
@@ -119,7 +122,7 @@ def equivalence_line(found: Equivalence) -> str:
         )
     if found.rounded:
         return (
-            f"the same but for rounding, by construction: {', '.join(counts)}; assumed up to rounding: "
+            f"the same by construction ({', '.join(counts)}), but for rounding: "
             f"{counted(len(found.rounded), 'tensor')} put together from chunks"
         )
     return f"equivalent by construction: {', '.join(counts)}"
@@ -209,8 +212,25 @@ def _loading_lines(result: Rewrite) -> list[str]:
             "load it with every option on its default, in any language:",
             f'    session = onnxruntime.InferenceSession("{result.output}")',
         ]
+    if result.timeline.graph.state is not None:
+        contract = result.original.contract
+        batch = contract.named(Role.BATCH) if contract is not None else ()
+        return [
+            "train with it (the budget holds where new values are written over the old ones):",
+            f'    trainer = memplan.Trainer("{result.output}")',
+            f"    loss = trainer.step({_as_arguments(batch)})",
+            f"or  memplan run {result.output} --data FILE.npz --steps N",
+        ]
     return [
         "load it (the budget holds in a tuned session only):",
         f'    session = memplan.load("{result.output}")',
         "or  session = onnxruntime.InferenceSession(path, memplan.session_options(path))",
     ]
+
+
+def _as_arguments(names: Sequence[str]) -> str:
+    """Names as Python takes them in a call: keywords, or a mapping where one is not an
+    identifier."""
+    if all(name.isidentifier() and not iskeyword(name) for name in names):
+        return ", ".join(f"{name}=..." for name in names)
+    return "{" + ", ".join(f"{name!r}: ..." for name in names) + "}"

@@ -35,11 +35,10 @@ def offer_line(timeline: Timeline, bound: Timeline | None) -> list[str]:
     """What binding state would save."""
     if bound is None:
         return []
-    saved = timeline.peak_with_workspace_bytes - bound.peak_with_workspace_bytes
-    peak = format_bytes(bound.peak_with_workspace_bytes)
+    saved = timeline.peak_bytes - bound.peak_bytes
     if saved <= 0:
         return []
     return [
-        f"with its state in place, as memplan.Trainer binds it: peak {peak}, "
-        f"{format_bytes(saved)} less (--state in-place)"
+        "with its state in place, as memplan.Trainer binds it: peak "
+        f"{format_bytes(bound.peak_bytes)}, {format_bytes(saved)} less (--state in-place)"
     ]

@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from helpers.graphs import open_text, parse
-from memplan.api.grad.run import GradOptions, TrainingGraph, grad
+from memplan.api.grad.result import GradOptions, TrainingGraph
+from memplan.api.grad.run import grad
 from memplan.autodiff.statistics import renew_statistics
 from memplan.errors import UsageError
 from memplan.proto.metadata import get_metadata

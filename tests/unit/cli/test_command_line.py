@@ -12,7 +12,8 @@ import click
 import pytest
 
 from helpers.running import Memplan, runner
-from memplan.api.grad.run import GradOptions
+from memplan.api.grad.result import GradOptions
+from memplan.api.lower.run import LowerOptions
 from memplan.api.profile import ProfileOptions
 from memplan.api.rewrite.result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
@@ -35,6 +36,7 @@ def command(name: str) -> click.Command:
 
 OPTIONS = {
     "grad": GradOptions,
+    "lower": LowerOptions,
     "profile": ProfileOptions,
     "rewrite": RewriteOptions,
     "sweep": SweepOptions,
@@ -57,7 +59,7 @@ def test_options_that_a_command_does_not_name_are_fields(name: str) -> None:
         if field.default is not MISSING and not parameter.required:
             assert defaults[field.name] == field.default
     # What is left, the command fills in by itself.
-    assert options.keys() <= {"budget", "reserve"}
+    assert options.keys() <= {"budget", "reserve", "own_update"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -159,7 +161,7 @@ def test_a_deep_key_in_the_configuration_is_refused(run: Memplan, tmp_path: Path
     [
         ("rewrite --strategy m", ["memory", "min-cut", "mirror"]),
         ("rewrite --strategy a", ["auto"]),
-        ("grad --optimizer a", ["adam", "adamw"]),
+        ("grad --optimizer a", ["adam", "adamw", "adafactor", "adagrad"]),
         ("re", ["rewrite"]),
         ("rewrite --bu", ["--budget"]),
     ],

@@ -19,7 +19,9 @@ SLICES = """
     [n1] y1 = MatMul(h1, w)
     [j] y = Concat <axis: int = 0>(y0, y1)
 }"""
-WHOLE = "g (float[4, 3] x, float[3, 2] w) => (float[4, 2] y) { [a] h = Exp(x) [n] y = MatMul(h, w) }"
+WHOLE = (
+    "g (float[4, 3] x, float[3, 2] w) => (float[4, 2] y) { [a] h = Exp(x) [n] y = MatMul(h, w) }"
+)
 CHUNKS = "g (float[4, 3] x, float[3, 2] w) => (float[4, 2] y) " + SLICES
 
 SUM = """g (float[4, 3] x, float[4, 2] w, float[3, 2] c) => (float[3, 2] y)
@@ -112,7 +114,8 @@ def test_what_is_added_is_added_once() -> None:
 
 
 def test_sums_along_different_axes_do_not_add_up() -> None:
-    whole = """g (float[4, 4] x) => (float y) { [a] h = Exp(x) [n] y = ReduceSum <keepdims: int = 0>(h) }"""
+    whole = """g (float[4, 4] x) => (float y)
+    { [a] h = Exp(x) [n] y = ReduceSum <keepdims: int = 0>(h) }"""
     halves = """g (float[4, 4] x) => (float y)
     <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}> {{
         [a] h = Exp(x)
@@ -128,7 +131,9 @@ def test_sums_along_different_axes_do_not_add_up() -> None:
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMean"])
 def test_other_reductions_are_not_sums(op: str) -> None:
-    whole = f"g (float[4, 4] x) => (float y) {{ [a] h = Exp(x) [n] y = {op} <keepdims: int = 0>(h) }}"
+    whole = (
+        f"g (float[4, 4] x) => (float y) {{ [a] h = Exp(x) [n] y = {op} <keepdims: int = 0>(h) }}"
+    )
     halves = f"""g (float[4, 4] x) => (float y)
     <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] four = {{4}}> {{
         [a] h = Exp(x)
@@ -144,7 +149,8 @@ def test_other_reductions_are_not_sums(op: str) -> None:
 def test_a_slice_that_the_original_has_is_none_of_a_chunk() -> None:
     """Nothing is assumed where the files have the same nodes."""
     text = """g (float[4, 3] x) => (float[2, 3] y)
-    <int64[1] zero = {0}, int64[1] two = {2}> { [s] h = Slice(x, zero, two, zero) [n] y = Exp(h) }"""
+    <int64[1] zero = {0}, int64[1] two = {2}>
+    { [s] h = Slice(x, zero, two, zero) [n] y = Exp(h) }"""
     found = proof(text, text)
     assert found.proved
     assert found.kept == 2
@@ -192,8 +198,13 @@ def test_repeated_values_are_known_by_value_and_shape() -> None:
     one = "g (float[2] x) => (float[3, 2] y) <int64[2] s = {3, 2}> { [n] y = Expand(x, s) }"
     other = "g (float[2] x) => (float[3, 2] y) <int64[2] s = {3, 1}> { [n] y = Expand(x, s) }"
     assert proof(one, other).proved
-    assert proof(one, one.replace("Expand(x", "Expand(u").replace("[n]", "[u] u = Neg(x) [n]")).reason
-    zeros = "g () => (float[2, 2] y) <int64[2] s = {2, 2}> { [n] y = ConstantOfShape <value: tensor = float[1] {0}>(s) }"
+    assert proof(
+        one, one.replace("Expand(x", "Expand(u").replace("[n]", "[u] u = Neg(x) [n]")
+    ).reason
+    zeros = (
+        "g () => (float[2, 2] y) <int64[2] s = {2, 2}> "
+        "{ [n] y = ConstantOfShape <value: tensor = float[1] {0}>(s) }"
+    )
     assert parse(zeros)
     assert proof(zeros, zeros).proved
     assert proof(zeros, zeros.replace("{0}", "{1}")).reason is not None

@@ -225,6 +225,9 @@ def test_grad_says_once_what_every_tensor_has(run: Memplan, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     each = "and for each NAME of the 40 tensors: "
-    assert f"new inputs: targets, lr, step, {each}NAME, NAME.exp_avg, NAME.exp_avg_sq " in text
+    assert (
+        f"new inputs: targets, lr, step, weight_decay, {each}NAME, NAME.exp_avg, NAME.exp_avg_sq "
+        in text
+    )
     assert f"{each}NAME_new, NAME.exp_avg_new, NAME.exp_avg_sq_new " in text
     assert text.count("block.7.weight") == 1

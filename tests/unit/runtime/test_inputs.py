@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+import memplan
 from helpers.graphs import graph_of, open_text, parse
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
@@ -303,3 +304,20 @@ def test_bfloat16_is_given_as_numpy_writes_it(tmp_path: Path) -> None:
         assert found.view(np.uint16).tolist() == [1, 2, 3]
     with pytest.raises(UsageError, match=r"the model wants bfloat16\[3\]"):
         load_inputs(saved(tmp_path, x=bits), graph)
+
+
+def test_settings_of_an_update_are_varied_but_in_the_first_draw() -> None:
+    """A rewritten file in which a learning rate is folded would pass otherwise."""
+    made = memplan.grad(
+        parse(
+            """g (float[4] x) => (float loss) <float[4] w = {1, 2, 3, 4}, float half = {0.5}>
+            { a = Mul(x, w)  b = Mul(a, half)  loss = ReduceSum <keepdims = 0> (b) }"""
+        ),
+        memplan.GradOptions("loss", wrt=("w",), optimizer="adamw"),
+    )
+    graph = open_text(made.model).graph
+    state = {"x", "w.exp_avg", "w.exp_avg_sq"}
+    assert set(synthesize(graph, 0)) == state
+    found = synthesize(graph, 0, 1)
+    assert set(found) == state | {"lr", "step", "weight_decay"}
+    assert (found["lr"], found["step"]) == (np.float32(0.37), 3)

@@ -16,7 +16,7 @@ from memplan.proto.metadata import get_metadata
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
-from memplan.simulate.state import bind_state, ordered_for_state, unbound
+from memplan.simulate.state import EARLY, bind_state, names_of, ordered_for_state, unbound
 from memplan.simulate.timeline import simulate
 
 TUNED, PLAIN = session_kind("tuned"), session_kind("default")
@@ -174,3 +174,18 @@ def test_the_floor_falls_with_what_the_run_no_longer_holds() -> None:
     model = _model("float[256,256] w_new, float[256,256] v_new", body).prepared.proto
     before, after = analyze(model), analyze(model, state="in-place")
     assert before.floor_bytes - after.floor_bytes == 1 << 19
+
+
+def test_statistics_made_before_the_loss_move_behind_it() -> None:
+    """A step whose loss is not a number is refused before anything is written over."""
+    found = analyze(SAMPLES / "cnn_bn.onnx", state="in-place")
+    report = state_report(found.graph)
+    assert report is not None
+    assert set(report.reasons.values()) == {EARLY}
+    graph = unbound(found.graph)
+    pairs = names_of(found.graph)
+    order = ordered_for_state(graph, pairs, loss="loss")
+    after = bind_state(graph, pairs, order, loss="loss").state
+    assert after is not None
+    assert len(after.in_place) == len(pairs)
+    assert not after.apart

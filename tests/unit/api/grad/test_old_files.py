@@ -7,7 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from memplan.api.grad.run import GradOptions, grad, gradients
+from memplan.api.grad.result import GradOptions
+from memplan.api.grad.run import grad, gradients
 from memplan.errors import ModelError
 
 FORWARD = """

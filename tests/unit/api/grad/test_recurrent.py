@@ -14,7 +14,8 @@ import memplan
 from helpers.gradients import draw, reference, runtime, single
 from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
 from helpers.running import Memplan, runner
-from memplan.api.grad.run import GradOptions, grad
+from memplan.api.grad.result import GradOptions
+from memplan.api.grad.run import grad
 from memplan.autodiff.build import Request, build_gradients
 from memplan.errors import ModelError
 

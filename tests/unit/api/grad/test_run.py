@@ -131,7 +131,7 @@ def test_cross_entropy(run: Memplan, tmp_path: Path) -> None:
         (["--loss", "mse", "--logits", "q"], 3, "no float tensor of that name"),
         (["--loss", "loss", "--wrt", "mask"], 3, "'mask' does not lead to the loss"),
         (["--loss", "loss", "--wrt", "nothing"], 2, "no float input or initializer of that name"),
-        (["--loss", "loss", "--optimizer", "lion"], 2, "there is no such optimizer"),
+        (["--loss", "loss", "--optimizer", "lamb"], 2, "there is no such optimizer"),
         (["--loss", "loss", "--class-axis", "1"], 2, "--class-axis"),
         (["--loss", "cross-entropy", "--logits", "p", "--class-axis", "2"], 2, "2 dimensions"),
     ],
@@ -327,6 +327,18 @@ def test_phases_by_data_flow_agree() -> None:
     assert Phase.BACKWARD in told.of
     assert told.of == found.of
     assert told.parameters == found.parameters
+
+
+def test_biases_that_an_exporter_merged_are_pointed_out() -> None:
+    """Biases begin with zeros, and the default export keeps one for all layers of a width."""
+    model = parse(
+        """g (float[4,8] x, float[8,8] v, float[8,8] w, float[8] zeros) => (float loss) {
+          a = MatMul(x, v)  b = Add(a, zeros)  c = Gemm(b, w, zeros)
+          loss = ReduceSum <keepdims = 0> (c) }"""
+    )
+    found = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("v", "w", "zeros")))
+    (note,) = found.notes
+    assert note.startswith("1 tensor with several layers each ('zeros': 2 Add nodes)")
 
 
 def test_weights_that_an_exporter_merged_are_pointed_out() -> None:

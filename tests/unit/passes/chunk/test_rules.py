@@ -210,7 +210,8 @@ def test_every_rule_has_a_case() -> None:
         "g (float[4, 2, 2] x, float[2] s) => (float[4, 2, 2] y) "
         "{ [n] y = BatchNormalization(x, s, s, s, s) }",
         # Random numbers: a chunk would draw others.
-        "g (float[4, 2] x, bool t) => (float[4, 2] y) <float r = {0.5}> { [n] y = Dropout(x, r, t) }",
+        "g (float[4, 2] x, bool t) => (float[4, 2] y) <float r = {0.5}> "
+        "{ [n] y = Dropout(x, r, t) }",
         # Without axes, a chunk of one row would lose that axis, too.
         "g (float[4, 1, 2] x) => (float[4, 2] y) { [n] y = Squeeze(x) }",
         # Which axes is not known.

@@ -1,0 +1,7 @@
+"""Updates of parameters, in standard operators, inside the training graph or in one of their own.
+
+Answers what an optimizer makes of gradients. Takes its spec (``parse``) and the gradients of a
+graph as they become complete (``updates``), and gives the new values as graph outputs; or the
+names of gradients, and gives a graph of updates alone (``own_graph``). ``base`` says what an
+optimizer is and what it builds with; ``descent``, ``adaptive`` and ``adafactor`` are the kinds.
+"""

@@ -1,0 +1,116 @@
+"""Optimizers that divide by the root of a moving average of squared gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.base import Optimizer, UpdateBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(Optimizer):
+    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; weight decay is added to the gradient."""
+
+    name: ClassVar[str] = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
+        """See the class."""
+        grad = self.decayed(build, weight, grad)
+        return self._stepped(build, weight, grad, lambda: weight)
+
+    def _stepped(
+        self, build: UpdateBuilder, weight: Value, grad: Value, before: Callable[[], Value]
+    ) -> Mapping[str, Value]:
+        """``before`` builds what the step is taken from: the parameter, decayed or not."""
+        first = build.state(weight, "exp_avg")
+        second = build.state(weight, "exp_avg_sq")
+        mean = first * self.beta1 + grad * (1 - self.beta1)
+        square = second * self.beta2 + grad * grad * (1 - self.beta2)
+        size, root = self._corrections(build, weight)
+        change = mean / (build.op("Sqrt", square) / root + self.eps) * size
+        return {weight.name: before() - change, first.name: mean, second.name: square}
+
+    def _corrections(self, build: UpdateBuilder, weight: Value) -> tuple[Value, Value]:
+        """lr / (1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
+
+        def missing(beta: float) -> Value:
+            return build.cast(1 - build.op("Pow", build.double(beta), step), weight)
+
+        step = build.step()
+        rate = build.rate(weight)
+        size = build.once("size", weight, lambda: rate / missing(self.beta1))
+        root = build.once("root", weight, lambda: build.op("Sqrt", missing(self.beta2)))
+        return size, root
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(Adam):
+    """Loshchilov and Hutter 2019 (arXiv:1711.05101): the weight itself decays."""
+
+    name: ClassVar[str] = "adamw"
+    weight_decay: float = 0.01
+
+    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
+        """See the class."""
+        return self._stepped(build, weight, grad, lambda: build.shrunk(weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Adagrad(Optimizer):
+    """Duchi et al. 2011 (JMLR 12): g / (√(Σ g²) + eps). The learning rate falls as
+    1 / (1 + lr_decay·(t - 1))."""
+
+    name: ClassVar[str] = "adagrad"
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    eps: float = 1e-10
+
+    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
+        """See the class."""
+        grad = self.decayed(build, weight, grad)
+        state = build.state(weight, "sum")
+        total = state + grad * grad
+        change = grad / (build.op("Sqrt", total) + self.eps) * self._rate(build, weight)
+        return {weight.name: weight - change, state.name: total}
+
+    def _rate(self, build: UpdateBuilder, weight: Value) -> Value:
+        rate = build.rate(weight)
+        if not self.lr_decay:
+            return rate
+
+        def fallen() -> Value:
+            return rate / build.cast((build.step() - 1) * self.lr_decay + 1, weight)
+
+        return build.once("fallen", weight, fallen)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsProp(Optimizer):
+    """Tieleman and Hinton 2012 (lecture 6.5), as ``torch.optim.RMSprop``: the epsilon is added to
+    the root, and ``momentum`` averages the steps."""
+
+    name: ClassVar[str] = "rmsprop"
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+
+    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
+        """See the class."""
+        grad = self.decayed(build, weight, grad)
+        second = build.state(weight, "square_avg")
+        square = second * self.alpha + grad * grad * (1 - self.alpha)
+        change = grad / (build.op("Sqrt", square) + self.eps)
+        if not self.momentum:
+            new = weight - change * build.rate(weight)
+            return {weight.name: new, second.name: square}
+        state = build.state(weight, "momentum")
+        speed = state * self.momentum + change
+        new = weight - speed * build.rate(weight)
+        return {weight.name: new, second.name: square, state.name: speed}

@@ -1,0 +1,62 @@
+"""Updates as a graph of their own: gradients come in, new values go out.
+
+For gradients that are summed over several batches before they are used. The gradients are
+multiplied by the input ``gradient_scale`` (1 over the number of batches) before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from memplan.autodiff.assemble import append
+from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.optimizers.base import Member
+from memplan.autodiff.optimizers.updates import Updates
+from memplan.shapes.tensor_type import TensorType, write_type
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateGraph:
+    """The graph, and how its updates were made."""
+
+    model: onnx.ModelProto
+    updates: Updates
+
+
+def build_update(
+    step: onnx.ModelProto,
+    gradients: Mapping[str, str],
+    types: Mapping[str, TensorType],
+    members: Mapping[str, Member],
+) -> UpdateGraph:
+    """The graph that updates the parameters of a training graph.
+
+    Parameters are inputs without a default there: their values are those of the training graph.
+
+    Args:
+        step: the training graph, for its opset; it is not changed.
+        gradients: its outputs that are gradients → its parameters. They are inputs of the same
+            names here.
+        types: of the parameters.
+        members: how each of them is updated.
+    """
+    model = onnx.ModelProto(ir_version=step.ir_version, producer_name=step.producer_name)
+    model.opset_import.extend(item for item in step.opset_import if item.domain in ("", "ai.onnx"))
+    model.graph.name = f"{step.graph.name or 'graph'}_update"
+    for gradient, name in gradients.items():
+        for given in (name, gradient):
+            kind = write_type(types[name], final=True)
+            model.graph.input.append(onnx.ValueInfoProto(name=given, type=kind))
+    emitter: Emitter = emitter_for(model, ())
+    updates = Updates(members, types, scaled=True)
+    outputs: dict[str, Value] = {}
+    for gradient, name in gradients.items():
+        outputs.update(updates.take(emitter, name, emitter.tensor(gradient)))
+    outputs.update(updates.finish(emitter))
+    append(model, emitter, outputs)
+    return UpdateGraph(model, updates)

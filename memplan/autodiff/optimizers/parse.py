@@ -1,0 +1,36 @@
+"""``adamw{weight_decay=0.1}`` → an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.autodiff.optimizers.adafactor import Adafactor
+from memplan.autodiff.optimizers.adaptive import Adagrad, Adam, AdamW, RmsProp
+from memplan.autodiff.optimizers.base import Optimizer
+from memplan.autodiff.optimizers.descent import Lion, Momentum, Sgd
+from memplan.errors import UsageError
+from memplan.strategies.spec import build, split_spec
+from memplan.units import did_you_mean
+
+KINDS: dict[str, type[Any]] = {
+    kind.name: kind for kind in (Sgd, Momentum, Adam, AdamW, Lion, Adafactor, RmsProp, Adagrad)
+}
+
+
+def parse_optimizer(text: str) -> Optimizer | None:
+    """The optimizer that ``adamw{weight_decay=0.1}`` names; None for ``none``.
+
+    Raises:
+        UsageError: there is no such optimizer or option, or a value is not a number.
+    """
+    spec = split_spec(text)
+    if spec is not None and spec.name == "none" and not spec.options:
+        return None
+    if spec is None or spec.name not in KINDS:
+        near = did_you_mean(spec.name, KINDS) if spec is not None else ""
+        raise UsageError(
+            f"--optimizer {text}: there is no such optimizer",
+            f"{near}there are none, {', '.join(KINDS)}; options as in adamw{{weight_decay=0.1}}",
+        )
+    kind: type[Optimizer] = KINDS[spec.name]
+    return build(kind, spec, "optimizer", "--optimizer: ")

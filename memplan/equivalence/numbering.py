@@ -154,6 +154,8 @@ class Numbering:
             self.terms.learn(term, fact)
             outputs.append(term)
             names[name] = term
+        if self.parts is not None and not depth and not found:
+            self.parts.note_slice(applied, plain_attributes(node), outputs[0])
         if self.parts is None and not depth:
             self._note_product(node, applied, outputs)
         return Numbered(node, applied, tuple(outputs), bool(found))

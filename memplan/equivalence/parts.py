@@ -58,12 +58,13 @@ def _untransposed(terms: Terms, term: int, flipped: bool) -> tuple[int, bool]:
 class Parts:
     """The parts in one graph, beside the terms of the reference.
 
-    ``rounded``: wholes that were put together, in order.
+    ``rounded``: wholes that were put together, in order; ``slices``: what new Slices are parts of.
     """
 
     terms: Terms
     opset: int
     rounded: dict[int, None] = field(default_factory=dict)
+    slices: dict[int, Part] = field(default_factory=dict)
 
     def outputs(self, applied: Applied, given: Mapping[str, Any], count: int) -> dict[int, int]:
         """The terms of what is applied, by output slot, where parts are involved; else empty.
@@ -76,10 +77,6 @@ class Parts:
         if applied.domain not in _DOMAINS or applied.bodies or applied.occurrence:
             return {}
         call = Call(applied.op, applied.reads, given, self.opset, self.terms)
-        if applied.op == "Slice":
-            found = self._slice(call)
-            if found is not None:
-                return {0: found}
         if not any(self._part(t) or self._summed(t) for t in applied.reads):
             return self._late_sum(applied) or self._repeated(applied, call)
         for rule in (self._joined, self._added, self._accumulated, self._viewed, self._expanded):
@@ -91,7 +88,7 @@ class Parts:
 
     def _part(self, term: int) -> Part | None:
         form = self.terms.forms[term] if term != ABSENT else None
-        return form if isinstance(form, Part) else None
+        return form if isinstance(form, Part) else self.slices.get(term)
 
     def _summed(self, term: int) -> Summed | None:
         form = self.terms.forms[term] if term != ABSENT else None
@@ -99,13 +96,26 @@ class Parts:
 
     def _of(self, root: int, axis: int, start: int, stop: int) -> int:
         """The term of a part."""
-        fact = self.terms.fact(root)
-        shape = fact.shape
-        cut = None if shape is None else (*shape[:axis], stop - start, *shape[axis + 1 :])
-        return self.terms.of(Part(root, axis, start, stop), Fact(fact.dtype, cut))
+        part = Part(root, axis, start, stop)
+        return self.terms.of(part, Fact(self.terms.fact(root).dtype, self._cut(part)))
 
-    def _slice(self, call: Call) -> int | None:
-        """A range of one axis. What the reference slices alike is no part."""
+    def note_slice(self, applied: Applied, given: Mapping[str, Any], made: int) -> None:
+        """Note that the term ``made`` is a range of one axis, if that is what a Slice gives."""
+        call = Call(applied.op, applied.reads, given, self.opset, self.terms)
+        found = None if applied.domain or applied.op != "Slice" else self._slice(call)
+        if found is not None:
+            self.slices[made] = found
+            whole = self.terms.fact(found.root)
+            self.terms.learn(made, Fact(whole.dtype, self._cut(found)))
+
+    def _cut(self, part: Part) -> tuple[int, ...] | None:
+        """The shape of a part."""
+        shape = self.terms.fact(part.root).shape
+        if shape is None:
+            return None
+        return (*shape[: part.axis], part.stop - part.start, *shape[part.axis + 1 :])
+
+    def _slice(self, call: Call) -> Part | None:
         shape = call.fact().shape
         starts, ends, axes = call.ints(1), call.ints(2), call.ints(3)
         if shape is None or not (starts and ends and axes) or len(call.reads) > 4:
@@ -114,7 +124,7 @@ class Parts:
             return None
         if not 0 <= starts[0] < ends[0] <= shape[axes[0]]:
             return None
-        return self._of(call.read(0), axes[0], starts[0], ends[0])
+        return Part(call.read(0), axes[0], starts[0], ends[0])
 
     def _whole(self, term: int) -> int:
         self.rounded.setdefault(term)

@@ -47,7 +47,8 @@ class Equivalence:
     reference that are not there. ``redrawn``: operators without a seed draw other random numbers
     than they would there. ``rounded``: tensors of the reference that are put together from chunks:
     equal in exact arithmetic, so equal up to rounding, as is all that follows from them.
-    Counts of nodes: ``kept`` as they were, ``recomputed`` a further time, ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
+    Counts of nodes: ``kept`` as they were, ``recomputed`` a further time, ``explained`` by a rule
+    (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
 
     reason: str | None

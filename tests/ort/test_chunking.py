@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers.chunking import ATTENTION, Array, drawn, head, in_chunks, runs, state_from
-from helpers.graphs import TUNED
+from helpers.graphs import TUNED, parse
 from helpers.models import runnable_models
 from helpers.proofs import proof
 from helpers.random_graphs import models
 from memplan.api.rewrite.run import RewriteOptions, rewrite
 from memplan.api.validate.options import ValidateOptions
 from memplan.api.validate.run import validate
+from memplan.errors import UsageError
 from memplan.passes.chunk.candidates import facts_of
 from memplan.passes.chunk.region import grow
 from memplan.passes.chunk.state import State, chunked
@@ -207,6 +208,23 @@ def test_large_chunks_of_rows_give_the_same_bits(wide: int) -> None:
     expected, found = outputs(before, feeds), outputs(after, feeds)
     for name, value in found.items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_symbolic_sizes_are_those_that_were_given(tmp_path: Path) -> None:
+    text = head(rows=1024, width=16, classes=300).replace("float[1024, 16] x", "float[N, 16] x")
+    text = text.replace("int64[1024] labels", "int64[N] labels")
+    model, target = tmp_path / "head.onnx", tmp_path / "chunks.onnx"
+    onnx.save(parse(text), model)
+    options = RewriteOptions(parse_size("50%"), chunk="auto", strategy="search{iterations=6}")
+    result = rewrite(model, options, target, dims={"N": 1024})
+    assert result.equivalence.rounded
+    quick = ValidateOptions(plain=False, runs=1, draws=1)
+    found = validate(model, target, quick)
+    assert not found.findings
+    assert found.rewritten.as_predicted
+    assert not validate(model, target, quick, dims={"N": 1024}).findings
+    with pytest.raises(UsageError, match="for N=1024"):
+        validate(model, target, quick, dims={"N": 512})
 
 
 @pytest.mark.parametrize("path", [p for p in runnable_models() if p.stem == "gpt"], ids=str)

@@ -21,8 +21,8 @@ def chunk_notes(asked: str, steps: Sequence[PassStep], equivalence: Equivalence)
         return (f"no chunks: {step.note}",)
     wholes = counted(len(equivalence.rounded), "tensor")
     return (
-        f"chunks: {wholes} put together from chunks, such as '{equivalence.rounded[0]}', may differ "
-        "in the last bits, as additions may be in another order; validate judges with a tolerance"
+        f"chunks: {wholes} put together from them ('{equivalence.rounded[0]}'...) may differ in "
+        "the last bits, as additions may be in another order; validate judges with a tolerance"
         if equivalence.rounded
         else "chunks: no result is put together from them",
     )

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
-ROUNDS = 40  # of the search for an order: the record does not depend on the machine
+ROUNDS = 12  # of the search for an order: the record does not depend on the machine
 MOST_BYTES = 160 << 20  # of a graph that is run
+LEAST_SECONDS, MOST_RUNS = 6.0, 1000  # of small steps the quickest is found late
 MIB = 1 << 20
 
 
@@ -126,7 +127,7 @@ def ran(path: Path, runs: int) -> Ran:
 
 
 def time_ratio(path: Path, rewritten: Path, runs: int) -> float:
-    """Quickest of ``runs`` steps of each, in turn, in tuned sessions."""
+    """Quickest of at least ``runs`` steps of each, in turn and for seconds, in tuned sessions."""
     import onnxruntime
 
     import memplan
@@ -140,7 +141,9 @@ def time_ratio(path: Path, rewritten: Path, runs: int) -> float:
         options.intra_op_num_threads = 1
         sessions.append(onnxruntime.InferenceSession(file, options))
     quickest = [float("inf")] * 2
-    for _ in range(runs + 1):
+    start, done = time.perf_counter(), 0
+    while done <= runs or (done < MOST_RUNS and time.perf_counter() - start < LEAST_SECONDS):
+        done += 1
         for place, session in enumerate(sessions):
             begin = time.perf_counter()
             session.run(None, feeds)

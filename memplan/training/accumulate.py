@@ -83,7 +83,7 @@ class AccumulatingTrainer:
         self._parameters = tuple(mine)
         self._share()
         self._scales = any(slot.name == _SCALE for slot in second.named(Role.HYPERPARAMETER))
-        self._file = first
+        self._file = first.without_values()
 
     def _share(self) -> None:
         """Let both sessions have the same weights and sums."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,22 @@ class StepFile:
     def state(self) -> list[Slot]:
         """The inputs that live from one step to the next."""
         return self.named(*STATE)
+
+    def without_values(self) -> StepFile:
+        """The same without first values of state, which would be in memory beside the state."""
+        lean = onnx.ModelProto()
+        lean.CopyFrom(self.model)
+        names = {slot.name for slot in self.state}
+        lean.graph.initializer.extend(
+            tensor
+            for tensor in self.whole.graph.initializer
+            if tensor.name in self.slots and tensor.name not in names
+        )
+        slots = {
+            name: replace(slot, default=None) if name in names else slot
+            for name, slot in self.slots.items()
+        }
+        return replace(self, whole=lean, slots=slots)
 
     @property
     def open_sizes(self) -> set[str]:

@@ -31,7 +31,7 @@ def network(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]], Any]:
         ]
         return module, batches, torch.optim.AdamW(module.parameters(), lr=1e-3)
     layers: list[nn.Module] = [*conv_norm(3, 16, 3, 2), nn.ReLU()]
-    for _ in range(6):
+    for _ in range(12):
         layers += [*conv_norm(16, 16, 3), nn.ReLU()]
     module = Classified(nn.Sequential(*layers), 16)
     labels = torch.randint(0, 5, (STEPS, 16))

@@ -52,7 +52,9 @@ _WEIGHTED = frozenset(
     | {":LSTM", ":GRU", ":RNN"}
 )
 # Elementwise operators of optimizer arithmetic on one gradient.
-_SCALING = frozenset({":Mul", ":Div", ":Neg", ":Pow", ":Sqrt", ":Add", ":Sub", ":Cast"})
+_SCALING = frozenset(
+    {":Mul", ":Div", ":Neg", ":Pow", ":Sqrt", ":Add", ":Sub", ":Cast", ":CastLike", ":Where"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class _Finder:
         self.wanted = loss
         self.stated = stated
         self.pairs = pair_outputs(graph, stated)
+        self.activating: set[int] = set()
         self.boundary = [node.id for node in graph.nodes if node.key == _BOUNDARY_OP]
 
     def run(self) -> Phases:
@@ -153,6 +156,7 @@ class _Finder:
         forward = self._forward(loss)
         parameters = self._parameters(forward)
         tail = self._loss_tail(forward, parameters) if loss is not None else set()
+        self.activating = self._activating(forward - tail, parameters)
         backward, update = self._rest(forward, tail)
         state = self._state(parameters, update)
         update |= self._optimizer(state, backward)
@@ -227,6 +231,11 @@ class _Finder:
                 before.add(node.id)
         return forward - before
 
+    def _activating(self, nodes: set[int], parameters: set[int]) -> set[int]:
+        """Nodes of the forward part before the loss that do not work on parameters alone."""
+        weights = self.derived(parameters)
+        return {node for node in nodes if weights.isdisjoint(self.graph.nodes[node].writes)}
+
     def derived(self, parameters: set[int]) -> set[int]:
         """Parameters and what is made from them alone (a transposed weight)."""
         found = set(parameters)
@@ -283,15 +292,30 @@ class _Finder:
         new_values = {
             output for output, source in self.pairs.items() if _is_new_value(graph, output, source)
         }
-        found |= self._descendants(state) & backward
+        scales = {t for t in state if self._scales_gradients(t, backward)}
+        found |= self._descendants(state - scales) & backward
         if not new_values:
             return found
         for node in reversed(graph.nodes):
-            if node.id in found or node.id not in backward or node.key not in _SCALING:
+            if node.id in found or node.id not in backward:
                 continue
-            if self._only_updates(node, found, new_values) and _scales_one(graph, node):
+            if not (_makes_number(graph, node) or node.key in _SCALING and _scales_one(graph, node)):
+                continue
+            if self._only_updates(node, found, new_values):
                 found.add(node.id)
         return found
+
+    def _scales_gradients(self, state: int, backward: set[int]) -> bool:
+        """Whether a number is a loss scale: what is made of it meets activations, which no optimizer
+        reads."""
+        graph = self.graph
+        if math.prod(graph.tensors[state].shape) != 1:
+            return False
+        return any(
+            graph.tensors[t].producer in self.activating
+            for node in self._descendants([state]) & backward
+            for t in graph.nodes[node].reads
+        )
 
     def _only_updates(self, node: Node, update: set[int], new_values: set[int]) -> bool:
         for t in node.writes:
@@ -347,6 +371,12 @@ def _is_new_value(graph: Graph, output: int, source: int) -> bool:
     """Whether an output is made from the very input it is paired with (a step, not a gradient)."""
     producer = graph.tensors[output].producer
     return producer >= 0 and source in graph.nodes[producer].reads
+
+
+def _makes_number(graph: Graph, node: Node) -> bool:
+    """Whether a node makes a number, without a weight: a norm, or whether all is finite."""
+    whole = all(math.prod(graph.tensors[t].shape) == 1 for t in node.writes)
+    return whole and node.key not in _WEIGHTED
 
 
 def _scales_one(graph: Graph, node: Node) -> bool:

@@ -112,7 +112,9 @@ def _updated(model: onnx.ModelProto, parameters: list[str]) -> onnx.ModelProto:
     """Append the update of a gradient scaler: unscale, look for what is not finite, select."""
     kept = [v for v in model.graph.output if not v.name.endswith("_grad") and v.name != "scaled"]
     lines, checks = ["inverse = Reciprocal(scale)  half = Constant <value = float {0.5}> ()"], []
-    lines.append("backoff = CastLike(half, scale)")
+    kind = next(v for v in model.graph.input if v.name == "scale").type.tensor_type.elem_type
+    same = kind == TensorProto.FLOAT
+    lines.append("backoff = Identity(half)" if same else f"backoff = Cast <to = {kind}> (half)")
     for name in parameters:
         lines.append(f"u_{name} = Mul({name}_grad, inverse)  z_{name} = Sub(u_{name}, u_{name})")
         lines.append(f"n_{name} = ReduceSum <keepdims = 0> (z_{name})")

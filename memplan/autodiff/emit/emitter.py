@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.loops.cell import ScanRecompute
+from memplan.ops.kernels import cuda_kernels, schema_version
 from memplan.proto import native
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
@@ -32,6 +33,8 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+_FLOAT, _BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
+_WIDE = {_BFLOAT16: _FLOAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,11 @@ class Emitter:
         short = self._folded(op, inputs) if result is None else None
         if short is not None:
             return short
+        wide = self._widened(op, inputs)
+        if wide is not None:
+            kept = None if result is None else replace(result, dtype=_WIDE.get(result.dtype, result.dtype))
+            made = self.op(op, *wide, result=kept, **attributes)
+            return self.op("Cast", made, to=_BFLOAT16) if made.dtype == _FLOAT else made
         results = (result,) if result is not None else None
         if self.in_backward and op not in _VIEWS:
             return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
@@ -268,6 +276,29 @@ class Emitter:
         return [
             self.const(item, kind) if isinstance(item, int | float) else item for item in inputs
         ]
+
+    def _widened(self, op: str, inputs: tuple[Operand, ...]) -> list[Value | None] | None:
+        """The operands in float32, if no kernel takes them in bfloat16 but one does then.
+
+        The CPU has next to no kernels of bfloat16, so this is about CUDA's. Of float16, ONNX
+        Runtime does the same by itself.
+        """
+        values = self._operands(inputs)
+        kinds = [value.dtype if value is not None else None for value in values]
+        if _BFLOAT16 not in kinds:
+            return None
+        version = schema_version("", op, self.opset)
+        wide = [_WIDE.get(kind, kind) if kind is not None else None for kind in kinds]
+        kernels = cuda_kernels()
+        if kernels.has(f":{op}", version, kinds, ()) or not kernels.has(f":{op}", version, wide, ()):
+            return None
+        return [self._in_float32(value) for value in values]
+
+    def _in_float32(self, value: Value | None) -> Value | None:
+        if value is None or value.dtype != _BFLOAT16:
+            return value
+        known = self.constants.get(value.name)
+        return self.op("Cast", value, to=_FLOAT) if known is None else self.const(known, _FLOAT)
 
     def _folded(self, op: str, inputs: tuple[Operand, ...]) -> Value | None:
         """The result where no node is needed: arithmetic on small constants, times or over 1."""

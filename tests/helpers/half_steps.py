@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 import memplan
 from helpers.graphs import parse as parsed

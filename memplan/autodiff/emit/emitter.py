@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from memplan.autodiff.emit.narrow import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.loops.cell import ScanRecompute
-from memplan.ops.kernels import cuda_kernels, schema_version
 from memplan.proto import native
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
@@ -33,8 +33,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-_FLOAT, _BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
-_WIDE = {_BFLOAT16: _FLOAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +199,11 @@ class Emitter:
         short = self._folded(op, inputs) if result is None else None
         if short is not None:
             return short
-        wide = self._widened(op, inputs)
-        if wide is not None:
-            kept = None if result is None else replace(result, dtype=_WIDE.get(result.dtype, result.dtype))
-            made = self.op(op, *wide, result=kept, **attributes)
-            return self.op("Cast", made, to=_BFLOAT16) if made.dtype == _FLOAT else made
+        values = self._operands(inputs)
+        if works_in_float32(op, self.opset, [None if v is None else v.dtype for v in values]):
+            kept = None if result is None else replace(result, dtype=widest(result.dtype))
+            wide = self.op(op, *map(self._in_float32, values), result=kept, **attributes)
+            return self.op("Cast", wide, to=BFLOAT16) if wide.dtype == FLOAT else wide
         results = (result,) if result is not None else None
         if self.in_backward and op not in _VIEWS:
             return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
@@ -277,28 +275,11 @@ class Emitter:
             self.const(item, kind) if isinstance(item, int | float) else item for item in inputs
         ]
 
-    def _widened(self, op: str, inputs: tuple[Operand, ...]) -> list[Value | None] | None:
-        """The operands in float32, if no kernel takes them in bfloat16 but one does then.
-
-        The CPU has next to no kernels of bfloat16, so this is about CUDA's. Of float16, ONNX
-        Runtime does the same by itself.
-        """
-        values = self._operands(inputs)
-        kinds = [value.dtype if value is not None else None for value in values]
-        if _BFLOAT16 not in kinds:
-            return None
-        version = schema_version("", op, self.opset)
-        wide = [_WIDE.get(kind, kind) if kind is not None else None for kind in kinds]
-        kernels = cuda_kernels()
-        if kernels.has(f":{op}", version, kinds, ()) or not kernels.has(f":{op}", version, wide, ()):
-            return None
-        return [self._in_float32(value) for value in values]
-
     def _in_float32(self, value: Value | None) -> Value | None:
-        if value is None or value.dtype != _BFLOAT16:
+        if value is None or value.dtype != BFLOAT16:
             return value
         known = self.constants.get(value.name)
-        return self.op("Cast", value, to=_FLOAT) if known is None else self.const(known, _FLOAT)
+        return self.op("Cast", value, to=FLOAT) if known is None else self.const(known, FLOAT)
 
     def _folded(self, op: str, inputs: tuple[Operand, ...]) -> Value | None:
         """The result where no node is needed: arithmetic on small constants, times or over 1."""

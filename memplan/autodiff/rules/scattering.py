@@ -69,7 +69,7 @@ def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: i
 
 
 def widened(ctx: Context, value: Value) -> Value:
-    """A narrow tensor in float32. One that holds a constant everywhere is made so from the start."""
+    """A narrow tensor in float32. One that holds a constant everywhere is never made narrow."""
     made = ctx.maker(value)
     if made is not None and made.op_type in ("Expand", "Reshape"):
         source = ctx.tensor(made.input[0])

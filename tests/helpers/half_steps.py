@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 import memplan
 from helpers.graphs import parse as parsed
@@ -74,7 +79,7 @@ def convolutional(dtype: str) -> onnx.ModelProto:
 
 def attention(dtype: str) -> onnx.ModelProto:
     """A block of attention with its norm in one type."""
-    number = HALVES.get(dtype, TensorProto.FLOAT)
+    number = HALVES.get(dtype, TensorProto.DOUBLE)
     body = f"""
       n = LayerNormalization <axis = -1> (x, g, h)
       q0 = MatMul(n, wq)  q1 = Reshape(q0, heads)  q = Transpose <perm = [0, 2, 1, 3]> (q1)
@@ -111,12 +116,12 @@ def autocast(dtype: str) -> onnx.ModelProto:
 def _updated(model: onnx.ModelProto, parameters: list[str]) -> onnx.ModelProto:
     """Append the update of a gradient scaler: unscale, look for what is not finite, select."""
     kept = [v for v in model.graph.output if not v.name.endswith("_grad") and v.name != "scaled"]
-    lines, checks = ["inverse = Reciprocal(scale)  half = Constant <value = float {0.5}> ()"], []
+    lines, checks = ["half = Constant <value = float {0.5}> ()"], []
     kind = next(v for v in model.graph.input if v.name == "scale").type.tensor_type.elem_type
     same = kind == TensorProto.FLOAT
     lines.append("backoff = Identity(half)" if same else f"backoff = Cast <to = {kind}> (half)")
     for name in parameters:
-        lines.append(f"u_{name} = Mul({name}_grad, inverse)  z_{name} = Sub(u_{name}, u_{name})")
+        lines.append(f"u_{name} = Div({name}_grad, scale)  z_{name} = Sub(u_{name}, u_{name})")
         lines.append(f"n_{name} = ReduceSum <keepdims = 0> (z_{name})")
         checks.append(f"n_{name}")
     lines.append(f"doubt = Sum({', '.join(checks)})  bad = IsNaN(doubt)  finite = Not(bad)")
@@ -143,5 +148,59 @@ def named(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-STEPS = {"pure": pure, "convolutional": convolutional, "attention": attention, "renewed": renewed}
-"""What a step of one type is made by. :func:`autocast` mixes two."""
+def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A bfloat16 model in float32 whose every result is rounded to bfloat16: nothing here computes
+    in that type."""
+    narrow, wide = TensorProto.BFLOAT16, TensorProto.FLOAT
+    known = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    values = (*known.value_info, *known.output)
+    found = {value.name for value in values if value.type.tensor_type.elem_type == narrow}
+    result = onnx.ModelProto.FromString(model.SerializeToString())
+    graph = result.graph
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == narrow:
+            value.type.tensor_type.elem_type = wide
+    for tensor in graph.initializer:
+        if tensor.data_type == narrow:
+            array = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    del graph.value_info[:]
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == narrow:
+                attribute.i = wide
+        made = [name for name in node.output if name in found]
+        node.output[:] = [f"{name}__wide" if name in found else name for name in node.output]
+        graph.node.append(node)
+        for name in made:
+            cast = helper.make_node("Cast", [f"{name}__wide"], [f"{name}__narrow"], to=narrow)
+            back = helper.make_node("Cast", [f"{name}__narrow"], [name], to=wide)
+            graph.node.extend([cast, back])
+    return result
+
+
+def drawn(model: onnx.ModelProto, dtype: str) -> dict[str, npt.NDArray[Any]]:
+    """Inputs of a step, as a narrow type holds them, in float64: numbers around 0, and scales."""
+    generator = np.random.default_rng(0)
+    scales = {"scale": 4.0, "lr": 0.25}
+    feeds: dict[str, npt.NDArray[Any]] = {}
+    for value in model.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        drawn = generator.standard_normal(shape) * (0.4 if len(shape) > 1 else 0.2)
+        array = np.asarray(scales.get(value.name, drawn), dtype=np.float32)
+        kind = helper.tensor_dtype_to_np_dtype(HALVES[dtype])
+        feeds[value.name] = np.asarray(array.astype(kind), dtype=np.float64)
+    return feeds
+
+
+STEPS: dict[str, Callable[[str], onnx.ModelProto]] = {
+    "pure": pure,
+    "convolutional": convolutional,
+    "attention": attention,
+    "renewed": renewed,
+}
+"""What makes a step of one type, which it is given."""
+ALL = STEPS | {"autocast": autocast}
+"""And of a narrow type with float32."""

@@ -17,6 +17,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from helpers.half_steps import ALL, HALVES
 from helpers.models import DIMS, ROOT, SAMPLES, SHARED
 from memplan.api.state import bindings, settled
 from memplan.errors import RuntimeUnavailableError
@@ -229,6 +230,42 @@ def test_a_training_graph_is_exact_at_every_step(session: str, cuda_stub: Path) 
     dims = {"N": 2} if session == "tuned" else None
     path = SAMPLES / ("gpt_dynamic.onnx" if session == "tuned" else "mlp_adamw.onnx")
     check(run(path, session, dims))
+
+
+@pytest.mark.parametrize("session", ["tuned", "default"])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "convolutional"])
+def test_steps_in_half_are_exact_at_every_step(
+    name: str, dtype: str, session: str, cuda_stub: Path, tmp_path: Path
+) -> None:
+    """No node falls back; cuDNN, which convolutions need, is not in the stub."""
+    path = tmp_path / "step.onnx"
+    onnx.save(ALL[name](dtype), path)
+    ran = run(path, session)
+    check(ran)
+    assert ran.model.devices is not None
+    assert not ran.model.devices.fallbacks
+    assert ran.measured.cuda is not None
+    if session == "tuned":
+        assert ran.measured.cuda.counted_peak_bytes == ran.timeline.peak_bytes
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_selected_state_in_half_is_bound_in_place(
+    dtype: str, cuda_stub: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "step.onnx"
+    onnx.save(ALL["renewed"](dtype), path)
+    kind = session_kind("tuned", "cuda")
+    model = on_devices(settled(open_model(path), kind, ("in-place",)), kind)
+    in_place, second = bindings(model.graph)
+    assert len(in_place) == 17
+    with saved_inputs(synthesize(model.graph)) as (folder, archive):
+        request = RunRequest("tuned", "cuda", runs=1, in_place=in_place, second=second)
+        measured = measure(path, request, archive, folder / "outputs.npz")
+    timeline = simulate(model.graph, kind, model.devices)
+    assert timeline.dynamic_peak_bytes == measured.dynamic_bytes
+    assert timeline.dynamic_peak_bytes == measured.second_run_dynamic_bytes
 
 
 @pytest.mark.skipif(not (SHARED / "runnable").is_dir(), reason="no shared models")

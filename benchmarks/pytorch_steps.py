@@ -82,7 +82,7 @@ def _batch() -> tuple[Any, Any]:
 
 
 def step() -> Any:
-    """What ``memplan capture`` is given."""
+    """What is captured: the network gives the loss itself."""
     import torch
 
     model = _network(False)
@@ -128,6 +128,8 @@ def _pytorch(kind: str, steps: int) -> dict[str, Any]:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # makes the moments; they are zero, and the rate is
     optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        state["step"].zero_()
     for group in optimizer.param_groups:
         group["lr"] = RATE
     loss_of: Any = model
@@ -156,9 +158,7 @@ def _memplan(path: str, steps: int) -> dict[str, Any]:
 
     tokens, labels = (each.numpy() for each in _batch())
     trainer = memplan.Trainer(path)
-    names = trainer.batch_names
-    feeds = dict(zip(names, (tokens, labels), strict=True))
-    return _measured(lambda: float(trainer.step(feeds)), steps)
+    return _measured(lambda: trainer.step(tokens=tokens, labels=labels), steps)
 
 
 def _in_child(*arguments: str) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _compare(steps: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         original = folder / "step.onnx"
-        memplan.capture(f"{__file__}:step", original)
+        memplan.capture(step(), original)
         add({"who": "memplan, as captured", **_in_child("memplan", str(original), str(steps))})
         resident = memplan.analyze(original, state="in-place").timeline.resident_bytes
         reached = [row["growth_bytes"] for row in rows[:-1] if "growth_bytes" in row]

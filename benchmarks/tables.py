@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks import highlights
+from benchmarks import capture_rows, highlights
 from benchmarks.table_rows import (
     RESULTS,
     analyzed,
     certificates,
     ended_early,
+    free_passes,
     lean,
     load,
     loop_pairs,
@@ -37,6 +38,27 @@ PAIRS = """
 store all that the backward loop reads: an ONNX `LSTM` and a hand-written cell in a `Scan`. Stored
 is what the backward loop reads of what the forward loop stacks, per step; peaks are measured by
 `memplan validate` on the CPU, tuned sessions, both with the same fusions. Extra time is estimated.
+"""
+
+CAPTURED = """
+## Captured from PyTorch
+
+`benchmarks/capture.py`: `memplan capture` by both roads, the forward graph with memplan's gradients
+(`grad`) and autograd's own backward (`joint`). Errors are relative to the largest entry of a
+tensor; gradients that are zero but for rounding are compared with the largest of all. Stash and
+peak are simulated at the sizes of the example batch.
+
+Small networks of `benchmarks/capture_nets.py`, compared in float64, sizes in float32:
+"""
+FULL = """
+At published sizes, with AdamW; memory is what the process grew by, the networks' own weights apart:
+"""
+TRAINED = """
+200 steps beside PyTorch, the captured file rewritten at 50% of its peak. The last column is how far
+PyTorch's own losses are apart when its first weights are rounded differently:
+"""
+LIBRARIES = """
+Networks of torchvision, timm and transformers in float32, made from configurations:
 """
 
 INTRODUCTION = """\
@@ -116,6 +138,18 @@ PyTorch's GPT-2 and BERT graphs also compute attention masks from their inputs, 
 """
 
 
+FREE = """
+## Free passes
+
+What `rewrite` frees before it recomputes anything, move by move, in percent of the original's peak
+(with workspace, tuned session, CPU); `benchmarks/below_floor.py`. Graphs whose peak stays are left
+out. The floor, in percent of that peak too, is not lowered by these passes. Estimated time is the
+sum over nodes. Where a graph was run, all outputs were compared and bytes were as predicted; the
+time is that of the quickest step of many, in turn with the original on one thread, over the
+original's, on a machine that did other work.
+"""
+
+
 def document() -> list[str]:
     """The whole page."""
     fixed, free = load("public_fixed"), load("public_free")
@@ -128,7 +162,9 @@ def document() -> list[str]:
     analyses = load("analyze_scale")
     generated = load("lean_gradients")
     pairs = load("recurrent_pairs")
+    freed = load("free_bytes")
     sessions, tight = load("plain_sessions"), load("plain_tightest")
+    captures = load("capture")
     return [
         INTRODUCTION,
         *training(training_records),
@@ -137,6 +173,9 @@ def document() -> list[str]:
         CERTIFIED,
         *certificates(proofs),
         f"\n{ended_early(proofs)}",
+        FREE,
+        *free_passes(freed),
+        f"\n{origin(freed)}",
         PLAIN,
         *plain(sessions),
         f"\n{origin(sessions)}",
@@ -173,6 +212,15 @@ def document() -> list[str]:
         LEAN.rstrip("\n") + "\n",
         *lean(generated),
         f"\n{origin(generated)}",
+        CAPTURED,
+        *capture_rows.compared(captures, "families"),
+        LIBRARIES,
+        *capture_rows.compared(captures, "libraries"),
+        FULL,
+        *capture_rows.full(captures),
+        TRAINED,
+        *capture_rows.training(captures),
+        f"\n{origin(captures)}",
     ]
 
 

@@ -12,8 +12,11 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
+    from memplan.api.capture.result import Capture
+    from memplan.api.capture.run import capture
     from memplan.api.grad.result import GradOptions, TrainingGraph
     from memplan.api.grad.run import grad, gradients
+    from memplan.api.lower.run import LoweredGraph, LowerOptions, lower
     from memplan.api.profile import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.result import Rewrite
@@ -24,12 +27,19 @@ if TYPE_CHECKING:
     from memplan.api.validate.result import Validation
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
+    from memplan.pytorch.step import TorchStep
     from memplan.runtime.load import load, session_options
+    from memplan.training.accumulate import AccumulatingTrainer
+    from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
+    "AccumulatingTrainer": "memplan.training.accumulate",
     "Analysis": "memplan.api.analyze",
+    "Capture": "memplan.api.capture.result",
     "GradOptions": "memplan.api.grad.result",
+    "LowerOptions": "memplan.api.lower.run",
+    "LoweredGraph": "memplan.api.lower.run",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profile",
     "ProfileOptions": "memplan.api.profile",
@@ -37,13 +47,17 @@ _HOME = {
     "RewriteOptions": "memplan.api.rewrite.goal",
     "Sweep": "memplan.api.sweep.result",
     "SweepOptions": "memplan.api.sweep.request",
+    "Trainer": "memplan.training.trainer",
+    "TorchStep": "memplan.pytorch.step",
     "TrainingGraph": "memplan.api.grad.result",
     "ValidateOptions": "memplan.api.validate.run",
     "Validation": "memplan.api.validate.result",
     "analyze": "memplan.api.analyze",
+    "capture": "memplan.api.capture.run",
     "grad": "memplan.api.grad.run",
     "gradients": "memplan.api.grad.run",
     "load": "memplan.runtime.load",
+    "lower": "memplan.api.lower.run",
     "parse_size": "memplan.units",
     "profile": "memplan.api.profile",
     "rewrite": "memplan.api.rewrite.run",
@@ -53,8 +67,12 @@ _HOME = {
 }
 
 __all__ = [
+    "AccumulatingTrainer",
     "Analysis",
+    "Capture",
     "GradOptions",
+    "LowerOptions",
+    "LoweredGraph",
     "MemplanError",
     "Profile",
     "ProfileOptions",
@@ -62,13 +80,17 @@ __all__ = [
     "RewriteOptions",
     "Sweep",
     "SweepOptions",
+    "TorchStep",
+    "Trainer",
     "TrainingGraph",
     "ValidateOptions",
     "Validation",
     "analyze",
+    "capture",
     "grad",
     "gradients",
     "load",
+    "lower",
     "parse_size",
     "profile",
     "rewrite",

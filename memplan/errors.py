@@ -5,11 +5,12 @@
     ├── ModelError               3  the file is not a model that memplan can read or plan
     ├── LockError                3  the lock file is broken
     ├── InfeasibleError          4  no plan keeps the budget
-    └── RuntimeUnavailableError  5  ONNX Runtime missing, or a run failed
-        └── ProviderMissingError 5  CUDA was asked for and does not start
+    ├── RuntimeUnavailableError  5  ONNX Runtime missing, or a run failed
+    │   └── ProviderMissingError 5  CUDA was asked for and does not start
+    └── TrainingError            1  the loss of a step is not a number
 
-A finding (a regression, outputs that differ, a budget that was broken) is not an exception: the
-command reports it and exits 1.
+Other findings (a regression, outputs that differ, a budget that was broken) are not exceptions: the
+command reports them and exits 1.
 """
 
 from __future__ import annotations
@@ -66,3 +67,9 @@ class RuntimeUnavailableError(MemplanError):
 
 class ProviderMissingError(RuntimeUnavailableError):
     """The execution provider that was asked for does not start on this machine."""
+
+
+class TrainingError(MemplanError):
+    """The loss of a step is not a finite number; the message says what became of the state."""
+
+    exit_code = EXIT_FINDING

@@ -26,11 +26,15 @@ ALLOWED = frozenset(
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
+    | {"via", "dynamic"}
+    | {"accumulate"}
+    | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
-    | {"backend", "address"}
+    | {"backend", "address", "optimizer-model", "checkpoint", "checkpoint-every"}
+    | {"data", "weights-file", "log", "export-forward"}
 )
 """Those that it may not: they name files or other machines, or make a command write or run
 something."""

@@ -31,11 +31,14 @@ EXIT_TERMINATED = 143
 
 COMMANDS = {
     "analyze": "Say what every byte of the peak is, and why it is alive.",
+    "capture": "Capture a training step of PyTorch as a training graph.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "device": "Describe the runtime and the machine, and which providers start.",
     "grad": "Turn a forward graph into a training graph (standard operators).",
+    "lower": "Lower a graph of onnxruntime-training to standard operators.",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
+    "run": "Train with a step: data in, losses out, checkpoints in between.",
     "strategies": "List the strategies of rewrite, with sources and options.",
     "sweep": "Plan for many sizes and budgets, and find the largest batch that fits.",
     "validate": "Run two models, and prove that peaks and outputs are as promised.",

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from memplan.units import format_bytes, printable
 from memplan_cli.options import Report
+
+if TYPE_CHECKING:
+    from memplan.training.telling import StepReport
 
 _PATIENCE_SECONDS = 1.0
 _INTERVAL_SECONDS = 0.2  # at least, between two texts
@@ -167,6 +170,24 @@ def models_progress(report: Report) -> Iterator[Callable[[int, int, str], None] 
                 lambda: f"analyzing {index + 1}/{total}: {path}"
             )
         )
+
+
+@contextmanager
+def training_progress(
+    report: Report,
+) -> Iterator[Callable[[StepReport, int, int | None], None]]:
+    """Yields a callback for a step's report, the number of steps and the peak in bytes."""
+    with _status_line(report, "loading the step") as line:
+
+        def show(step: StepReport, steps: int, peak: int | None) -> None:
+            if line is None:
+                return
+            memory = "" if peak is None else f", peak {format_bytes(peak)}"
+            text = f"step {step.step} of {steps}: loss {step.loss:.6g}{memory}, "
+            text += f"{1000 * step.seconds:.1f} ms a step"
+            line.show(lambda: text)
+
+        yield show
 
 
 @contextmanager

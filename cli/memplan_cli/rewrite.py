@@ -72,7 +72,8 @@ from memplan_cli.progress import planning_progress
     default="all",
     show_default=True,
     metavar="NAMES",
-    help="Free savings first: all, none, or names out of elide,prune,order,early-update.",
+    help="Free savings first: all, none, or names out of "
+    "elide,prune,release,masks,narrow,order,early-update.",
 )
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."

@@ -1,11 +1,18 @@
-"""How answers show themselves in a Python prompt and in a notebook: a few lines, never all data."""
+"""How answers show themselves in a Python prompt and in a notebook: a few lines, never all data;
+and what those about training graphs count."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from html import escape
+from typing import TYPE_CHECKING
 
+from memplan.ir.graph import Phase
+from memplan.proto.metadata import PHASE_KEY, node_metadata
 from memplan.units import printable
+
+if TYPE_CHECKING:
+    import onnx
 
 _LONGEST = 160
 Rows = tuple[tuple[str, str], ...]
@@ -43,3 +50,12 @@ class Summary:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def phase_counts(graph: onnx.GraphProto) -> dict[Phase, int]:
+    """How many nodes say of themselves to be of each part; the loss counts as forward."""
+    counts = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE), 0)
+    for node in graph.node:
+        told = node_metadata(node).get(PHASE_KEY)  # the author may have written anything
+        counts[Phase(told) if told in counts else Phase.FORWARD] += 1
+    return counts

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
     Applied,
     Core,
@@ -23,7 +24,7 @@ from memplan.equivalence.forms import (
     Stack,
     State,
 )
-from memplan.equivalence.rules import Call, same_as
+from memplan.equivalence.rules import same_as
 from memplan.equivalence.scans import Steps, read_scan
 from memplan.equivalence.terms import (
     ABSENT,
@@ -155,7 +156,9 @@ class Numbering:
             return self.terms.first[applied]
         known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
         attributes, reads = plain_attributes(node), applied.reads
-        found = same_as(Call(node.op_type, reads, attributes, self.opset, self.terms, known))
+        found = same_as(
+            Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
+        )
         if found is not None:
             self.terms.first[applied] = found
         return found

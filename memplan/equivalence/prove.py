@@ -91,13 +91,15 @@ class _Refuted(Exception):
     """The graphs may differ; the text says where."""
 
 
-def prove(reference: Side, other: Side) -> Equivalence:
+def prove(reference: Side, other: Side, provider: str = "cpu") -> Equivalence:
     """Prove that ``other`` computes what ``reference`` does, or say where it may not.
+
+    ``provider``: whose kernels run both; some rules rest on what one does with NaN.
 
     Never raises for what is in the models: whatever cannot be followed is a reason.
     """
     try:
-        return _Proof(reference, other).run()
+        return _Proof(reference, other, provider).run()
     except _Refuted as refuted:
         return Equivalence(str(refuted))
     except (KeyError, OSError, ValueError, IndexError, RecursionError) as error:
@@ -107,10 +109,10 @@ def prove(reference: Side, other: Side) -> Equivalence:
 class _Proof:
     """Numbers both graphs, and keeps what has yet to be explained of the second."""
 
-    def __init__(self, reference: Side, other: Side) -> None:
+    def __init__(self, reference: Side, other: Side, provider: str) -> None:
         self.first, self.second = reference.model, other.model
         _same_opsets(self.first, self.second)
-        self.terms = Terms()
+        self.terms = Terms(provider)
         self.old = _numbering(reference, self.terms, reference.facts)
         self.new = _numbering(other, self.terms, {})
         self.old.graph(self.first.graph)
@@ -180,6 +182,8 @@ class _Proof:
             self.counts["explained"] += 1
             self._explain(applied.reads)
             self._wait(numbered)
+        elif numbered.by_rule and numbered.outputs[0] in self.pending:
+            self._stands_for(numbered)
         elif applied.op == "Size" and not applied.domain:
             self.counts["pins"] += 1
         elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
@@ -188,6 +192,14 @@ class _Proof:
             self._explain(applied.reads)
         else:
             self._wait(numbered)
+
+    def _stands_for(self, numbered: Numbered) -> None:
+        """A node that gives, by a rule, what waits for an explanation; that waits on."""
+        term = numbered.outputs[0]
+        waiting = self.pending.pop(term)
+        self.counts["explained"] += 1
+        self._explain(numbered.applied.reads)
+        self.pending[term] = waiting
 
     def _wait(self, numbered: Numbered) -> None:
         """Outputs that the reference does not have are to be explained by who reads them."""

@@ -9,50 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from memplan.equivalence.call import Call
+from memplan.equivalence.comparisons import COMPARISONS, compared
 from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
-from memplan.equivalence.terms import ABSENT, INT64, UNKNOWN, Fact, Terms
+from memplan.equivalence.pools import first_index
+from memplan.equivalence.ranges import added_again, narrowed_and_back
+from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operator that is applied: ``reads`` are terms, ABSENT where an input is left out.
-
-    ``result``: what is known of the first output beforehand, of the reference.
-    """
-
-    op: str
-    reads: tuple[int, ...]
-    attributes: Mapping[str, Any]
-    opset: int
-    terms: Terms
-    result: Fact = UNKNOWN
-
-    def read(self, slot: int) -> int:
-        """The term in an input slot."""
-        return self.reads[slot] if slot < len(self.reads) else ABSENT
-
-    def fact(self, slot: int = 0) -> Fact:
-        """What is known of an input."""
-        return self.terms.fact(self.read(slot))
-
-    def ints(self, slot: int, attribute: str = "") -> list[int] | None:
-        """Whole numbers from a constant input or, in older opsets, from an attribute."""
-        if self.read(slot) == ABSENT:
-            given = self.attributes.get(attribute)
-            return None if given is None else [int(v) for v in np.atleast_1d(given)]
-        value = self.terms.value(self.read(slot))
-        return None if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
 
 
 Rule = Callable[[Call], int | None]
@@ -75,12 +46,15 @@ def _identity(call: Call) -> int | None:
 
 
 def _cast(call: Call) -> int | None:
-    """A cast to the type that is there converts nothing, whatever it says of saturation."""
+    """A cast to the type that is there converts nothing, whatever it says of saturation; nor do two
+    to a type that holds the numbers and back."""
     wanted, fact = call.attributes.get("to"), call.fact()
     if fact.dtype == wanted:
         return call.read(0)
     if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
         return None
+    if (whole := narrowed_and_back(call)) is not None:
+        return whole
     free = call.terms.free[call.read(0)]
     return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
 
@@ -248,6 +222,12 @@ def _size(call: Call) -> int | None:
     return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
 
 
+def _add(call: Call) -> int | None:
+    """The first index of a plane, from its first row; or what was taken away before."""
+    found = first_index(call)
+    return added_again(call) if found is None else found
+
+
 def _mul(call: Call) -> int | None:
     """Tensors without elements are all alike. And ``Cast(mask)·x`` scaled is Dropout's output."""
     facts = (call.fact(0), call.fact(1))
@@ -311,6 +291,8 @@ _RULES: Mapping[str, Rule] = {
     "Pad": _pad,
     "Dropout": _dropout,
     "Size": _size,
+    "Add": _add,
+    **dict.fromkeys(COMPARISONS, compared),
     "Mul": _mul,
     "Div": _rebuilt,
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import helper
 
+from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
     Converted,
     Core,
@@ -28,7 +29,7 @@ from memplan.equivalence.forms import (
     Transposed,
     View,
 )
-from memplan.equivalence.rules import Call, same_as, view, view_root
+from memplan.equivalence.rules import same_as, view, view_root
 from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms
 
 _FLOAT = onnx.TensorProto.FLOAT

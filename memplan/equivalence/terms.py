@@ -58,9 +58,10 @@ class Terms:
 
     ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
     constants; ``first`` the first output of what was applied, where a rule has found it: the
-    reference may know a shape that the other graph does not state.
+    reference may know a shape that the other graph does not state. ``provider``: whose kernels run.
     """
 
+    provider: str = "cpu"
     forms: list[Form] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     free: list[int] = field(default_factory=list)

@@ -9,14 +9,28 @@ from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.base import Pass, peak_did_not_rise
 from memplan.passes.elide import Elide
+from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
+from memplan.passes.release import Release
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
-NAMES = (Elide.name, Prune.name, Order.name, EarlyUpdate.name)
+NAMES = (
+    Elide.name,
+    Prune.name,
+    Release.name,
+    Masks.name,
+    Narrow.name,
+    Order.name,
+    EarlyUpdate.name,
+)
 """In the order in which they run."""
+REWIRING = (Release.name, Masks.name, Narrow.name)
+"""Those that let nodes compute something else, which gives the same."""
+_IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
 ALL, NONE = "all", "none"
 
 
@@ -90,6 +104,9 @@ def make_passes(
     known: dict[str, Pass] = {
         Elide.name: Elide(),
         Prune.name: Prune(wrt),
+        Release.name: Release(),
+        Masks.name: Masks(),
+        Narrow.name: Narrow(),
         EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }
@@ -102,14 +119,15 @@ def passes_for(
     """The passes that ``text`` names, as far as they fit the kind of session.
 
     A plain session optimizes what it loads, in an order of its own: nodes that are moved go
-    elsewhere there, and copies that were removed may bring fusions that cost memory.
+    elsewhere there, and copies that were removed may bring fusions that cost memory. There only
+    those run that change what is held, wherever it is made.
 
     Raises:
         UsageError: a name is not that of a pass, or ``wrt`` is given and no pass would heed it.
     """
     names = parse_passes(text)
     if not session.priority_order:
-        names = tuple(name for name in names if name == Prune.name)
+        names = tuple(name for name in names if name in _IN_ANY_ORDER)
     return make_passes(names, wrt, seconds, rounds)
 
 

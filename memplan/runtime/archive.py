@@ -12,7 +12,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ def bfloat16_values(bits: Array) -> npt.NDArray[np.float32]:
     return wide.view(np.float32)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+def save_arrays(path: Path | IO[bytes], arrays: Mapping[str, Any]) -> None:
     """Write arrays by name; strings, and what is no tensor (a sequence of them), as text."""
     keys = [_key(name, index) for index, name in enumerate(arrays)]
     with zipfile.ZipFile(path, "w") as archive:

@@ -24,6 +24,12 @@ _CUDA = re.compile(
     r"CUDA(?: failure|_ERROR\w*| error)[^;]{0,160}|cudaError\w+|CU(?:BLAS|DNN) failure[^;]{0,120}"
 )
 _DRIVER = ("driver", "no CUDA-capable device", "cudaErrorNoDevice", "cudaErrorInsufficientDriver")
+_TRAINING = re.compile(
+    r":\w*(?:Grad\w*|Accumulator\w*|Training|YieldOp)\(-?\d+\) is not a registered"
+)
+_LOWER = (
+    "onnxruntime-training left it behind: 'memplan lower' makes standard operators of its files"
+)
 INSTALL_CUDA = (
     "install onnxruntime-gpu, an NVIDIA driver, CUDA 13 and cuDNN 9 (pip: nvidia-cuda-runtime "
     "nvidia-cublas nvidia-cufft nvidia-curand nvidia-cudnn-cu13), or use --provider cpu; "
@@ -60,7 +66,8 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
                 f"{what} failed on the GPU: {failure[0].strip()}",
                 "the driver reported it; if a second try fails too, look at nvidia-smi and dmesg",
             )
-    return RuntimeUnavailableError(f"{what} failed: {line[:400]}")
+    hint = _LOWER if _TRAINING.search(line) else ""
+    return RuntimeUnavailableError(f"{what} failed: {line[:400]}", hint)
 
 
 def _out_of_memory(line: str, what: str, provider: str) -> RuntimeUnavailableError:

@@ -105,6 +105,14 @@ def _run_further(step: Step, further: Sequence[FurtherDraw]) -> tuple[int, str]:
     return len(further), ""
 
 
+def dynamic_peaks(events: Events, provider: str) -> list[int]:
+    """Dynamic bytes at the peak of every run that ended, from the events of a profile."""
+    here = PROVIDER_NAMES[provider]
+    runs = [[e for e in r if e["args"].get("provider", here) == here] for r in _split(events)]
+    base = _base(runs[0]) if runs else 0
+    return [_peak(run) - base for run in runs]
+
+
 def _split(events: Events) -> list[Events]:
     """The nodes of every run that ended, in the profiler's order."""
     steps = sorted((e["ts"] + e["dur"]) for e in events if e.get("name") == "model_run")

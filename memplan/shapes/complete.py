@@ -15,7 +15,7 @@ from memplan.shapes.fold import types_by_folding
 from memplan.shapes.infer import ROUNDS, infer, is_complete, stated_types
 from memplan.shapes.nchwc import fill_nchwc_types
 from memplan.shapes.tensor_type import TensorType, Types, known_shapes
-from memplan.shapes.training_ops import fill_training_types
+from memplan.shapes.training_ops import bound_reductions, fill_training_types
 
 
 def value_types(
@@ -38,22 +38,26 @@ def value_types(
         return stated, []
     result = stated_types(infer(bound).graph)
     _merge(result, stated)
-    bounded = fill_training_types(bound.graph, result)
+    fill_training_types(bound.graph, result)
     fill_nchwc_types(bound.graph, result)
     if is_complete(bound.graph, result):
-        return result, bounded
+        return result, []
+    bounded: list[str] = []
     working = copied(bound)
-    for _ in range(ROUNDS):
+    for _ in range(2 * ROUNDS):  # each may end in sums that are bounded
         known = known_shapes(result)
         _merge(result, types_by_folding(working, result))
         for node in working.graph.node:
             _merge(result, output_types(working, node, result))
         _state(working.graph, result)
         _merge(result, stated_types(infer(working).graph))
-        bounded += fill_training_types(bound.graph, result)
+        fill_training_types(bound.graph, result)
         fill_nchwc_types(bound.graph, result)
         if known_shapes(result) == known:
-            break
+            found = bound_reductions(bound.graph, result)
+            if not found:
+                break
+            bounded += found
     return result, bounded
 
 

@@ -17,31 +17,56 @@ from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _GRAD_NAME = re.compile(r"^(?P<base>.+?)[._]grad(_[0-9]+)?$")
 _REDUCTIONS = frozenset({":ReduceSum", "com.microsoft:ReduceSumTraining"})
+_BOUNDARIES = frozenset({"InPlaceAccumulator", "InPlaceAccumulatorV2", "YieldOp"})
 _INT64 = onnx.TensorProto.INT64
 
 
-def fill_training_types(
-    graph: onnx.GraphProto, types: MutableMapping[str, TensorType]
-) -> list[str]:
-    """Add what the rules here can tell; the names whose shape is only an upper bound."""
-    bounded: list[str] = []
+def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> None:
+    """Add what the rules here can tell."""
     for node in graph.node:
         for index, name in enumerate(node.output):
             if not name or types.get(name, UNKNOWN).shape is not None:
                 continue
             found = _by_operator(node, index, types) or _by_name(name, types)
-            if found is None and operator_key(node) in _REDUCTIONS:
-                # Axes known only at run time: at most as large as what is reduced.
-                found = types.get(node.input[0])
-                bounded.append(name)
             if found is not None and found.shape is not None:
                 types[name] = found
+
+
+def is_foreign_training_graph(graph: onnx.GraphProto) -> bool:
+    """Whether a graph has gradients or accumulators of onnxruntime-training, which no stock runtime
+    loads."""
+    return any(
+        operator_key(node) in _LIKE_INPUT or node.op_type in _BOUNDARIES for node in graph.node
+    )
+
+
+def bound_reductions(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> list[str]:
+    """Where axes are known only at run time, a sum is at most as large as what is reduced. Add that
+    where nothing else tells the shape; the names."""
+    bounded: list[str] = []
+    for node in graph.node:
+        for name in node.output:
+            if name and types.get(name, UNKNOWN).shape is None and _is_reduction(node):
+                found = types.get(node.input[0])
+                if found is not None and found.shape is not None:
+                    types[name] = found
+                    bounded.append(name)
     return bounded
 
 
-def _by_name(name: str, types: Types) -> TensorType | None:
+def _is_reduction(node: onnx.NodeProto) -> bool:
+    return operator_key(node) in _REDUCTIONS and len(node.input) > 0
+
+
+def differentiated(name: str) -> str | None:
+    """The tensor that ``name`` says to be the gradient of, or a part of it; None if it does not."""
     match = _GRAD_NAME.match(name)
-    return types.get(match.group("base")) if match else None
+    return match.group("base") if match else None
+
+
+def _by_name(name: str, types: Types) -> TensorType | None:
+    base = differentiated(name)
+    return types.get(base) if base is not None else None
 
 
 def _by_operator(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:

@@ -69,6 +69,7 @@ WRITERS = (
     ("check", MODEL),
     REWRITE,
     ("grad", MODEL, "--loss", "loss"),
+    ("lower", MODEL),
     ("profile", MODEL),
     ("sweep", MODEL),
     ("validate", MODEL, MODEL),

@@ -17,8 +17,11 @@ from memplan.ir.reach import trained_outputs
 from memplan.passes.base import Pass
 from memplan.passes.elide import Elide
 from memplan.passes.manager import PassManager
+from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
+from memplan.passes.release import Release
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
@@ -38,7 +41,7 @@ def half(model: OpenModel) -> tuple[str, ...]:
 
 
 def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
-    return [Elide(), Prune(wrt), Order(rounds=4), EarlyUpdate()]
+    return [Elide(), Prune(wrt), Release(), Masks(), Narrow(), Order(rounds=4), EarlyUpdate()]
 
 
 @pytest.mark.parametrize("path", each(runnable_models()))

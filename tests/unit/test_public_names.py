@@ -72,14 +72,14 @@ def test_a_public_function_stays_the_same_on_second_use(name: str) -> None:
 
 def test_functions_and_their_answers_are_public_together() -> None:
     """What a public function returns can be named by its caller."""
-    for function in ("analyze", "profile", "rewrite", "sweep", "validate"):
+    for function in ("analyze", "lower", "profile", "rewrite", "sweep", "validate"):
         annotation = getattr(memplan, function).__annotations__["return"]
         assert annotation in memplan.__all__
 
 
 def test_functions_and_their_options_are_public_together() -> None:
     """What a public function takes can be made from public names."""
-    for function in ("grad", "profile", "rewrite", "sweep", "validate"):
+    for function in ("grad", "lower", "profile", "rewrite", "sweep", "validate"):
         hints = getattr(memplan, function).__annotations__
         assert any(f"{function.title()}Options" in str(hint) for hint in hints.values())
         assert f"{function.title()}Options" in memplan.__all__

@@ -14,6 +14,8 @@ _OWN_SLOTS = {
     **dict.fromkeys(("LayerNormalization", "BatchNormalization", "GroupNormalization"), (1, 2)),
     **dict.fromkeys(("InstanceNormalization", "Conv", "ConvTranspose"), (1, 2)),
     **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), (1,)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
+    "Gemm": (2,),
 }
 """Operators, and the slots of weights that hardly any two layers share."""
 
@@ -22,8 +24,12 @@ def notes_on_sharing(graph: onnx.GraphProto, wrt: Sequence[str]) -> Iterator[str
     """Weights that several layers read as their own: exporters merge initializers of equal
     values, which at the start of a training many are."""
     readers: dict[str, list[str]] = {name: [] for name in wrt}
+    products = {name for node in graph.node if node.op_type == "MatMul" for name in node.output}
     for node in graph.node:
-        for slot in _OWN_SLOTS.get(node.op_type, ()):
+        slots = _OWN_SLOTS.get(node.op_type, ())
+        if node.op_type == "Add" and products.intersection(node.input):
+            slots = (0, 1)  # the bias of a linear layer
+        for slot in slots:
             if slot < len(node.input) and node.input[slot] in readers:
                 readers[node.input[slot]].append(node.op_type)
     shared = {name: ops for name, ops in readers.items() if len(ops) > 1}

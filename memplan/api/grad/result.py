@@ -8,13 +8,12 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.loops.layers import ScanLayer
-from memplan.proto.metadata import PHASE_KEY, node_metadata
 from memplan.proto.weights import NO_WEIGHTS, Placement
 
 SCHEMA = "memplan.grad/1"
@@ -111,11 +110,7 @@ class TrainingGraph(Summary):
     @property
     def nodes(self) -> Mapping[Phase, int]:
         """How many nodes each part has; the loss counts as forward."""
-        counts = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE), 0)
-        for node in self.model.graph.node:
-            told = node_metadata(node).get(PHASE_KEY)  # the author may have written anything
-            counts[Phase(told) if told in counts else Phase.FORWARD] += 1
-        return counts
+        return phase_counts(self.model.graph)
 
     def summary_rows(self) -> Rows:
         """What ``repr`` shows."""

@@ -41,7 +41,7 @@ from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
 from memplan.passes.elide import Elide
-from memplan.passes.manager import passes_for, recorded
+from memplan.passes.manager import REWIRING, passes_for, recorded
 from memplan.passes.order import in_state_order
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
@@ -153,8 +153,8 @@ def _rewrite(
 def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]:
     """A plan, the model that it makes, and the proof that this computes the same.
 
-    The proof knows less of shapes than the pass that removes copies, so it may not follow that; the
-    plan is then made without.
+    The proof knows less of shapes and constants than the passes that change what nodes compute, so
+    it may not follow them; the plan is then made without.
 
     Raises:
         InfeasibleError: no plan keeps the budget.
@@ -163,13 +163,22 @@ def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]
     planned = find_plan(source, goal)
     applied = _apply(planned, goal)
     try:
-        return planned, applied, _prove(planned, applied)
+        return planned, applied, _prove(planned, applied, goal)
     except MemplanError as error:
-        kept = tuple(step for step in goal.passes if step.name != Elide.name)
-        if len(kept) == len(goal.passes):
+        if (kept := _more_provable(goal.passes)) is None:
             raise
-        _LOG.info("planned again without %s: %s", Elide.name, error.message)
+        _LOG.info("planned again with fewer passes: %s", error.message)
         return _proved(source, replace(goal, passes=kept))
+
+
+def _more_provable(passes: tuple[Pass, ...]) -> tuple[Pass, ...] | None:
+    """Without the pass that removes copies, then without any that changes what nodes compute; None
+    where there is nothing to leave out."""
+    for left_out in ((Elide.name,), REWIRING):
+        kept = tuple(each for each in passes if each.name not in left_out)
+        if len(kept) < len(passes):
+            return kept
+    return None
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
@@ -251,14 +260,14 @@ def _apply(planned: Planned, goal: Goal) -> _Applied:
     return _Applied(result, timeline)
 
 
-def _prove(planned: Planned, applied: _Applied) -> Equivalence:
+def _prove(planned: Planned, applied: _Applied, goal: Goal) -> Equivalence:
     """Prove that the result computes what the graph did before any pass or plan.
 
     Raises:
         MemplanError: it may not; our bug, and nothing is written.
     """
     before = planned.candidate.variant.model.prepared
-    found = prove(reference_side(before), Side(applied.model, before.folder))
+    found = prove(reference_side(before), Side(applied.model, before.folder), goal.session.provider)
     if found.reason is not None:
         raise MemplanError(
             f"the plan was rejected: it would not compute the same: {found.reason}",

@@ -6,14 +6,18 @@ from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.shapes.prepare import PreparedModel
 
 
-def equivalence_of(reference: PreparedModel, rewritten: PreparedModel) -> Equivalence:
+def equivalence_of(
+    reference: PreparedModel, rewritten: PreparedModel, provider: str
+) -> Equivalence:
     """Whether the rewritten file computes what the reference does.
 
     Args:
         reference: the original under the fusions that the rewritten file records.
         rewritten: the file as it lies on disk, with model-local functions inlined.
+        provider: whose kernels run both.
     """
-    return prove(reference_side(reference), Side(rewritten.proto, rewritten.path.parent))
+    other = Side(rewritten.proto, rewritten.path.parent)
+    return prove(reference_side(reference), other, provider)
 
 
 def proof_findings(found: Equivalence) -> list[str]:

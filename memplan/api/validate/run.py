@@ -276,14 +276,14 @@ def _reference(case: _Case, bench: Bench) -> OpenModel:
 def _equivalence(reference: OpenModel, case: _Case, kind: SessionKind) -> Equivalence:
     """The proof against the reference; where that fails and a tuned session changes what it loads
     (Casts around float16), against what it holds, as ``rewrite`` then plans that."""
-    found = equivalence_of(reference.prepared, case.after.prepared)
+    found = equivalence_of(reference.prepared, case.after.prepared, kind.provider)
     if found.reason is None or kind.name != "tuned" or not changes_at_load(reference.graph, kind):
         return found
     try:
         held = as_loaded(reference, kind)
     except MemplanError:
         return found
-    second = equivalence_of(held.model.prepared, case.after.prepared)
+    second = equivalence_of(held.model.prepared, case.after.prepared, kind.provider)
     return found if second.reason is not None else second
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from memplan.autodiff.emit.emitter import infer_types
@@ -16,7 +17,7 @@ from memplan.proto.checks import require_valid
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_constant, subgraphs
+from memplan.proto.nodes import is_constant, is_standard, subgraphs
 from memplan.proto.opset import allow_initializers, default_opset
 from memplan.proto.read import check_structure
 from memplan.shapes.checks import check_calls, check_stated, require_possible
@@ -24,6 +25,7 @@ from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
+from memplan.shapes.training_ops import is_foreign_training_graph
 
 OLDEST_OPSET = 13
 _SMALL = 64
@@ -34,8 +36,14 @@ def require_differentiable(model: onnx.ModelProto) -> None:
     take that for granted.
 
     Raises:
-        ModelError: what the ONNX checker or shape inference refuses.
+        ModelError: what the ONNX checker or shape inference refuses; it is a training graph of
+            onnxruntime-training.
     """
+    if is_foreign_training_graph(model.graph):
+        raise ModelError(
+            "the model has gradients of onnxruntime-training already",
+            "'memplan lower' makes standard operators of them",
+        )
     require_valid(model)
     check_stated(model, stated_types(model.graph))
 
@@ -107,30 +115,48 @@ class Annotator:
         self.left = MOST_FOLDED
         self.mark = mark
         self.types: dict[str, TensorType] = {}
+        self.known: dict[str, TensorType] = {}
         self.dims = 0
 
     def run(self) -> dict[str, TensorType]:
         """The type of every tensor of the main graph."""
+        self.start()
+        for node in self.model.graph.node:
+            self.visit(node)
+        self.finish()
+        return self.types
+
+    def start(self) -> None:
+        """Note what is there before the first node."""
         graph = self.model.graph
         stated = infer(self.model).graph
-        known = {
+        self.known = {
             value.name: read_type(value.type)
             for value in (*stated.input, *stated.value_info, *stated.output)
         }
         for value in graph.input:
-            self._note(value.name, known.get(value.name, UNKNOWN), UNKNOWN)
+            self.note(value.name, UNKNOWN)
         for tensor in graph.initializer:
             self.types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
         for sparse in graph.sparse_initializer:
             values = sparse.values
             self.types[values.name] = TensorType(values.data_type, tuple(sparse.dims))
-        for node in graph.node:
-            self._node(node, known)
-        check_calls(graph, self.types)
-        require_possible(self.types)
-        return self.types
 
-    def _node(self, node: onnx.NodeProto, known: Mapping[str, TensorType]) -> None:
+    def finish(self) -> None:
+        """Check the whole.
+
+        Raises:
+            ModelError: an operator is called against its definition, or a tensor is too large.
+        """
+        check_calls(self.model.graph, self.types)
+        require_possible(self.types)
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Find the types of a node's outputs, where those of its inputs are there.
+
+        Raises:
+            ModelError: its inputs do not fit it.
+        """
         if is_constant(node):
             constant = constant_type(node)
             if constant is not None:
@@ -142,7 +168,7 @@ class Annotator:
             )
         except onnx.shape_inference.InferenceError as error:
             if subgraphs(node):  # a body's shapes may change from step to step
-                self._note_all(node, known, (UNKNOWN,) * len(node.output))
+                self._note_all(node, (UNKNOWN,) * len(node.output))
                 return
             reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
             raise ModelError(
@@ -156,10 +182,13 @@ class Annotator:
             found = (UNKNOWN,) * len(node.output)
         except (RuntimeError, ValueError):
             found = (UNKNOWN,) * len(node.output)
-        self._note_all(node, known, found)
+        self._note_all(node, found)
         self._fold(node)
 
     def _fold(self, node: onnx.NodeProto) -> None:
+        if node.op_type == "Shape" and is_standard(node.domain):
+            self._fold_shape(node)
+            return
         if self.left < 0 or any(name not in self.constants for name in node.input if name):
             return
         for name, array in evaluate(self.model, node, self.constants, self.types).items():
@@ -167,18 +196,26 @@ class Annotator:
             if array.dtype.kind in "iub":
                 self.constants[name] = array
 
-    def _note_all(
-        self,
-        node: onnx.NodeProto,
-        known: Mapping[str, TensorType],
-        found: Sequence[TensorType],
-    ) -> None:
+    def _fold_shape(self, node: onnx.NodeProto) -> None:
+        """The sizes that a Shape asks for, where all of these are fixed: an exporter's recurrent
+        layers find their hidden size so."""
+        shape = self.types.get(node.input[0], UNKNOWN).shape
+        if shape is None:
+            return
+        bounds = {item.name: item.i for item in node.attribute}
+        part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+        if part and all(isinstance(dim, int) for dim in part):
+            self.constants[node.output[0]] = np.asarray(part, dtype=np.int64)
+
+    def _note_all(self, node: onnx.NodeProto, found: Sequence[TensorType]) -> None:
         for name, mine in zip(node.output, found, strict=True):
             if name:
-                self._note(name, mine, known.get(name, UNKNOWN))
+                self.note(name, mine)
 
-    def _note(self, name: str, one: TensorType, other: TensorType) -> None:
-        """Take the better of two findings for each dimension: a size, then a name."""
+    def note(self, name: str, one: TensorType) -> None:
+        """Take the better of a finding and of what was stated or inferred before, for each
+        dimension: a size, then a name."""
+        other = self.known.get(name, UNKNOWN)
         dtype = one.dtype or other.dtype
         first = one.shape if one.shape is not None else other.shape
         second = other.shape if other.shape is not None else one.shape

@@ -21,6 +21,7 @@ from memplan.passes.elide import Elide
 from memplan.passes.manager import PassManager, PassStep
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
+from memplan.passes.release import Release
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
@@ -44,6 +45,7 @@ CASES = {
     "elide": Golden("elide", Elide(), 4096, 3076),
     "prune": Golden("prune", Prune(), 5124, 4612),
     "prune_wrt": Golden("prune", Prune(("w",)), 5124, 2564, ("v_new", "v_m_new"), ("v_m", "rate")),
+    "release": Golden("release", Release(), 744, 472),
     "order": Golden("order", Order(rounds=3), 4352, 2560),
     "early_update": Golden("early_update", EarlyUpdate(), 4108, 3592),
 }

@@ -13,6 +13,7 @@ import pytest
 
 from helpers.running import Memplan, runner
 from memplan.api.grad.result import GradOptions
+from memplan.api.lower.run import LowerOptions
 from memplan.api.profile import ProfileOptions
 from memplan.api.rewrite.result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
@@ -35,6 +36,7 @@ def command(name: str) -> click.Command:
 
 OPTIONS = {
     "grad": GradOptions,
+    "lower": LowerOptions,
     "profile": ProfileOptions,
     "rewrite": RewriteOptions,
     "sweep": SweepOptions,

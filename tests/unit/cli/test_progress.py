@@ -13,6 +13,7 @@ import pytest
 
 from helpers import odd_models as odd
 from helpers.graphs import parse
+from helpers.ort_artifacts import training_model
 from helpers.training_steps import long_skips
 from memplan_cli import progress
 from memplan_cli.main import main
@@ -67,6 +68,7 @@ SHOWN = {
         r"running original \(2 of 4\)",
     ],
     ("grad", "f.onnx", "-o", "step.onnx", "--loss", "loss", "--wrt=w"): ["differentiating f.onnx"],
+    ("lower", "t.onnx", "-o", "lowered.onnx"): ["lowering t.onnx"],
 }
 
 
@@ -76,6 +78,7 @@ def test_whoever_waits_sees_what_for(terminal: Terminal, arguments: tuple[str, .
     """And nothing of it is left at the end."""
     odd.saved(long_skips(), Path(), "m.onnx")
     odd.saved(parse(FORWARD), Path(), "f.onnx")
+    odd.saved(training_model(), Path(), "t.onnx")
     assert terminal.run(*arguments) == 0, terminal.getvalue()
     shown = iter(terminal.lines)
     for pattern in SHOWN[arguments]:

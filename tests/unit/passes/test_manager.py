@@ -18,22 +18,34 @@ from memplan.passes.manager import (
     removed,
     without_order,
 )
+from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order, in_order
 from memplan.passes.prune import Prune
+from memplan.passes.release import Release
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
 
 def test_passes_by_name() -> None:
-    assert parse_passes("all") == NAMES == ("elide", "prune", "order", "early-update")
+    assert parse_passes("all") == NAMES
+    assert NAMES == ("elide", "prune", "release", "masks", "narrow", "order", "early-update")
     assert parse_passes("none") == ()
     assert parse_passes("order, elide") == ("elide", "order")
     with pytest.raises(UsageError, match="no pass 'fuse'") as caught:
         parse_passes("elide,fuse")
-    assert caught.value.hint == "passes: elide, prune, order, early-update; or all, or none"
+    assert caught.value.hint == f"passes: {', '.join(NAMES)}; or all, or none"
     with pytest.raises(UsageError, match="--passes leaves it out"):
         make_passes(("elide",), ("a",))
-    assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [Elide, Prune, Order, EarlyUpdate]
+    assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [
+        Elide,
+        Prune,
+        Release,
+        Masks,
+        Narrow,
+        Order,
+        EarlyUpdate,
+    ]
 
 
 def test_a_pass_that_raises_the_peak_is_undone() -> None:
@@ -54,7 +66,15 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
 
 def test_steps_record_what_is_gone() -> None:
     model = open_text(STEP)
-    passes = [Elide(), Prune(("enc*",)), Order(rounds=2), EarlyUpdate()]
+    passes = [
+        Elide(),
+        Prune(("enc*",)),
+        Release(),
+        Masks(),
+        Narrow(),
+        Order(rounds=2),
+        EarlyUpdate(),
+    ]
     steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
     assert removed(steps) == {
         "removed_outputs": ["dec_w_new", "dec_w_m_new"],

@@ -329,6 +329,18 @@ def test_phases_by_data_flow_agree() -> None:
     assert told.parameters == found.parameters
 
 
+def test_biases_that_an_exporter_merged_are_pointed_out() -> None:
+    """Biases begin with zeros, and the default export keeps one for all layers of a width."""
+    model = parse(
+        """g (float[4,8] x, float[8,8] v, float[8,8] w, float[8] zeros) => (float loss) {
+          a = MatMul(x, v)  b = Add(a, zeros)  c = Gemm(b, w, zeros)
+          loss = ReduceSum <keepdims = 0> (c) }"""
+    )
+    found = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("v", "w", "zeros")))
+    (note,) = found.notes
+    assert note.startswith("1 tensor with several layers each ('zeros': 2 Add nodes)")
+
+
 def test_weights_that_an_exporter_merged_are_pointed_out() -> None:
     """Five layer normalizations begin with the same scale, and PyTorch's default export keeps one:
     training would tie them."""

@@ -1,0 +1,210 @@
+"""What free passes take off the peak and the floor, move by move; and whether that holds.
+
+Every graph is simulated as it lies in the file, in a tuned session on the CPU, behind each pass of
+``rewrite``, without a budget: nothing is recomputed. With ``--run`` the result is also written and
+validated: predicted and measured bytes, equality of all outputs. Both files then run in turn in one
+process, on one thread: the quickest run of each counts, as the machine may do other work.
+
+    python -m benchmarks.below_floor --shared --json benchmarks/results/free_bytes.json
+    python -m benchmarks.below_floor MODEL... --run
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    from memplan.simulate.opened import OpenModel
+    from memplan.simulate.timeline import Timeline
+
+ROOT = Path(__file__).parent.parent
+DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
+ROUNDS = 12  # of the search for an order: the record does not depend on the machine
+MOST_BYTES = 160 << 20  # of a graph that is run
+LEAST_SECONDS, MOST_RUNS = 6.0, 1000  # of small steps the quickest is found late
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The graph behind a pass. Peak and floor are with workspace; ``extra_seconds_percent``: more
+    than the original takes, estimated (roofline of a CPU)."""
+
+    name: str
+    nodes: int
+    peak_bytes: int
+    floor_bytes: int
+    extra_seconds_percent: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What ``memplan validate`` found. ``time_ratio``: the quickest step over the original's."""
+
+    equality: str
+    proved: bool
+    as_predicted: bool
+    measured_peak_bytes: int
+    original_peak_bytes: int
+    time_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A graph: the moves from the file to what all passes leave; ``ran``: None if it was not."""
+
+    graph: str
+    moves: tuple[Move, ...]
+    pass_seconds: float
+    ran: Ran | None = None
+
+
+def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
+    """Every pass on the graph in ``path``, and the seconds that they took."""
+    from memplan.passes.manager import NAMES, PassManager, make_passes
+    from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
+    from memplan.simulate.timeline import simulate
+
+    model = open_model(path, DIMS.get(path.stem, {}))
+    first = simulate(model.graph, session_kind("tuned"))
+    begin = time.perf_counter()
+    steps = PassManager(make_passes(NAMES, rounds=ROUNDS)).run(model, first)
+    seconds = time.perf_counter() - begin
+    rows = [("original", model, first, "")]
+    rows += [(step.name, step.model, step.timeline, step.note) for step in steps]
+    whole = _seconds(first)
+    return tuple(_move(*row, whole) for row in rows), seconds
+
+
+def _move(name: str, model: OpenModel, timeline: Timeline, note: str, whole: float) -> Move:
+    from memplan.simulate.floor import structural_floor
+
+    floor = structural_floor(model.graph, timeline).with_workspace + timeline.resident_bytes
+    extra = 100 * (_seconds(timeline) / whole - 1) if whole else 0.0
+    peak = timeline.peak_with_workspace_bytes
+    return Move(name, len(model.graph.nodes), peak, floor, round(extra, 3), note)
+
+
+def _seconds(timeline: Timeline) -> float:
+    from memplan.ops.cost import DEVICES, node_costs
+
+    return sum(node_costs(timeline.graph, DEVICES["cpu"], "cpu"))
+
+
+def ran(path: Path, runs: int) -> Ran:
+    """Rewrite without a budget and validate what was written."""
+    import memplan
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.units import parse_size
+
+    dims: dict[str, Any] = dict(DIMS.get(path.stem, {}))
+    options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "free.onnx"
+        rewrite(path, options, target, dims=dims)
+        found = memplan.validate(path, target, memplan.ValidateOptions(runs=0, plain=False))
+        ratio = time_ratio(path, target, runs)
+    return Ran(
+        equality=found.equality,
+        proved=found.proved,
+        as_predicted=found.rewritten.as_predicted and found.original.as_predicted,
+        measured_peak_bytes=found.rewritten.measured_peak_bytes,
+        original_peak_bytes=found.original.measured_peak_bytes,
+        time_ratio=round(ratio, 3),
+    )
+
+
+def time_ratio(path: Path, rewritten: Path, runs: int) -> float:
+    """Quickest of at least ``runs`` steps of each, in turn and for seconds, in tuned sessions."""
+    import onnxruntime
+
+    import memplan
+    from memplan.runtime.inputs import synthesize
+    from memplan.simulate.opened import open_model
+
+    feeds = synthesize(open_model(path, DIMS.get(path.stem, {})).graph)
+    sessions = []
+    for file in (path, rewritten):
+        options = memplan.session_options(file)
+        options.intra_op_num_threads = 1
+        sessions.append(onnxruntime.InferenceSession(file, options))
+    quickest = [float("inf")] * 2
+    start, done = time.perf_counter(), 0
+    while done <= runs or (done < MOST_RUNS and time.perf_counter() - start < LEAST_SECONDS):
+        done += 1
+        for place, session in enumerate(sessions):
+            begin = time.perf_counter()
+            session.run(None, feeds)
+            quickest[place] = min(quickest[place], time.perf_counter() - begin)
+    return quickest[1] / quickest[0]
+
+
+def measured(path: Path, run: bool, runs: int) -> Row:
+    """One graph."""
+    moves, seconds = moves_of(path)
+    small = moves[0].peak_bytes <= MOST_BYTES
+    return Row(path.stem, moves, round(seconds, 2), ran(path, runs) if run and small else None)
+
+
+def line(row: Row) -> str:
+    """A graph in a line."""
+    first, last = row.moves[0], row.moves[-1]
+    text = (
+        f"{row.graph}: peak {first.peak_bytes / MIB:,.1f} -> {last.peak_bytes / MIB:,.1f} MiB "
+        f"({100 * (last.peak_bytes / first.peak_bytes - 1):+.1f}%), floor "
+        f"{first.floor_bytes / MIB:,.1f} -> {last.floor_bytes / MIB:,.1f}, estimated time "
+        f"{last.extra_seconds_percent:+.2f}%"
+    )
+    if row.ran is None:
+        return text
+    return (
+        f"{text}; measured {row.ran.original_peak_bytes:,} -> {row.ran.measured_peak_bytes:,} B, "
+        f"{row.ran.equality}, {'' if row.ran.as_predicted else 'not '}as predicted, "
+        f"{row.ran.time_ratio} x time"
+    )
+
+
+def shared_models() -> Iterator[Path]:
+    """The sample models, and those beside the checkout."""
+    yield from sorted((ROOT / "sample_models").glob("*.onnx"))
+    shared = os.environ.get("MEMPLAN_SHARED")
+    for name in ("runnable", "full_scale") if shared else ():
+        yield from sorted((Path(str(shared)) / "models" / name).glob("*.onnx"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every graph; exit code 1 where one that ran is not equal or not as predicted."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.below_floor")
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--shared", action="store_true", help="the samples and $MEMPLAN_SHARED")
+    parser.add_argument("--run", action="store_true", help="also run the small ones")
+    parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    paths = [*options.models, *(shared_models() if options.shared else ())]
+    rows = []
+    for path in paths:
+        rows.append(measured(path, options.run, options.runs))
+        print(line(rows[-1]), flush=True)
+    if options.json:
+        shown = "--shared" if options.shared else " ".join(path.name for path in paths)
+        command = f"python -m benchmarks.below_floor {shown}{' --run' if options.run else ''}"
+        write_record(options.json, command, [asdict(row) for row in rows])
+    good = [r.ran.equality == "bitwise" and r.ran.as_predicted for r in rows if r.ran]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The record of ``benchmarks/capture.py`` as rows of Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.table_rows import Row, table
+
+_HEAD = (
+    "network",
+    "road",
+    "s",
+    "error of loss",
+    "error of gradients",
+    "nodes",
+    "stash kB",
+    "peak kB",
+)
+
+
+def _rows(record: dict[str, Any], part: str) -> Iterator[Row]:
+    return (row for row in record["results"] if row["part"] == part)
+
+
+def compared(record: dict[str, Any], part: str) -> list[str]:
+    """A row per network and road: what was compared, and what the graph takes."""
+    rows = []
+    for row in _rows(record, part):
+        if "failure" in row:
+            rows.append([row["name"], row["road"], row["failure"], *([""] * (len(_HEAD) - 3))])
+            continue
+        rows.append(
+            [
+                row["name"],
+                row["road"],
+                f"{row['seconds']:.1f}",
+                f"{row['loss_error']:.0e}",
+                f"{row['gradient_error']:.0e}",
+                f"{row['nodes']:,}",
+                f"{row['stash_bytes'] / 1e3:,.0f}",
+                f"{row['peak_bytes'] / 1e3:,.0f}",
+            ]
+        )
+    return table(_HEAD, rows)
+
+
+def full(record: dict[str, Any]) -> list[str]:
+    """A row per network at full size and road."""
+    rows = []
+    for row in _rows(record, "full"):
+        peaks = {road["name"]: road["peak_bytes"] for road in row["roads"]}
+        rows.append(
+            [
+                row["name"],
+                row["road"],
+                f"{row['seconds']:.0f}",
+                f"{row['nodes']:,}",
+                f"{row['weight_bytes'] / 1e6:,.0f}",
+                f"{row['file_bytes'] / 1e6:,.0f}",
+                f"{(row['rss_peak_bytes'] - row['rss_before_bytes']) / 1e6:,.0f}",
+                ", ".join(
+                    f"{name} {peak / 1e9:.2f}" for name, peak in peaks.items() if peak is not None
+                ),
+            ]
+        )
+    head = [
+        "network",
+        "road",
+        "s",
+        "nodes",
+        "weights MB",
+        "files MB",
+        "memory of the capture MB",
+        "simulated peak GB",
+    ]
+    return table(head, rows)
+
+
+def training(record: dict[str, Any]) -> list[str]:
+    """A row per network and road: how far two trainings are apart."""
+    rows = [
+        [
+            row["name"],
+            row["road"],
+            f"{row['peak_before_bytes'] / 1e6:.1f}",
+            f"{row['peak_after_bytes'] / 1e6:.1f}",
+            f"{row['first_loss']:.3f}",
+            f"{row['last_loss']:.3f}",
+            f"{row['largest_difference']:.1e}",
+            f"{row['noise']:.1e}",
+        ]
+        for row in _rows(record, "training")
+    ]
+    head = [
+        "network",
+        "road",
+        "peak MB",
+        "rewritten",
+        "first loss",
+        "last loss",
+        "largest difference",
+        "of PyTorch from itself",
+    ]
+    return table(head, rows)

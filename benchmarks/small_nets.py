@@ -1,0 +1,237 @@
+"""Small forward networks of five families with weights, and the training steps that ``grad`` makes
+of them; and a plain loop around a step, which everything else is held against. No torch needed."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import numpy_helper
+
+from memplan import GradOptions, grad
+from memplan.runtime.options import session_options
+
+HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
+_LOSS = 'loss = SoftmaxCrossEntropyLoss<reduction = "mean">(logits, labels)'
+CLASSES = 5
+
+
+def _weights(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> list[onnx.TensorProto]:
+    """Matrices of the scale of their fan-in; scales are 1, shifts 0, variances 1."""
+    found = []
+    for name, shape in shapes.items():
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        if name.endswith((".scale", ".var")):
+            value = np.ones(shape)
+        elif len(shape) < 2:
+            value = np.zeros(shape)
+        else:
+            value = rng.standard_normal(shape) / math.sqrt(math.prod(shape) / max(shape[:2]))
+        found.append(numpy_helper.from_array(value.astype(np.float32), name))
+    return found
+
+
+def _network(
+    inputs: str, body: str, shapes: Mapping[str, tuple[int, ...]], rows: int, seed: int
+) -> onnx.ModelProto:
+    declared = ", ".join(
+        f"float[{', '.join(map(str, shape))}] {_plain(name)}" for name, shape in shapes.items()
+    )
+    text = (
+        f"{HEADER}net ({inputs}, int64[{rows}] labels, {declared}) => "
+        f"(float loss, float[{rows}, {CLASSES}] logits) {{ {body} {_LOSS} }}"
+    )
+    model = onnx.parser.parse_model(text)
+    names = {_plain(name): name for name in shapes}
+    kept = [value for value in model.graph.input if value.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    model.graph.initializer.extend(_weights(seed, shapes))
+    return model
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def mlp(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Linear layers; three, or ten."""
+    rows, layers = (512, 9) if deep else (32, 2)
+    shapes: dict[str, tuple[int, ...]] = {}
+    body, last, width = "", "x", 12
+    for k in range(layers):
+        name = "abcdefghi"[k]
+        shapes |= {f"{name}.weight": (width, 24), f"{name}.bias": (24,)}
+        op = "Relu" if k % 2 == 0 else "Tanh"
+        body += f"{name}0 = MatMul({last}, {name}_weight) {name}1 = Add({name}0, {name}_bias) "
+        body += f"{name} = {op}({name}1) "
+        last, width = name, 24
+    shapes |= {"z.weight": (24, CLASSES), "z.bias": (CLASSES,)}
+    body += f"z0 = MatMul({last}, z_weight) logits = Add(z0, z_bias)"
+    return _network(f"float[{rows}, 12] x", body, shapes, rows, seed)
+
+
+def cnn(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Convolutions with batch normalization; two, or eight."""
+    rows, layers, width = (16, 8, 16) if deep else (4, 2, 8)
+    shapes: dict[str, tuple[int, ...]] = {}
+    body, last, channels = "", "x", 3
+    for k in range(layers):
+        n = "abcdefgh"[k]
+        shapes[f"{n}.weight"] = (width, channels, 3, 3)
+        shapes |= {f"{n}n.{part}": (width,) for part in ("scale", "bias", "mean", "var")}
+        body += f"""
+            {n}0 = Conv<pads = [1, 1, 1, 1]>({last}, {n}_weight)
+            {n}1, {n}m, {n}v = BatchNormalization<training_mode = 1>
+                ({n}0, {n}n_scale, {n}n_bias, {n}n_mean, {n}n_var)
+            {n} = Relu({n}1)"""
+        last, channels = n, width
+    shapes |= {"head.weight": (width, CLASSES), "head.bias": (CLASSES,)}
+    body += f"""
+        pooled = GlobalAveragePool({last}) flat = Flatten(pooled)
+        hh = MatMul(flat, head_weight) logits = Add(hh, head_bias)"""
+    return _network(f"float[{rows}, 3, 10, 10] x", body, shapes, rows, seed)
+
+
+def gpt(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Embeddings, and blocks of attention and a perceptron behind normalizations; one, or four."""
+    width, length, rows, blocks = (16, 16, 16, 4) if deep else (16, 6, 8, 1)
+    shapes: dict[str, tuple[int, ...]] = {"tokens.weight": (20, width)}
+    shapes["places.weight"] = (length, width)
+    body = """four = Constant<value = float {4}>() axes = Constant<value = int64[1] {1}>()
+        e = Gather(tokens_weight, x) t = Add(e, places_weight)"""
+    last = "t"
+    for b in "abcd"[:blocks]:
+        for name in ("q", "k", "v", "o", "up", "down"):
+            shapes[f"{b}{name}.weight"] = (width, width)
+        for name in ("n1", "n2"):
+            shapes |= {f"{b}{name}.scale": (width,), f"{b}{name}.bias": (width,)}
+        body += f"""
+            {b}n1 = LayerNormalization({last}, {b}n1_scale, {b}n1_bias)
+            {b}q = MatMul({b}n1, {b}q_weight) {b}k = MatMul({b}n1, {b}k_weight)
+            {b}v = MatMul({b}n1, {b}v_weight) {b}kt = Transpose<perm = [0, 2, 1]>({b}k)
+            {b}s0 = MatMul({b}q, {b}kt) {b}s = Div({b}s0, four) {b}p = Softmax({b}s)
+            {b}c = MatMul({b}p, {b}v) {b}o = MatMul({b}c, {b}o_weight) {b}r = Add({last}, {b}o)
+            {b}n2 = LayerNormalization({b}r, {b}n2_scale, {b}n2_bias)
+            {b}u0 = MatMul({b}n2, {b}up_weight) {b}u = Relu({b}u0)
+            {b}d = MatMul({b}u, {b}down_weight) {b}t = Add({b}r, {b}d)"""
+        last = f"{b}t"
+    shapes |= {"head.weight": (width, CLASSES), "head.bias": (CLASSES,)}
+    body += f"""
+        m = ReduceMean<keepdims = 0>({last}, axes)
+        h = MatMul(m, head_weight) logits = Add(h, head_bias)"""
+    return _network(f"int64[{rows}, {length}] x", body, shapes, rows, seed)
+
+
+def lstm(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """A recurrent layer over sequences (or four), and a head on its last state."""
+    steps, rows, width, layers = (16, 16, 12, 4) if deep else (5, 6, 10, 1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    body = "zero = Constant<value = int64[1] {0}>() one = Constant<value = int64[1] {1}>()"
+    last, size = "x", 7
+    for k in range(layers):
+        n = "abcd"[k]
+        shapes[f"{n}.weight"] = (1, 4 * width, size)
+        shapes[f"{n}.recurrent"] = (1, 4 * width, width)
+        body += f"""
+            {n}y, {n}h = LSTM<hidden_size = {width}>({last}, {n}_weight, {n}_recurrent)
+            {n} = Squeeze({n}y, one)"""
+        last, size = n, width
+    shapes |= {"head.weight": (width, CLASSES), "head.bias": (CLASSES,)}
+    body += f"""
+        last = Squeeze({last}h, zero)
+        h = MatMul(last, head_weight) logits = Add(h, head_bias)"""
+    return _network(f"float[{steps}, {rows}, 7] x", body, shapes, rows, seed)
+
+
+def unet(seed: int = 0, deep: bool = False) -> onnx.ModelProto:
+    """Down, up again, and a skip between; with convolutions in a row where it is deep."""
+    rows, more = (8, 4) if deep else (3, 0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "in.weight": (6, 3, 3, 3),
+        "mid.weight": (12, 6, 3, 3),
+        "up.weight": (12, 6, 2, 2),
+        "out.weight": (6, 12, 3, 3),
+        "head.weight": (6, CLASSES),
+        "head.bias": (CLASSES,),
+    }
+    body = "i0 = Conv<pads = [1, 1, 1, 1]>(x, in_weight) i = Relu(i0) "
+    last = "i"
+    for k in range(more):
+        shapes[f"r{k}.weight"] = (6, 6, 3, 3)
+        body += f"r{k}a = Conv<pads = [1, 1, 1, 1]>({last}, r{k}_weight) r{k} = Tanh(r{k}a) "
+        last = f"r{k}"
+    body += f"""
+        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>({last})
+        m0 = Conv<pads = [1, 1, 1, 1]>(p, mid_weight) m = Relu(m0)
+        u = ConvTranspose<strides = [2, 2]>(m, up_weight)
+        j = Concat<axis = 1>({last}, u)
+        o0 = Conv<pads = [1, 1, 1, 1]>(j, out_weight) o = Relu(o0)
+        pooled = GlobalAveragePool(o) flat = Flatten(pooled)
+        h = MatMul(flat, head_weight) logits = Add(h, head_bias)"""
+    return _network(f"float[{rows}, 3, 12, 12] x", body, shapes, rows, seed)
+
+
+FAMILIES: Mapping[str, Callable[..., onnx.ModelProto]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "gpt": gpt,
+    "lstm": lstm,
+    "unet": unet,
+}
+
+
+def training_step(family: str, optimizer: str = "adamw", deep: bool = False) -> onnx.ModelProto:
+    """The training step of a family's network."""
+    return grad(FAMILIES[family](deep=deep), GradOptions(loss="loss", optimizer=optimizer)).model
+
+
+def batches(model: onnx.ModelProto, count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Batches for the inputs ``x`` and ``labels`` of a network."""
+    rng = np.random.default_rng(seed)
+    shapes = {
+        value.name: ([d.dim_value for d in value.type.tensor_type.shape.dim], value)
+        for value in model.graph.input
+        if value.name in ("x", "labels")
+    }
+    found = []
+    for _ in range(count):
+        batch: dict[str, np.ndarray] = {}
+        for name, (shape, value) in shapes.items():
+            if value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+                most = CLASSES if name == "labels" else 20
+                batch[name] = rng.integers(0, most, shape)
+            else:
+                batch[name] = rng.standard_normal(shape).astype(np.float32)
+        found.append(batch)
+    return found
+
+
+def plain_loop(
+    model: onnx.ModelProto,
+    state: Mapping[str, np.ndarray],
+    data: list[dict[str, np.ndarray]],
+    loss: str,
+    pairs: Mapping[str, str],
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses and the last state of a loop that feeds everything and fetches everything, as anyone
+    would write it: one thread, a tuned session."""
+    options = session_options("tuned")
+    options.intra_op_num_threads = 1
+    session: Any = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    values, losses = dict(state), []
+    for batch in data:
+        found = dict(zip(names, session.run(names, {**values, **batch}), strict=True))
+        losses.append(float(np.asarray(found[loss]).reshape(-1)[0]))
+        values.update({given: found[output] for output, given in pairs.items()})
+    return losses, values

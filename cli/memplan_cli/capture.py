@@ -1,0 +1,95 @@
+"""``memplan capture``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import click
+
+from memplan.errors import UsageError
+from memplan_cli.command import memplan_command
+from memplan_cli.options import PATH, Report, report_options
+from memplan_cli.progress import waiting
+
+
+@memplan_command(
+    "capture",
+    "memplan capture train.py:make_step -o step.onnx",
+    "memplan capture train.py:make_step -o step.onnx --dynamic batch --via grad",
+)
+@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.option("-o", "--output", required=True, type=PATH, help="The training graph.")
+@click.option(
+    "--via",
+    type=click.Choice(["auto", "grad", "joint"]),
+    default="auto",
+    show_default=True,
+    help="PyTorch's forward graph and memplan's gradients, or autograd's own backward; auto takes "
+    "the one with the lower peak.",
+)
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="NAME",
+    help="A name for the first axis of all tensors of the batch, or INPUT:AXIS=NAME for one.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "embed", "copy", "none"]),
+    default="auto",
+    show_default=True,
+    help="Put weights into the file, copy them beside it (OUTPUT.data), or leave them out; auto "
+    "embeds up to 256 MiB.",
+)
+@report_options(output=None, format_help="Form of the report on stdout.")
+def command(
+    target: str, output: Path, via: str, dynamic: tuple[str, ...], weights: str, report: Report
+) -> int:
+    """Capture a training step of PyTorch as a training graph.
+
+    FUNCTION in FILE.py takes nothing and returns the model, the loss function, a batch and, if
+    there is one, the optimizer. Its code is run.
+    """
+    from memplan.api.capture.run import capture
+
+    if str(output) == "-":
+        raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
+    # What the user's code prints is not our answer.
+    with waiting(report, f"capturing {target}"), redirect_stdout(sys.stderr):
+        result = capture(
+            target, output, via=via, dynamic=_dynamic(dynamic), weights=weights, force=report.force
+        )
+    if report.form == "json":
+        report.emit_json(result.as_json())
+    elif report.quiet:
+        click.echo(str(output))
+    else:
+        from memplan.report.terminal.capture import render
+
+        report.emit_text(render(result, details=report.details))
+    return 0
+
+
+def _dynamic(given: tuple[str, ...]) -> str | dict[str, dict[int, str]] | None:
+    """Names of dynamic axes as :class:`memplan.TorchStep` takes them.
+
+    Raises:
+        UsageError: a value has neither form.
+    """
+    if not given:
+        return None
+    if len(given) == 1 and given[0].isidentifier():
+        return given[0]
+    found: dict[str, dict[int, str]] = {}
+    for text in given:
+        place, equals, label = text.partition("=")
+        name, colon, axis = place.rpartition(":")
+        if not (equals and colon and name and label.isidentifier() and axis.isdecimal()):
+            raise UsageError(
+                f"--dynamic {text}: this is neither a name nor INPUT:AXIS=NAME",
+                "as in --dynamic batch, or --dynamic tokens:0=batch --dynamic tokens:1=length",
+            )
+        found.setdefault(name, {})[int(axis)] = label
+    return found

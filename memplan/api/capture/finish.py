@@ -1,0 +1,111 @@
+"""The last of a captured graph: what is constant, defaults, and the training contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from memplan.api.capture.gradients import Trained
+from memplan.api.capture.weights import Weight, declare_constants
+from memplan.autodiff.optimizers.base import STEP
+from memplan.autodiff.optimizers.updates import Updates
+from memplan.ir.contract import Contract, Role
+from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.nodes import names_read
+from memplan.pytorch.program import Exported
+from memplan.pytorch.reading import Reading
+from memplan.pytorch.values import onnx_type
+from memplan.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The graph to be written, without its weights, and the weights.
+
+    ``frozen`` are parameters that are constants of it, ``unused`` those that it does not have.
+    """
+
+    model: onnx.ModelProto
+    weights: Mapping[str, Weight]
+    contract: Contract
+    frozen: tuple[str, ...]
+    unused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
+    """Complete a training graph, in place."""
+    graph = trained.model.graph
+    read = names_read(graph.node)
+    stored = (*exported.parameters, *exported.buffers)
+    renewed = set(exported.renewed.values())
+    live = {*trained.wrt, *renewed}
+    unused = tuple(n for n in exported.parameters if n not in read and n not in live)
+    gone = {name for name in stored if name not in read and name not in live}
+    constants = [name for name in stored if name not in live and name not in gone]
+    declare_constants(trained.model, [*gone, *constants])
+    _resume(reading, trained.model)
+    given = [value.name for value in graph.input]
+    state = [name for name in given if reading.optimizer and name in reading.optimizer.state]
+    weights = {
+        name: Weight(
+            onnx_type(reading.tensors[name]),
+            tuple(reading.tensors[name].shape),
+            reading.bytes_of(name),
+        )
+        for name in (*(n for n in stored if n not in gone), *state)
+    }
+    contract = _contract(exported, trained)
+    set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
+    left = set(constants)
+    notes = []
+    if unused:
+        notes.append(
+            f"{counted(len(unused), 'parameter')} without influence on the loss "
+            f"({', '.join(unused[:3])}): not in the graph"
+        )
+    if exported.checkpoints:
+        notes.append(
+            f"{counted(exported.checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
+            "'memplan rewrite --strategy collection' recomputes what lies between them"
+        )
+    frozen = tuple(n for n in exported.parameters if n in left)
+    return Finished(trained.model, weights, contract, frozen, unused, tuple(notes))
+
+
+def _resume(reading: Reading, model: onnx.ModelProto) -> None:
+    """Let the counter begin where the optimizer has come to."""
+    settings = reading.optimizer
+    for tensor in model.graph.initializer:
+        if settings is not None and tensor.name == STEP and settings.step > 1:
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(settings.step, np.int64), STEP))
+
+
+def _contract(exported: Exported, trained: Trained) -> Contract:
+    graph = trained.model.graph
+    given = [value.name for value in graph.input]
+    new_values = dict(exported.renewed)
+    roles = dict.fromkeys(exported.batch, Role.BATCH)
+    roles |= dict.fromkeys(new_values.values(), Role.RUNNING_STATISTIC)
+    roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
+    if isinstance(trained.sink, Updates):
+        made = trained.sink.inputs
+        new_values |= trained.sink.new_values
+        roles |= dict.fromkeys(made.hyperparameters, Role.HYPERPARAMETER)
+        roles |= dict.fromkeys(made.states, Role.OPTIMIZER_STATE)
+        if made.counter is not None:
+            roles[made.counter[0]] = Role.STEP_COUNTER
+    roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
+    roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)
+    roles[exported.loss] = Role.LOSS
+    order = [*given, *(value.name for value in graph.output)]
+    return Contract(
+        {name: roles.get(name, Role.OUTPUT) for name in order},
+        new_values,
+        dict(trained.sink.gradients),
+        stated=True,
+    )

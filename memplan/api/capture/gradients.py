@@ -1,0 +1,118 @@
+"""The two roads from an exported graph to a training graph, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from memplan.autodiff.activity import find_activity
+from memplan.autodiff.assemble import append
+from memplan.autodiff.build import GradientSink, Request, build_gradients
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.annotate import flat_copy
+from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.optimizers.updates import Updates
+from memplan.errors import MemplanError, ModelError
+from memplan.proto.checks import find_fault
+from memplan.proto.edit import copied, live_nodes, replace_nodes
+from memplan.shapes.prepare import inline_functions, name_nodes
+from memplan.shapes.tensor_type import TensorType
+
+Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
+"""Makes what takes the gradients of some parameters, given the types of all tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training graph whose weights are inputs without a default, what it is trained by, and what
+    took the gradients."""
+
+    model: onnx.ModelProto
+    wrt: tuple[str, ...]
+    sink: GradientSink
+
+
+def by_grad(
+    forward: onnx.ModelProto, loss: str, trainable: Sequence[str], make_sink: Sink
+) -> Trained:
+    """Differentiate a forward graph by memplan's own rules.
+
+    Raises:
+        ModelError: an operator on the way has no gradient, or no parameter leads to the loss.
+    """
+    flat = flat_copy(forward)
+    types = dict(emitter_for(flat, ()).types)
+    active = find_activity(list(flat.graph.node), types, [loss], trainable).tensors
+    wrt = tuple(name for name in trainable if name in active)
+    _require_some(wrt)
+    sink = make_sink(wrt, types)
+    built = build_gradients(flat, Request((loss,), wrt), sink)
+    return Trained(_finished(built), wrt, sink)
+
+
+def by_autograd(joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink: Sink) -> Trained:
+    """Put an update behind the gradients (output → parameter) of a joint graph.
+
+    Raises:
+        ModelError: there are no gradients.
+    """
+    wrt = tuple(gradients.values())
+    _require_some(wrt)
+    flat = flat_copy(joint)
+    emitter = emitter_for(flat, ())
+    sink = make_sink(wrt, emitter.types)
+    outputs: dict[str, Value] = {}
+    if isinstance(sink, Updates):
+        _hide(flat.graph, gradients)
+        for output, parameter in gradients.items():
+            outputs.update(sink.take(emitter, parameter, emitter.tensor(output)))
+        outputs.update(sink.finish(emitter))
+    else:
+        sink.gradients.update(gradients)
+    before = len(flat.graph.node)
+    append(flat, emitter, outputs)
+    nodes = _early(list(flat.graph.node), before)
+    replace_nodes(flat.graph, live_nodes(nodes, [value.name for value in flat.graph.output]))
+    return Trained(_finished(flat), wrt, sink)
+
+
+def _hide(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Let these be outputs no more."""
+    outputs = [copied(value) for value in graph.output]
+    del graph.output[:]
+    for value in outputs:
+        (graph.value_info if value.name in names else graph.output).append(value)
+
+
+def _early(nodes: list[onnx.NodeProto], first: int) -> list[onnx.NodeProto]:
+    """The nodes from index ``first`` on, each right behind the last that it reads from: a gradient
+    is not held until the end."""
+    place: dict[str, int] = {}
+    keys: list[tuple[int, int]] = []
+    for index, node in enumerate(nodes):
+        at = index if index < first else max((place.get(name, 0) for name in node.input), default=0)
+        keys.append((at, index))
+        place.update(dict.fromkeys(node.output, at))
+    return [nodes[index] for _, index in sorted(keys)]
+
+
+def _require_some(wrt: Collection[str]) -> None:
+    if not wrt:
+        raise ModelError(
+            "no parameter that requires a gradient leads to the loss",
+            "unfreeze what is to be trained, and check that nothing is detached on the way",
+        )
+
+
+def _finished(model: onnx.ModelProto) -> onnx.ModelProto:
+    model, _ = inline_functions(model)
+    name_nodes(model.graph)
+    fault = find_fault(model)
+    if fault is not None:
+        raise MemplanError(
+            f"the training graph was rejected: {fault}",
+            "nothing was written; please report this with the model",
+        )
+    return model

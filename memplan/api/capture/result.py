@@ -1,0 +1,131 @@
+"""What ``capture`` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.api.summary import Rows, Summary
+from memplan.ir.contract import Contract, Role
+from memplan.units import format_bytes
+
+SCHEMA = "memplan.capture/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """One way from the step to a graph, as it was tried.
+
+    ``name`` is ``grad`` or ``joint``. ``peak_bytes`` and ``stash_bytes`` are simulated for a tuned
+    session on the CPU at the sizes of the example batch; None where the other road was not asked
+    for, or did not lead to a graph: then ``failure`` says why.
+    """
+
+    name: str
+    nodes: int = 0
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    stash_bytes: int | None = None
+    failure: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "name": self.name,
+            "nodes": self.nodes,
+            "seconds": round(self.seconds, 2),
+            "peak_bytes": self.peak_bytes,
+            "stash_bytes": self.stash_bytes,
+            "failure": self.failure,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Capture(Summary):
+    """A captured training step; ``output`` is None if nothing was written.
+
+    Attributes:
+        source: what was captured.
+        output: the file.
+        data: the file that holds the weights, if they are apart.
+        model: the graph. Its weights are in it unless they are apart or were left out.
+        via: the road that was taken: ``grad`` or ``joint``.
+        roads: what was tried.
+        contract: what every input and output is.
+        trained: parameters by which the loss was differentiated.
+        frozen: parameters that require no gradient; constants of the graph.
+        unused: parameters that the loss does not depend on; not in the graph.
+        dims: the sizes of dynamic dimensions in the example batch.
+        optimizer: its kind, or None: the gradients are outputs.
+        lr: the default of the learning rate, or None.
+        weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
+        notes: what the user should know.
+        torch: the version of PyTorch.
+    """
+
+    source: str
+    output: Path | None
+    data: Path | None
+    model: onnx.ModelProto
+    via: str
+    roads: tuple[Road, ...]
+    contract: Contract
+    trained: tuple[str, ...]
+    frozen: tuple[str, ...]
+    unused: tuple[str, ...]
+    dims: Mapping[str, int]
+    optimizer: str | None
+    lr: float | None
+    weights: str
+    weight_bytes: int
+    notes: tuple[str, ...] = ()
+    torch: str = ""
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """The inputs to feed in every step."""
+        return self.contract.named(Role.BATCH)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        return (
+            ("Capture", f"of {self.source}"),
+            ("road", self.via),
+            ("nodes", f"{len(self.model.graph.node):,}"),
+            (f"by {len(self.trained)}", ", ".join(self.trained)),
+            ("batch", ", ".join(self.batch)),
+            ("optimizer", self.optimizer or "none: the gradients are outputs"),
+            ("weights", f"{format_bytes(self.weight_bytes)}, {self.weights}"),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "via": self.via,
+            "roads": [road.as_json() for road in self.roads],
+            "nodes": len(self.model.graph.node),
+            "loss": self.contract.loss,
+            "batch": {name: list(self.sizes[name]) for name in self.batch},
+            "dims": dict(self.dims),
+            "trained": list(self.trained),
+            "frozen": list(self.frozen),
+            "unused": list(self.unused),
+            "optimizer": self.optimizer,
+            "lr": self.lr,
+            "roles": {name: str(role) for name, role in self.contract.roles.items()},
+            "new_values": dict(self.contract.new_values),
+            "gradients": dict(self.contract.gradients),
+            "weights": self.weights,
+            "weight_bytes": self.weight_bytes,
+            "notes": list(self.notes),
+            "torch": self.torch,
+            "output": str(self.output) if self.output is not None else None,
+            "data": str(self.data) if self.data is not None else None,
+        }

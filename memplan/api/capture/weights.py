@@ -1,0 +1,144 @@
+"""The weights of a captured graph: in its file, beside it, or nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import onnx
+
+from memplan.errors import UsageError
+from memplan.proto.elements import tensor_bytes
+from memplan.proto.external import set_external_entries
+from memplan.proto.write import check_output, followed, made_beside, put, write_model
+from memplan.units import format_bytes
+
+_MOST_EMBEDDED = 1 << 28
+"""Bytes that ``auto`` puts into the file; more go into a file of their own."""
+_LIMIT = 2**31 - 1
+_ALIGNMENT = 4096
+
+
+class WeightPlace(StrEnum):
+    """Where weights go."""
+
+    AUTO = "auto"
+    EMBED = "embed"
+    COPY = "copy"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor's element type and shape as ONNX has them, and its bytes when they are asked for."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    content: Callable[[], bytes | memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its content."""
+        return tensor_bytes(self.dtype, self.shape)
+
+
+def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None) -> WeightPlace:
+    """Where the weights go.
+
+    Raises:
+        UsageError: they do not fit into a file, or lie beside none.
+    """
+    total = sum(weight.nbytes for weight in weights.values())
+    place = WeightPlace(asked)
+    if place is WeightPlace.AUTO:
+        place = WeightPlace.EMBED
+        if total > _MOST_EMBEDDED:
+            place = WeightPlace.COPY if output is not None else WeightPlace.NONE
+    if place is WeightPlace.EMBED and total > _LIMIT - (1 << 26):
+        raise UsageError(
+            f"--weights embed: {format_bytes(total)} of weights do not fit into one ONNX file, "
+            "which holds at most 2 GiB",
+            "--weights copy",
+        )
+    if place is WeightPlace.COPY and output is None:
+        raise UsageError("--weights copy: there is no output file", "name one")
+    return place
+
+
+def data_file(output: Path) -> Path:
+    """Where weights beside ``output`` lie."""
+    real = followed(output)
+    return real.with_name(f"{real.name}.data")
+
+
+def embed(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
+    """Put the weights into ``model`` as initializers, in place."""
+    for name, weight in weights.items():
+        tensor = model.graph.initializer.add(
+            name=name, data_type=weight.dtype, dims=list(weight.shape)
+        )
+        tensor.raw_data = bytes(weight.content())
+
+
+def write_captured(
+    model: onnx.ModelProto,
+    weights: Mapping[str, Weight],
+    place: WeightPlace,
+    output: Path,
+    force: bool,
+) -> None:
+    """Write ``model`` and its weights, which become initializers of it.
+
+    Weights beside the file are in place before it is.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    if place is WeightPlace.EMBED:
+        embed(model, weights)
+    elif place is WeightPlace.COPY:
+        _write_beside(model, weights, data_file(output), force)
+    write_model(model, output, force=force)
+
+
+def _write_beside(
+    model: onnx.ModelProto, weights: Mapping[str, Weight], data: Path, force: bool
+) -> None:
+    check_output(data, force)
+    try:
+        with made_beside(data) as made:
+            for name, weight in weights.items():
+                offset = -(-made.stream.tell() // _ALIGNMENT) * _ALIGNMENT
+                made.stream.seek(offset)
+                made.stream.write(weight.content())
+                tensor = model.graph.initializer.add(
+                    name=name, data_type=weight.dtype, dims=list(weight.shape)
+                )
+                set_external_entries(
+                    tensor,
+                    {
+                        "location": data.name,
+                        "offset": str(offset),
+                        "length": str(weight.nbytes),
+                    },
+                )
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+        try:
+            put(made.name, data, force)
+        finally:
+            if os.path.lexists(made.name):
+                os.unlink(made.name)
+    except OSError as error:
+        raise UsageError(f"{data} cannot be written: {error.strerror}") from None
+
+
+def declare_constants(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Let inputs that no step changes be initializers alone: a session may fold them."""
+    dropped = set(names)
+    kept = [v for v in model.graph.input if v.name not in dropped]
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    del model.graph.input[:]
+    model.graph.input.extend(copies)

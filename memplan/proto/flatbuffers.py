@@ -1,0 +1,146 @@
+"""Reads FlatBuffers, of files that nobody has checked.
+
+The format (https://flatbuffers.dev/internals): a file begins with the offset of its root table and
+four letters that name the format. A table begins with the distance back to its vtable, which holds,
+behind two sizes, where in the table each field stands (0: it is absent). Strings, vectors and
+tables are reached by unsigned offsets, and the former two begin with their length. All numbers are
+little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memplan.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table at a place in a file; fields are known by their number in the schema."""
+
+    data: memoryview
+    place: int
+    shown: str
+
+    def text(self, field: int) -> str:
+        """A string field; empty if it is absent.
+
+        Raises:
+            ModelError: it lies outside of the file, or is not UTF-8.
+        """
+        try:
+            return bytes(self.blob(field)).decode()
+        except UnicodeDecodeError:
+            raise self._damaged() from None
+
+    def blob(self, field: int) -> memoryview:
+        """A vector of bytes; empty if it is absent.
+
+        Raises:
+            ModelError: it lies outside of the file.
+        """
+        place = self._vector(field)
+        if place is None:
+            return self.data[:0]
+        count = self._number("<I", place)
+        self._require(place + 4, count)
+        return self.data[place + 4 : place + 4 + count]
+
+    def integer(self, field: int, form: str, default: int = 0) -> int:
+        """A number, of a form that :mod:`struct` knows.
+
+        Raises:
+            ModelError: it lies outside of the file.
+        """
+        place = self._field(field)
+        return default if place is None else int(self._number(form, place))
+
+    def real(self, field: int) -> float:
+        """A float32; 0 if it is absent.
+
+        Raises:
+            ModelError: it lies outside of the file.
+        """
+        place = self._field(field)
+        return 0.0 if place is None else float(self._number("<f", place))
+
+    def integers(self, field: int) -> tuple[int, ...]:
+        """A vector of int64; empty if it is absent.
+
+        Raises:
+            ModelError: it lies outside of the file.
+        """
+        place = self._vector(field)
+        if place is None:
+            return ()
+        count = self._number("<I", place)
+        self._require(place + 4, 8 * count)
+        return struct.unpack_from(f"<{count}q", self.data, place + 4)
+
+    def table(self, field: int) -> Table | None:
+        """A table; None if it is absent.
+
+        Raises:
+            ModelError: it lies outside of the file.
+        """
+        place = self._field(field)
+        return None if place is None else self._followed(place)
+
+    def tables(self, field: int) -> Iterator[Table]:
+        """A vector of tables.
+
+        Raises:
+            ModelError: it lies outside of the file.
+        """
+        place = self._vector(field)
+        if place is None:
+            return
+        count = self._number("<I", place)
+        self._require(place + 4, 4 * count)
+        for k in range(count):
+            yield self._followed(place + 4 + 4 * k)
+
+    def _field(self, field: int) -> int | None:
+        table = self.place - self._number("<i", self.place)
+        self._require(table, 4)
+        slot = 4 + 2 * field
+        if slot + 2 > self._number("<H", table):
+            return None
+        offset = self._number("<H", table + slot)
+        return self.place + offset if offset else None
+
+    def _vector(self, field: int) -> int | None:
+        place = self._field(field)
+        return None if place is None else place + self._number("<I", place)
+
+    def _followed(self, place: int) -> Table:
+        return Table(self.data, place + self._number("<I", place), self.shown)
+
+    def _number(self, form: str, place: int) -> int:
+        self._require(place, struct.calcsize(form))
+        found: int = struct.unpack_from(form, self.data, place)[0]
+        return found
+
+    def _require(self, place: int, count: int) -> None:
+        if place < 0 or place + count > len(self.data):
+            raise self._damaged()
+
+    def _damaged(self) -> ModelError:
+        return ModelError(f"{self.shown} is damaged or truncated", "copy or save it again")
+
+
+def root_table(data: bytes, letters: bytes, shown: str) -> Table:
+    """The root of a file that must begin with the format's four ``letters``.
+
+    Raises:
+        ModelError: it does not, or is truncated; ``shown`` names the file.
+    """
+    view = memoryview(data)
+    if bytes(view[4:8]) != letters:
+        raise ModelError(
+            f"{shown} is not a file of the format {letters.decode()}",
+            "checkpoints of onnxruntime-training 1.16 and newer are",
+        )
+    return Table(view, struct.unpack_from("<I", view, 0)[0], shown)

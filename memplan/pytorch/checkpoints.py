@@ -1,0 +1,56 @@
+"""``torch.utils.checkpoint`` in a model: a mark, where PyTorch would recompute.
+
+A plan decides what is recomputed. So the regions run once while they are traced, and the tensors
+that enter and leave them, which PyTorch would keep, are marked (``memplan.checkpoint``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import torch.utils.checkpoint
+from torch.fx.traceback import annotate, preserve_node_meta
+
+_KEY = "memplan_checkpoint"
+
+
+@contextmanager
+def marked_regions() -> Iterator[None]:
+    """Inside, checkpointed functions run as if they were not, and their nodes say so."""
+    numbers = count(1)
+
+    def generator(function: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        # PyTorch calls the function between the two halves of this generator.
+        with annotate({_KEY: next(numbers)}):
+            yield
+
+    class Reentrant:
+        """In the place of ``CheckpointFunction``."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            with annotate({_KEY: next(numbers)}):
+                return function(*args)
+
+    places = (
+        ("_checkpoint_without_reentrant_generator", generator),
+        ("CheckpointFunction", Reentrant),
+    )
+    with preserve_node_meta(), ExitStack() as stack:
+        for name, own in places:
+            stack.enter_context(mock.patch.object(torch.utils.checkpoint, name, own))
+        yield
+
+
+def regions_of(program: Any) -> dict[str, int]:
+    """The checkpointed region of each node of a program, by the node's name."""
+    found = {}
+    for node in program.graph.nodes:
+        custom = node.meta.get("custom") or {}
+        if _KEY in custom:
+            found[node.name] = custom[_KEY]
+    return found

@@ -1,0 +1,48 @@
+"""What torch says when it refuses, in one line, and what to change."""
+
+from __future__ import annotations
+
+import re
+
+_HINTS = (
+    (
+        re.compile(r"data-dependent|GuardOnDataDependent|unbacked|_local_scalar_dense", re.I),
+        "a branch or a size depends on the values of a tensor (.item(), if on a tensor, "
+        "nonzero): use torch.where or torch.cond, or do it before the step",
+    ),
+    (
+        re.compile(r"constraint|Constraints violated|specializ|ConstraintViolation", re.I),
+        "the model fixes a dimension that was to be dynamic: leave it out of the dynamic "
+        "dimensions, or compute with x.shape instead of numbers",
+    ),
+    (
+        re.compile(r"No ONNX function found|No decompositions registered", re.I),
+        "an operator has no form in ONNX: write it with others, or try the other road (--via)",
+    ),
+    (
+        re.compile(r"pytree|unsupported input type|Unsupported.*type", re.I),
+        "a batch is made of tensors",
+    ),
+)
+_GENERAL = "torch.export.export(model, batch) alone may show more; so does -vv"
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of torch's message that says what is wrong."""
+    seen: BaseException | None = error
+    deepest = error
+    while seen is not None:
+        deepest = seen
+        seen = seen.__cause__
+    lines = [line.strip() for line in str(deepest).splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("#", "==", "__", "⬆"))]
+    said = lines[0] if lines else "no message"
+    if "Constraints violated" in said:  # what is violated stands in a list below
+        said = next((line.lstrip("- ") for line in lines if line.startswith("- ")), said)
+    return f"{type(deepest).__name__}: {said}"[:400]
+
+
+def hint_for(error: BaseException) -> str:
+    """What to change in the model."""
+    text = f"{type(error).__name__} {error} {error.__cause__ or ''}"
+    return next((hint for pattern, hint in _HINTS if pattern.search(text)), _GENERAL)

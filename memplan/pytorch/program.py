@@ -1,0 +1,259 @@
+"""Torch's exported program → an ONNX graph whose weights are inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import onnx
+import torch
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+
+from memplan.errors import ModelError
+from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.spelled import attention
+from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
+
+aten = torch.ops.aten
+OPSET = 20
+_ROUNDS = 2
+_LARGEST_CONSTANT = 1024
+"""Elements; larger constants (masks, zeros) are computed in the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An ONNX graph without weights.
+
+    ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
+    batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
+    to parameters. ``checkpoints`` is how many tensors the author has marked as such.
+    """
+
+    model: onnx.ModelProto
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    batch: tuple[str, ...]
+    loss: str
+    renewed: Mapping[str, str]
+    gradients: Mapping[str, str]
+    checkpoints: int = 0
+
+
+def registry() -> Any:
+    """What torch's exporter has ONNX forms for."""
+    from torch.onnx._internal.exporter import _registration
+
+    with quiet():
+        return _registration.ONNXRegistry.from_torchlib()
+
+
+def friendly_table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of what has no ONNX form, and attention written out."""
+    from torch.onnx._internal.exporter import _decomp
+
+    table: dict[Any, Any] = dict(
+        _decomp.create_onnx_friendly_decomposition_table(
+            set(_decomp.get_onnx_implemented_overloads(registry()))
+        )
+    )
+    table[aten.scaled_dot_product_attention.default] = attention
+    return table
+
+
+def decomposed(program: Any) -> Any:
+    """The forward program in operators that have an ONNX form; in-place updates are outputs.
+
+    Raises:
+        ModelError: torch cannot decompose an operator.
+    """
+    try:
+        with quiet():
+            return program.run_decompositions(friendly_table())
+    except Exception as error:
+        raise ModelError(
+            f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)
+        ) from error
+
+
+def to_onnx(program: Any, prepared: Prepared) -> Exported:
+    """The ONNX graph of a decomposed program.
+
+    Raises:
+        ModelError: an operator has no ONNX form.
+    """
+    interface = _Interface(program, prepared)
+    interface.declare()
+    model = _translated(interface.program)
+    return interface.named(model)
+
+
+class _Interface:
+    """Which input and output of a program is which of the user's tensors."""
+
+    def __init__(self, program: Any, prepared: Prepared) -> None:
+        self.program = program
+        self.graph = program.graph_module.graph
+        self.signature = program.graph_signature
+        module = prepared.module
+        self.prepared = prepared
+        self.canonical = {name: user_name(own) for name, own in first_names(module).items()}
+
+    def declare(self) -> None:
+        """Say of all parameters and buffers that they are inputs, and of new ones that they are
+        outputs."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+        self.given = [s for s in self.signature.input_specs if s.kind is not InputKind.CUSTOM_OBJ]
+        ends = next(iter(reversed(self.graph.nodes)))
+        pairs = list(zip(ends.args[0], self.signature.output_specs, strict=True))
+        pairs = [(node, spec) for node, spec in pairs if isinstance(node, torch.fx.Node)]
+        self.made = [spec for _, spec in pairs]
+        inputs = [
+            InputSpec(InputKind.USER_INPUT, s.arg, None) if s.kind in kinds else s
+            for s in self.given
+        ]
+        outputs = [
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None)
+            for node in self._apart([node for node, _ in pairs])
+        ]
+        self.program._graph_signature = ExportGraphSignature(inputs, outputs)
+
+    def _apart(self, nodes: list[Any]) -> list[Any]:
+        """The nodes that the program gives out, copied where one is an input or stands twice."""
+        ends = next(iter(reversed(self.graph.nodes)))
+        found: list[Any] = []
+        for node in nodes:
+            if node.op == "placeholder" or node in found:
+                with self.graph.inserting_before(ends):
+                    copy = self.graph.call_function(aten.clone.default, (node,))
+                copy.meta = dict(node.meta)
+                node = copy
+            found.append(node)
+        ends.args = (tuple(found),)
+        return found
+
+    def named(self, model: Any) -> Exported:
+        """Give inputs and outputs the user's names."""
+        given = [s for s in self.given if s.kind is not InputKind.CONSTANT_TENSOR]
+        batch = iter(self.prepared.batch)
+        inputs: list[str] = []
+        parameters: list[str] = []
+        buffers: list[str] = []
+        for spec in given:
+            if spec.kind is InputKind.USER_INPUT:
+                inputs.append(next(batch))
+                continue
+            name = self.canonical[str(spec.target)]
+            inputs.append(name)
+            (parameters if spec.kind is InputKind.PARAMETER else buffers).append(name)
+        outputs: list[str] = []
+        renewed: dict[str, str] = {}
+        gradients: dict[str, str] = {}
+        for output in self.made:
+            if output.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
+                outputs.append("loss")
+                continue
+            name = self.canonical[str(output.target)]
+            mutated = output.kind is OutputKind.BUFFER_MUTATION
+            outputs.append(f"{name}_new" if mutated else f"{name}_grad")
+            (renewed if mutated else gradients)[outputs[-1]] = name
+        _rename(model, inputs, outputs)
+        return Exported(
+            model=model.model_proto,
+            parameters=tuple(parameters),
+            buffers=tuple(buffers),
+            batch=tuple(self.prepared.batch),
+            loss="loss",
+            renewed=renewed,
+            gradients=gradients,
+        )
+
+
+def _rename(model: Any, inputs: list[str], outputs: list[str]) -> None:
+    """Name the inputs and outputs of torch's ONNX program; other tensors make way."""
+    graph = model.model.graph
+    wanted = {*inputs, *outputs}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in wanted:
+                value.name = f"{value.name}/value"
+    for value in [*graph.initializers.values()]:
+        if value.name in wanted:
+            value.name = f"{value.name}/value"
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+
+
+def _translated(program: Any) -> Any:
+    """Torch's ONNX program, optimized; the program is decomposed already."""
+    from memplan.pytorch.translations import TRANSLATIONS
+
+    decompose = "torch.onnx._internal.exporter._fx_passes.decompose_with_registry"
+    try:
+        with quiet(), mock.patch(decompose, lambda program, *_a, **_k: program):
+            result = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=TRANSLATIONS,
+            )
+            assert result is not None
+            _folded(result.model)
+    except Exception as error:
+        raise ModelError(
+            f"torch's exporter has no ONNX form for a part of the model: {reason_of(error)}",
+            hint_for(error),
+        ) from error
+    return result
+
+
+def _folded(model: Any) -> None:
+    """What onnxscript's optimizer does, in place, but for its rules of fusion: those are the
+    runtime's business, and take quadratic time."""
+    from onnx_ir.passes import Sequential, common
+    from onnxscript.optimizer import fold_constants_ir
+
+    Sequential(common.InlinePass(), common.RemoveUnusedFunctionsPass())(model)
+    for _ in range(_ROUNDS):
+        fold_constants_ir(
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=_LARGEST_CONSTANT,
+            output_size_limit=_LARGEST_CONSTANT,
+            should_fold=_folds,
+        )
+        common.RemoveUnusedNodesPass()(model)
+    Sequential(
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    )(model)
+
+
+def _folds(node: Any) -> bool | None:
+    """Refuse what would be large before it is computed; None leaves it to the optimizer."""
+    for value in node.outputs:
+        sizes = [n for n in value.shape or () if isinstance(n, int)]
+        if math.prod(sizes) > _LARGEST_CONSTANT:
+            return False
+    return None

@@ -1,0 +1,150 @@
+"""A step that was read: its graph by either road, its tensors, its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from memplan.errors import UsageError
+from memplan.pytorch.checkpoints import regions_of
+from memplan.pytorch.joint import joint
+from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
+from memplan.pytorch.program import Exported, decomposed, to_onnx
+from memplan.pytorch.step import TorchStep
+from memplan.pytorch.tidy import tidy
+from memplan.pytorch.trace import Prepared, export, prepare, user_name
+from memplan.pytorch.values import content, onnx_type
+from memplan.units import counted
+
+_MODAL = (
+    nn.modules.dropout._DropoutNd,
+    nn.modules.batchnorm._BatchNorm,
+    nn.MultiheadAttention,
+    nn.modules.rnn.RNNBase,
+)
+"""Modules that compute something else in evaluation mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A step, exported once.
+
+    ``trainable`` are the parameters to differentiate by, ``frozen`` those that require no
+    gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
+    batch with their names.
+    """
+
+    prepared: Prepared
+    program: Any
+    optimizer: OptimizerSettings | None
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    dims: Mapping[str, int]
+    sizes: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+    def forward(self) -> Exported:
+        """The forward graph.
+
+        Raises:
+            ModelError: an operator has no ONNX form.
+        """
+        program = decomposed(self.program)
+        return self._tidied(program, regions_of(program))
+
+    def joint(self) -> Exported:
+        """The graph with autograd's backward part.
+
+        Raises:
+            ModelError: an operator has no ONNX form, or autograd refuses.
+        """
+        names = [
+            name
+            for name, _ in self.prepared.module.named_parameters()
+            if user_name(name) in self.trainable
+        ]
+        return self._tidied(joint(self.program, names))
+
+    def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> Exported:
+        exported = to_onnx(program, self.prepared)
+        marks = tidy(exported.model, self.prepared.dynamic, regions)
+        return replace(exported, checkpoints=marks)
+
+    def bytes_of(self, name: str) -> Any:
+        """A function that gives the elements of a parameter, buffer or state tensor."""
+        return partial(content, self.tensors[name])
+
+
+def read_step(step: TorchStep) -> Reading:
+    """Export a step and read its optimizer.
+
+    Raises:
+        ModelError: torch.export refuses the model.
+        UsageError: a part of the step cannot be captured.
+    """
+    prepared = prepare(step)
+    parameters = prepared.parameters()
+    optimizer = None
+    if step.optimizer is not None:
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        optimizer = read_optimizer(step.optimizer, names)
+    wanted = {name for name, p in parameters.items() if p.requires_grad}
+    frozen = tuple(name for name in parameters if name not in wanted)
+    notes = list(_mode_notes(step.model))
+    if optimizer is not None:
+        left = [name for name in parameters if name in wanted and name not in optimizer.groups]
+        if left:
+            notes.append(
+                f"{counted(len(left), 'parameter')} that require a gradient are in no group of the "
+                f"optimizer, and are not trained: {', '.join(left[:3])}"
+            )
+        wanted -= set(left)
+    tensors: dict[str, Tensor] = {
+        user_name(name): tensor for name, tensor in prepared.module.named_buffers()
+    }
+    tensors |= {name: parameter.detach() for name, parameter in parameters.items()}
+    tensors |= optimizer.state if optimizer is not None else {}
+    for name, tensor in {**tensors, **prepared.batch}.items():
+        if not onnx_type(tensor):
+            raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
+    return Reading(
+        prepared=prepared,
+        program=export(prepared),
+        optimizer=optimizer,
+        trainable=tuple(name for name in parameters if name in wanted),
+        frozen=frozen,
+        tensors=tensors,
+        dims=_dims(prepared),
+        sizes={name: _sizes(prepared, name) for name in prepared.batch},
+        notes=tuple(notes),
+    )
+
+
+def _dims(prepared: Prepared) -> dict[str, int]:
+    return {
+        label: int(prepared.batch[name].shape[axis])
+        for name, axes in prepared.dynamic.items()
+        for axis, label in axes.items()
+    }
+
+
+def _sizes(prepared: Prepared, name: str) -> tuple[str, ...]:
+    labels = prepared.dynamic.get(name, {})
+    return tuple(labels.get(k, str(n)) for k, n in enumerate(prepared.batch[name].shape))
+
+
+def _mode_notes(model: nn.Module) -> tuple[str, ...]:
+    """Whether something is in evaluation mode that would do more in training mode."""
+    still = [m for m in model.modules() if isinstance(m, _MODAL) and not m.training]
+    if not still:
+        return ()
+    kinds = sorted({type(module).__name__ for module in still})
+    return (
+        f"{counted(len(still), 'module')} ({', '.join(kinds[:3])}) are in evaluation mode, and are "
+        "captured so: call model.train() first to train them",
+    )

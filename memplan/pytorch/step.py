@@ -1,0 +1,71 @@
+"""What is to be captured: a model, its loss, a batch, an optimizer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.errors import UsageError
+
+_FIELDS = ("model", "loss", "batch", "optimizer", "dynamic")
+_RETURNS = "return memplan.TorchStep(model, loss, batch, optimizer), or such a tuple or dict"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStep:
+    """A training step of PyTorch.
+
+    Attributes:
+        model: a ``torch.nn.Module``, in the mode in which it is to be trained.
+        loss: a function that is called as ``loss(model, *batch)``, or as
+            ``loss(model, **batch)`` where the batch is a dictionary, and returns a scalar tensor. A
+            ``torch.nn`` loss is called as ``loss(model(*batch[:-1]), batch[-1])``. None: the model
+            itself returns the loss, or something with a field ``loss``.
+        batch: example tensors: one, a sequence, or a dictionary of names. The names become those of
+            the graph's inputs; in a sequence they are those of the function's parameters.
+        optimizer: a ``torch.optim`` instance; None: the gradients are outputs.
+        dynamic: sizes that may change from run to run: a name for the first axis of every tensor of
+            the batch, or axes and names by input, as in ``{"tokens": {0: "batch", 1: "length"}}``.
+    """
+
+    model: Any
+    loss: Callable[..., Any] | None
+    batch: Any
+    optimizer: Any = None
+    dynamic: str | Mapping[str, Mapping[int, str]] | None = None
+
+
+def as_step(given: object) -> TorchStep:
+    """What a user's function returned, as a step.
+
+    Raises:
+        UsageError: it is none of what is documented.
+    """
+    if isinstance(given, TorchStep):
+        return given
+    if isinstance(given, Mapping):
+        unknown = [str(key) for key in given if key not in _FIELDS]
+        if unknown or "model" not in given or "batch" not in given:
+            wrong = f"an unknown key '{unknown[0]}'" if unknown else "no 'model' or no 'batch'"
+            raise UsageError(
+                f"the dictionary has {wrong}", f"keys are {', '.join(_FIELDS)}; {_RETURNS}"
+            )
+        return TorchStep(**{"loss": None, **given})
+    if isinstance(given, Sequence) and 3 <= len(given) <= len(_FIELDS):
+        return TorchStep(*given)
+    what = type(given).__name__
+    if isinstance(given, Sequence):
+        what += f" of {len(given)}"
+    raise UsageError(f"{what} is not a training step", _RETURNS)
+
+
+def parameter_names(function: Callable[..., Any], skip: int) -> tuple[str, ...]:
+    """The names of a function's positional parameters, without the first ``skip``."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(item.name for item in found if item.kind in kinds)[skip:]

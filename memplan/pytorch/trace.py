@@ -1,0 +1,302 @@
+"""The user's step → torch's exported program, whose operators are functional."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+
+from memplan.errors import ModelError, UsageError
+from memplan.pytorch.checkpoints import marked_regions
+from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.spelled import spelled
+from memplan.pytorch.step import TorchStep, parameter_names
+
+STORED = (InputKind.PARAMETER, InputKind.BUFFER)
+MODEL = "model"
+"""The name of the user's model inside :class:`StepModule`, with which torch's names begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step whose parts were checked.
+
+    ``batch`` are tensors by the names of the graph's inputs. ``module`` computes the loss from
+    them.
+    """
+
+    step: TorchStep
+    module: StepModule
+    batch: Mapping[str, Tensor]
+    dynamic: Mapping[str, Mapping[int, str]]
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters, each under the first of its names, as the user calls them."""
+        return {user_name(name): p for name, p in self.module.named_parameters()}
+
+
+class StepModule(nn.Module):
+    """Batch in, loss out."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any], criterion: Any) -> None:
+        super().__init__()
+        self.model = model
+        if isinstance(criterion, nn.Module):
+            self.loss = criterion
+        self.call = call
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss as a scalar."""
+        return loss_of(self.call(**batch))
+
+
+def user_name(name: str) -> str:
+    """A name inside :class:`StepModule` as the user knows it."""
+    return name.removeprefix(f"{MODEL}.")
+
+
+def loss_of(result: Any) -> Tensor:
+    """The scalar in what a model or a loss function returned.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = result
+    if isinstance(result, Mapping) and "loss" in result:
+        found = result["loss"]
+    elif not isinstance(result, Tensor) and hasattr(result, "loss"):
+        found = result.loss
+    elif isinstance(result, tuple | list) and result:
+        found = result[0]
+    if not isinstance(found, Tensor):
+        raise UsageError(
+            f"the loss is {type(found).__name__}, not a tensor",
+            "return a scalar tensor, or something with a field 'loss'",
+        )
+    if found.numel() != 1 or not found.dtype.is_floating_point:
+        raise UsageError(
+            f"the loss has shape {list(found.shape)} and type {found.dtype}, and is not a scalar",
+            "reduce it, for example with .mean()",
+        )
+    return found.reshape(())
+
+
+def prepare(step: TorchStep) -> Prepared:
+    """Check the parts of a step and name its inputs.
+
+    Raises:
+        UsageError: a part has the wrong type, or a name is taken twice.
+    """
+    model, loss = step.model, step.loss
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"the model is {type(model).__name__}, not a torch.nn.Module",
+            "memplan.TorchStep says what the parts of a step are",
+        )
+    if loss is not None and not callable(loss):
+        raise UsageError(
+            f"the loss is {type(loss).__name__}, which cannot be called",
+            "give a function of the model and the batch, a torch.nn loss, or None",
+        )
+    names, call = _calling(model, loss, step.batch)
+    batch = _named(step.batch, names)
+    module = StepModule(model, call(tuple(batch)), loss)
+    taken = {user_name(name) for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    for name in batch:
+        if name in taken or name == "loss":
+            raise UsageError(
+                f"'{name}' names a tensor of the batch and something else, too",
+                "rename that of the batch",
+            )
+    return Prepared(step, module, batch, _dynamic(step.dynamic, batch))
+
+
+def _calling(
+    model: nn.Module, loss: Callable[..., Any] | None, batch: Any
+) -> tuple[tuple[str, ...], Callable[[tuple[str, ...]], Callable[..., Any]]]:
+    """The names of the batch's tensors, and a function from their order to the call."""
+    keywords = isinstance(batch, Mapping)
+    if loss is None:
+
+        def own(order: tuple[str, ...]) -> Callable[..., Any]:
+            if keywords:
+                return lambda **given: model(**given)
+            return lambda **given: model(*(given[name] for name in order))
+
+        return parameter_names(model.forward, 0), own
+    if isinstance(loss, nn.Module):
+        inputs = parameter_names(model.forward, 0)
+        targets = parameter_names(loss.forward, 1)
+        count = len(batch) if isinstance(batch, Mapping | Sequence) else 1
+
+        def criterion(order: tuple[str, ...]) -> Callable[..., Any]:
+            def call(**given: Tensor) -> Any:
+                *first, last = order
+                rest = {name: given[name] for name in first}
+                result = model(**rest) if keywords else model(*rest.values())
+                return loss(result, given[last])
+
+            return call
+
+        return (*inputs[: count - 1], *targets[:1]), criterion
+
+    def function(order: tuple[str, ...]) -> Callable[..., Any]:
+        if keywords:
+            return lambda **given: loss(model, **given)
+        return lambda **given: loss(model, *(given[name] for name in order))
+
+    return parameter_names(loss, 1), function
+
+
+def _named(batch: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    if isinstance(batch, Mapping):
+        found = {str(name): value for name, value in batch.items()}
+    else:
+        values = [batch] if isinstance(batch, Tensor) else list(_sequence(batch))
+        own = list(names[: len(values)])
+        own += [f"batch_{k}" for k in range(len(own), len(values))]
+        found = dict(zip(own, values, strict=True))
+        if len(found) < len(values):
+            found = {f"batch_{k}": value for k, value in enumerate(values)}
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise UsageError(
+                f"'{name}' of the batch is {type(value).__name__}, not a tensor",
+                "what does not change belongs into the loss function",
+            )
+        if not name.isidentifier():
+            raise UsageError(
+                f"'{name}' of the batch cannot be the name of a Python argument", "rename it"
+            )
+    return found
+
+
+def _sequence(batch: Any) -> Sequence[Any]:
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return batch
+    raise UsageError(
+        f"the batch is {type(batch).__name__}", "give a tensor, a sequence, or a dictionary"
+    )
+
+
+def _dynamic(
+    given: str | Mapping[str, Mapping[int, str]] | None, batch: Mapping[str, Tensor]
+) -> dict[str, dict[int, str]]:
+    """Names of dynamic axes by input."""
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {name: {0: given} for name, value in batch.items() if value.dim()}
+    found = {}
+    for name, axes in given.items():
+        if name not in batch:
+            raise UsageError(
+                f"dynamic sizes: the batch has no '{name}'", f"it has {', '.join(batch)}"
+            )
+        rank = batch[name].dim()
+        for axis in axes:
+            if not -rank <= axis < rank:
+                raise UsageError(
+                    f"dynamic sizes: '{name}' has no axis {axis}", f"its rank is {rank}"
+                )
+        found[name] = {axis % rank: label for axis, label in axes.items()}
+    return found
+
+
+def export(prepared: Prepared) -> Any:
+    """The ``torch.export.ExportedProgram`` of the forward part.
+
+    Raises:
+        ModelError: torch.export refuses the model.
+        UsageError: the loss is not a scalar, or the model fails on the batch.
+    """
+    names = sorted({label for axes in prepared.dynamic.values() for label in axes.values()})
+    dims = {name: torch.export.Dim(name, min=1) for name in names}
+    shapes = None
+    if dims:
+        shapes = {
+            "batch": {
+                name: {axis: dims[label] for axis, label in prepared.dynamic.get(name, {}).items()}
+                for name in prepared.batch
+            }
+        }
+    try:
+        # Of what it refuses, torch prints the graph so far to stderr.
+        with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions():
+            program = torch.export.export(
+                prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes
+            )
+    except UsageError:
+        raise
+    except Exception as error:
+        _require_runs(prepared)
+        raise ModelError(
+            f"torch.export refuses the model: {reason_of(error)}", hint_for(error)
+        ) from error
+    _merge_tied(program, first_names(prepared.module))
+    return program
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer → the first name of the same tensor."""
+    held = dict(module.named_parameters(remove_duplicate=False))
+    held |= dict(module.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, tensor in held.items():
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in held.items()}
+
+
+def _merge_tied(program: Any, names: Mapping[str, str]) -> None:
+    """Let one input stand for a parameter that has several names, in place."""
+    places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    kept: dict[str, Any] = {}
+    specs = []
+    for spec in program.graph_signature.input_specs:
+        name = names.get(str(spec.target)) if spec.kind in STORED else None
+        if name is not None and name in kept:
+            places[spec.arg.name].replace_all_uses_with(kept[name])
+            program.graph.erase_node(places[spec.arg.name])
+            continue
+        if name is not None:
+            kept[name] = places[spec.arg.name]
+        specs.append(spec)
+    if len(specs) < len(program.graph_signature.input_specs):
+        program.graph_module.recompile()
+        outputs = list(program.graph_signature.output_specs)
+        program._graph_signature = ExportGraphSignature(specs, outputs)
+
+
+def _require_runs(prepared: Prepared) -> None:
+    """Tell a model that fails by itself from one that cannot be exported."""
+    try:
+        with torch.no_grad():
+            prepared.module(dict(prepared.batch))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the model fails on the batch: {reason_of(error)}",
+            "call the loss function with this batch; the code is yours",
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's warnings and log lines: what concerns the user is said by us."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)

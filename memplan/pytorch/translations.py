@@ -1,0 +1,66 @@
+"""ATen operators → ONNX where torch's exporter means inference, or takes a detour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnxscript import opset20 as op
+
+from memplan.pytorch.recurrent import gru, lstm, rnn_relu, rnn_tanh
+
+aten = torch.ops.aten
+
+
+def batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """Batch normalization; in training mode by the batch's own statistics.
+
+    PyTorch keeps the unbiased variance v·n / (n - 1), ONNX the biased one. From the operator's
+    r' = (1 - m)·r + m·v follows PyTorch's (1 - m)·r + m·v·a = a·r' + (1 - m)·(1 - a)·r.
+    """
+    if not training:
+        y = op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
+        return y, mean, variance, mean, variance
+    y, new_mean, biased = op.BatchNormalization(
+        x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
+    )
+    share = _bessel(x, variance)
+    kept = op.Mul(op.Sub(_number(1.0, share), share), _number(1 - momentum, share))
+    new_variance = op.Add(op.Mul(biased, share), op.Mul(variance, kept))
+    return y, new_mean, new_variance, new_mean, new_variance
+
+
+def _bessel(x: Any, like: Any) -> Any:
+    """n / (n - 1) for n values per channel, in the type of ``like``."""
+    sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
+    if all(isinstance(size, int) for size in sizes):
+        count = math.prod(sizes)
+        return _number(count / max(count - 1, 1), like)
+    total = op.Div(op.Size(x), op.Shape(x, start=1, end=2))
+    number = op.CastLike(op.Squeeze(total), like)
+    return op.Div(number, op.Sub(number, _number(1.0, like)))
+
+
+def _number(value: float, like: Any) -> Any:
+    return op.CastLike(op.Constant(value_float=value), like)
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten.lstm.input: lstm,
+    aten.gru.input: gru,
+    aten.rnn_tanh.input: rnn_tanh,
+    aten.rnn_relu.input: rnn_relu,
+}
+"""What torch's exporter is told to use instead of its own."""

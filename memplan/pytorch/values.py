@@ -1,0 +1,37 @@
+"""Tensors of PyTorch as ONNX has them: element types, and bytes without a copy where possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+_TYPES = {
+    torch.float32: onnx.TensorProto.FLOAT,
+    torch.float64: onnx.TensorProto.DOUBLE,
+    torch.float16: onnx.TensorProto.FLOAT16,
+    torch.bfloat16: onnx.TensorProto.BFLOAT16,
+    torch.int64: onnx.TensorProto.INT64,
+    torch.int32: onnx.TensorProto.INT32,
+    torch.int16: onnx.TensorProto.INT16,
+    torch.int8: onnx.TensorProto.INT8,
+    torch.uint8: onnx.TensorProto.UINT8,
+    torch.bool: onnx.TensorProto.BOOL,
+}
+
+
+def onnx_type(tensor: Tensor) -> int:
+    """The ``onnx.TensorProto`` element type; 0 for one that memplan does not know."""
+    return int(_TYPES.get(tensor.dtype, 0))
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The tensor's elements as bytes, in order."""
+    flat: Any = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    array: Any = flat.numpy()
+    return memoryview(array.view(np.uint8) if array.size else b"")

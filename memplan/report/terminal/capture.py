@@ -1,0 +1,54 @@
+"""``memplan capture`` as text: what was captured, by which road, and what to feed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from memplan.ir.contract import Role
+from memplan.report.terminal.tables import group, line, listed
+from memplan.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from memplan.api.capture.result import Capture
+
+
+def render(result: Capture, *, details: bool = False) -> Group:
+    """The graph, the road, inputs and notes; ``details`` lists every name."""
+    lines = [f"by {counted(len(result.trained), 'parameter')}: {listed(result.trained, details)}"]
+    if result.frozen:
+        frozen = counted(len(result.frozen), "frozen parameter")
+        lines.append(f"{frozen}, constants of the graph: {listed(result.frozen, details)}")
+    feeds = [f"'{name}' [{', '.join(result.sizes[name])}]" for name in result.batch]
+    lines.append("to feed: " + ", ".join(feeds))
+    if result.optimizer is None:
+        lines.append("no optimizer: the gradients are outputs")
+    else:
+        lines.append(
+            f"optimizer {result.optimizer}, learning rate {result.lr:g} unless 'lr' is fed"
+        )
+    statistics = result.contract.named(Role.RUNNING_STATISTIC)
+    if statistics:
+        what = counted(len(statistics), "buffer")
+        lines.append(f"{what} renewed: {listed(statistics, details)}")
+    if result.contract.new_values:
+        what = counted(len(result.contract.new_values), "output")
+        lines.append(
+            f"for the next step: feed {what} back (memplan.new_values in the file's metadata)"
+        )
+    lines += list(result.notes)
+    lines.append(_weights(result))
+    if result.output is not None:
+        lines.append(f"wrote {result.output}")
+    nodes = counted(len(result.model.graph.node), "node")
+    headline = line(f"{result.source}: loss '{result.contract.loss}', {nodes}", "bold")
+    return group([headline, *map(line, lines)])
+
+
+def _weights(result: Capture) -> str:
+    size = format_bytes(result.weight_bytes)
+    if result.weights == "none":
+        return f"weights: {size}, not in the file: inputs without a default"
+    where = f"in {result.data}" if result.data is not None else "in the file"
+    return f"weights: {size}, {where}"

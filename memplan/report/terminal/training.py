@@ -1,0 +1,88 @@
+"""``memplan run`` as text: the loss as it falls, the memory, and where the state lies."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+
+from memplan.report.terminal.tables import Table, group, line, listed, section
+from memplan.training.run import TrainingRun
+from memplan.training.telling import Binding
+from memplan.units import counted, format_bytes
+
+_ROWS = 8
+
+
+def render(result: TrainingRun, *, details: bool = False) -> Group:
+    """Headline, data, memory, and a table of losses; ``details`` shows every step."""
+    parts: list[RenderableType] = [line(_headline(result), "bold"), line(f"data: {result.data}")]
+    parts += [line(text) for text in _memory(result)]
+    parts += [line(text) for text in _state(result.bindings, details)]
+    parts += section(_table(result, details))
+    if result.checkpoint is not None:
+        parts.append(line(f"{result.checkpoint} holds the state after step {result.steps}"))
+    return group([*parts, *(line(f"- {note}") for note in result.notes)])
+
+
+def _headline(result: TrainingRun) -> str:
+    text = f"{result.path}: {counted(len(result.reports), 'step')} on {result.provider}"
+    if result.resumed:
+        text += f" after the {result.resumed:,} of the checkpoint"
+    if result.loss and result.reports:
+        text += f", loss {result.reports[0].loss:.6g} → {result.reports[-1].loss:.6g}"
+    return text
+
+
+def _memory(result: TrainingRun) -> list[str]:
+    seconds = result.step_seconds
+    lines = [] if seconds is None else [f"{1000 * seconds:.1f} ms a step (median)"]
+    if result.peak_bytes is not None and result.resident_bytes is not None:
+        lines.append(
+            f"peak {format_bytes(result.peak_bytes)} predicted for every step: "
+            f"{result.resident_bytes:,} B resident, {result.predicted_dynamic_bytes:,} B in the run"
+        )
+    measured = result.measured_bytes
+    if measured:
+        same = set(measured) == {result.predicted_dynamic_bytes}
+        lines.append(
+            f"measured: {max(measured):,} B in the run at most, "
+            + (f"as predicted in all {len(measured):,} steps" if same else "not as predicted")
+        )
+    return lines
+
+
+def _state(bindings: tuple[Binding, ...], details: bool) -> list[str]:
+    own = [each for each in bindings if each.in_place]
+    other = [each for each in bindings if not each.in_place]
+    lines = []
+    if own:
+        total = sum(each.nbytes for each in own)
+        lines.append(
+            f"state in place: {counted(len(own), 'output')}, {format_bytes(total)} of new values "
+            "over the old ones"
+        )
+    reasons: dict[str, list[Binding]] = {}
+    for each in other:
+        reasons.setdefault(each.reason, []).append(each)
+    for reason, found in reasons.items():
+        total = sum(each.nbytes for each in found)
+        names = listed([each.output for each in found], details, 2)
+        lines.append(f"two buffers: {names}, {format_bytes(total)}: {reason}")
+    return lines
+
+
+def _table(result: TrainingRun, details: bool) -> Table | None:
+    reports = result.reports
+    if not reports or not result.loss:
+        return None
+    last = len(reports) - 1
+    rows = range(len(reports))
+    if not details and len(reports) > _ROWS:
+        rows = sorted({round(k * last / (_ROWS - 1)) for k in range(_ROWS)})  # type: ignore[assignment]
+    table = Table(
+        "Loss", ("step", "number"), ("loss", "number"), ("lr", "number"), ("ms", "number")
+    )
+    for k in rows:
+        each = reports[k]
+        rate = "-" if each.lr is None else f"{each.lr:.3g}"
+        table.row(f"{each.step:,}", f"{each.loss:.6g}", rate, f"{1000 * each.seconds:.1f}")
+    return table

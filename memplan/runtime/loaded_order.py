@@ -1,0 +1,137 @@
+"""What a session runs once it has loaded a file, and in which order.
+
+A tuned session changes no node on its own, yet it inlines functions and operators without a kernel,
+puts Casts around nodes without one for their type, and copies between devices. What it then holds
+is read from what it saves. Imports onnxruntime.
+"""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from memplan.processes.scratch import scratch_folder
+from memplan.runtime.messages import RunRequest
+from memplan.runtime.options import session_options
+from memplan.runtime.sessions import open_session
+
+_EAGER = frozenset({"Shape", "Size"})  # run as soon as they can (graph_viewer.cc)
+_LARGE_BYTES = 1 << 16
+
+
+def loaded_graph(
+    model: onnx.ModelProto, request: RunRequest, folder: Path | None
+) -> onnx.ModelProto:
+    """The nodes that a tuned session runs, in its order, as a model of names alone.
+
+    Args:
+        model: the model that the session is to load.
+        request: provider and dims.
+        folder: where its external data lies.
+
+    Returns:
+        A ``ModelProto`` with the inputs and outputs of ``model``, and nodes with their operator,
+        inputs and outputs. What bodies read of the graph around them is the output of a body with
+        no nodes.
+
+    Raises:
+        Exception: whatever the runtime raises.
+    """
+    with scratch_folder() as scratch:
+        saved = scratch / "loaded.ort"
+        options = session_options("tuned", request.dims)
+        options.optimized_model_filepath = str(saved)
+        options.log_severity_level = 4  # errors come as exceptions
+        # Nothing is run: weights are not packed, and those in other files not even read.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        point_to_weights(options, folder)
+        open_session(_without_large(model).SerializeToString(), request, options)
+        nodes = _saved_nodes(saved)
+    result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    result.graph.input.extend(model.graph.input)
+    result.graph.output.extend(model.graph.output)
+    result.graph.node.extend(nodes[index] for index in _order(nodes))
+    return result
+
+
+def point_to_weights(options: Any, folder: Path | None) -> None:
+    """Let a session that is given a model's bytes find its external data."""
+    if folder is not None:
+        name = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(name, str(folder.resolve()))
+
+
+def _without_large(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its large constants as inputs: which nodes there are does not depend on what
+    they hold."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    kept: list[onnx.TensorProto] = []
+    large: list[onnx.TensorProto] = []
+    for tensor in shown.graph.initializer:
+        (large if tensor.ByteSize() > _LARGE_BYTES else kept).append(tensor)
+    if not large:
+        return shown
+    for tensor in large:
+        shown.graph.input.append(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    del shown.graph.initializer[:]
+    shown.graph.initializer.extend(kept)
+    return shown
+
+
+def _saved_nodes(path: Path) -> list[onnx.NodeProto]:
+    """The nodes of the main graph in a file of ONNX Runtime's own format, by their index."""
+    from onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.InferenceSession import (
+        InferenceSession,
+    )
+
+    graph = InferenceSession.GetRootAs(bytearray(path.read_bytes()), 0).Model().Graph()
+    nodes = [graph.Nodes(place) for place in range(graph.NodesLength())]
+    return [_node(node) for node in sorted(nodes, key=lambda node: int(node.Index()))]
+
+
+def _node(node: Any) -> onnx.NodeProto:
+    made = onnx.NodeProto(
+        op_type=node.OpType().decode(),
+        domain=(node.Domain() or b"").decode(),
+        name=(node.Name() or b"").decode(),
+        input=[node.Inputs(slot).decode() for slot in range(node.InputsLength())],
+        output=[node.Outputs(slot).decode() for slot in range(node.OutputsLength())],
+    )
+    inside = [node.ImplicitInputs(k).decode() for k in range(node.ImplicitInputsLength())]
+    attributes = (node.Attributes(place) for place in range(node.AttributesLength()))
+    if inside or any(attribute.G() is not None for attribute in attributes):
+        body = onnx.GraphProto(output=[onnx.ValueInfoProto(name=name) for name in inside])
+        made.attribute.append(onnx.helper.make_attribute("body", body))
+    return made
+
+
+def _order(nodes: list[onnx.NodeProto]) -> list[int]:
+    """Kahn's algorithm as the runtime has it: Shape and Size first, then by index."""
+    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    readers: list[list[int]] = [[] for _ in nodes]
+    waiting = [0] * len(nodes)
+    for index, node in enumerate(nodes):
+        inside = [value.name for a in node.attribute for value in a.g.output]
+        for name in {*node.input, *inside}:
+            if name in maker:
+                readers[maker[name]].append(index)
+                waiting[index] += 1
+    ranks = [(node.op_type not in _EAGER, index) for index, node in enumerate(nodes)]
+    ready = [rank for rank, count in zip(ranks, waiting, strict=True) if not count]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, index = heapq.heappop(ready)
+        order.append(index)
+        for reader in readers[index]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, ranks[reader])
+    return order

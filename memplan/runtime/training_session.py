@@ -1,0 +1,259 @@
+"""A session that keeps the state of a training run in its device's memory, step after step.
+
+Per step the batch goes in and the loss comes out. A new value is written over the old one, or into
+a second buffer that changes places with the first. Imports onnxruntime; runs in the process of its
+caller, whose training it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from memplan.processes.scratch import scratch_folder
+from memplan.runtime.archive import BFLOAT16
+from memplan.runtime.failures import explain
+from memplan.runtime.loaded_order import point_to_weights
+from memplan.runtime.messages import RunRequest
+from memplan.runtime.options import session_options
+from memplan.runtime.profiled import dynamic_peaks
+from memplan.runtime.sessions import open_session
+
+Array = npt.NDArray[Any]
+
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+# As the runtime's own buffers: sums run in another order where an array begins elsewhere.
+_ALIGNMENT = 64
+
+
+class Buffer:
+    """A tensor in the memory of a session's device, of which only copies are handed out."""
+
+    def __init__(self, value: Array, provider: str) -> None:
+        self.shape = value.shape
+        self.dtype = value.dtype
+        self.nbytes = value.nbytes
+        self._host = _aligned(value) if provider != "cuda" or value.dtype == BFLOAT16 else None
+        self.value = self._placed(value, provider)
+
+    def _placed(self, value: Array, provider: str) -> Any:
+        if self._host is None:
+            return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), "cuda", 0)
+        if value.dtype != BFLOAT16:
+            return ort.OrtValue.ortvalue_from_numpy(self._host)
+        bits = self._host.view(np.uint16)
+        held = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
+        if provider != "cuda":
+            return held
+        self._host = None
+        there = ort.OrtValue.ortvalue_from_shape_and_type(list(self.shape), _BFLOAT16, "cuda", 0)
+        there.update_inplace(held)
+        return there
+
+    def read(self) -> Array:
+        """A copy of what is there."""
+        return np.array(self._host) if self._host is not None else array_of(self.value)
+
+    def write(self, value: Array) -> None:
+        """Replace what is there by an array of the same type and shape."""
+        if self._host is not None:
+            np.copyto(self._host, value)
+        elif self.dtype == BFLOAT16:
+            bits = np.ascontiguousarray(value).view(np.uint16)
+            held = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
+            self.value.update_inplace(held)
+        else:
+            self.value.update_inplace(np.ascontiguousarray(value))
+
+
+def array_of(value: Any) -> Array:
+    """A copy of an ``OrtValue`` as an array."""
+    if value.data_type() != "tensor(bfloat16)":
+        return np.array(value.numpy())
+    on_host = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), _BFLOAT16, "cpu", 0)
+    if value.device_name() != "cpu":
+        on_host.update_inplace(value)
+        value = on_host
+    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(content, BFLOAT16).reshape(value.shape())
+
+
+def _aligned(value: Array) -> Array:
+    """A copy in C order that begins where the runtime would begin it."""
+    room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    copy: Array = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    np.copyto(copy, value)
+    return copy
+
+
+class Refused(Exception):
+    """A node that is there to stop the run has stopped it; the text is the runtime's."""
+
+
+class TrainingSession:
+    """A session with its bindings.
+
+    Args:
+        model: the model's bytes.
+        request: kind of session, provider, dims, threads, seed.
+        folder: where its external data lies.
+        in_place: output → the input over whose value it is written.
+        second: output → the input with which its buffer changes places.
+        wanted: outputs whose values are asked for after every step.
+        guard: the name of a node that stops runs on purpose.
+        measured: whether every step runs under the profiler.
+
+    Raises:
+        RuntimeUnavailableError: the session cannot be made.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        request: RunRequest,
+        folder: Path | None = None,
+        *,
+        in_place: Mapping[str, str],
+        second: Mapping[str, str],
+        wanted: Sequence[str],
+        guard: str = "",
+        measured: bool = False,
+    ) -> None:
+        self.request = request
+        self.in_place, self.second = dict(in_place), dict(second)
+        self._output_of = {given: output for output, given in {**in_place, **second}.items()}
+        self.wanted = list(wanted)
+        self.buffers: dict[str, Buffer] = {}
+        self._spare: dict[str, Buffer] = {}
+        self._model, self._folder = model, folder
+        self._guard, self._measured = guard, measured
+        self._turn = 0
+        self._quiet = ort.RunOptions()
+        self._quiet.log_severity_level = 4  # errors come as exceptions, and some are meant
+        self._steps_measured = 0
+        self.peaks: list[int] = []
+        self._open()
+
+    def _open(self) -> None:
+        request = self.request
+        options = session_options(request.session, request.dims)
+        point_to_weights(options, self._folder)
+        if self._measured:
+            self._scratch = scratch_folder()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self._scratch.__enter__() / "run")
+        try:
+            if request.provider == "cuda" and hasattr(ort, "preload_dlls"):
+                ort.preload_dlls()
+            self._session = open_session(self._model, request, options)
+        except Exception as error:
+            raise explain(str(error), "loading the model", request.provider) from None
+        # Two bindings, between which the buffers that change places differ.
+        self._bindings = [self._session.io_binding() for _ in range(2 if self.second else 1)]
+        for name in self.wanted:
+            self._release(name)
+        for name in self.buffers:
+            self._bind(name)
+
+    def set(self, name: str, value: Array) -> None:
+        """Give an input its value: into the buffer that is there, or a new one of another shape."""
+        held = self.buffers.get(name)
+        if held is not None and (held.shape, held.dtype) == (value.shape, value.dtype):
+            held.write(value)
+            return
+        self.buffers[name] = Buffer(value, self.request.provider)
+        if name in self.second.values():
+            self._spare[name] = Buffer(value, self.request.provider)
+        self._bind(name)
+
+    def share(self, name: str, buffer: Buffer) -> None:
+        """Let an input have its value in a buffer of another session on the same device."""
+        if self.buffers.get(name) is not buffer:
+            self.buffers[name] = buffer
+            self._bind(name)
+
+    def get(self, name: str) -> Array:
+        """A copy of an input's present value."""
+        return self.buffers[name].read()
+
+    def _bind(self, name: str) -> None:
+        """Bind an input, and the output that is its next value."""
+        held = self.buffers[name]
+        spare = self._spare.get(name)
+        for turn, binding in enumerate(self._bindings):
+            now, then = held, spare or held
+            if spare is not None and turn != self._turn:
+                now, then = spare, held
+            binding.bind_ortvalue_input(name, now.value)
+            if name in self._output_of:
+                binding.bind_ortvalue_output(self._output_of[name], then.value)
+
+    def _release(self, name: str) -> None:
+        """Let the runtime make an output anew: one that is left in a binding would be the memory of
+        the next run's, which then took less than the first."""
+        for binding in self._bindings:
+            binding.bind_output(name, "cpu", 0)
+
+    def run(self) -> dict[str, Array]:
+        """One run: the outputs that are wanted. New values wait for :meth:`accept`, those that are
+        written in place are there.
+
+        Raises:
+            Refused: the guard has stopped the run before anything was written in place.
+            RuntimeUnavailableError: the run failed.
+        """
+        binding = self._bindings[self._turn]
+        try:
+            self._session.run_with_iobinding(binding, self._quiet)
+        except Exception as error:
+            if self._guard and f"'{self._guard}'" in str(error):
+                raise Refused(str(error)) from None
+            raise explain(str(error), "the step", self.request.provider) from None
+        finally:
+            self._steps_measured += self._measured
+        values = binding.get_outputs()  # in the order in which they were first bound
+        found = {name: array_of(value) for name, value in zip(self.wanted, values, strict=False)}
+        del values
+        for name in self.wanted:
+            self._release(name)
+        return found
+
+    def accept(self) -> None:
+        """Take the new values for the present ones: buffers change places."""
+        if self.second:
+            self._turn = 1 - self._turn
+            for name in self._spare:
+                self.buffers[name], self._spare[name] = self._spare[name], self.buffers[name]
+
+    def collect_peaks(self) -> list[int]:
+        """Dynamic bytes at the peak of every measured step so far, by the profiler.
+
+        The session is opened anew afterwards, as a profile is written only once.
+
+        Raises:
+            RuntimeUnavailableError: the session cannot be made again.
+        """
+        if self._measured and self._steps_measured:
+            path = Path(self._session.end_profiling())
+            events = json.loads(path.read_text())
+            self.peaks += dynamic_peaks(events, self.request.provider)
+            self._scratch.__exit__(None, None, None)
+            self._steps_measured = 0
+            self._open()
+        return list(self.peaks)
+
+    def close(self) -> None:
+        """Let go of the session and its files."""
+        if self._measured:
+            self._session.end_profiling()
+            self._scratch.__exit__(None, None, None)
+            self._measured = False
+        del self._session, self._bindings

@@ -1,0 +1,8 @@
+"""Training with a step: what a user's loop does, with state that stays where it is.
+
+It answers what a loss becomes, step after step. It takes a file whose contract
+(:mod:`memplan.ir.contract`) says what is state, and batches; it gives losses, checkpoints and the
+trained graph. ``trainer`` is what users see; ``step_file`` reads the file, ``initial`` and
+``weights`` find first values, ``batches`` cuts data, ``placing`` decides what is written over what,
+``guard`` keeps a loss that is not a number from the state, ``checkpoint`` and ``export`` write.
+"""

@@ -1,0 +1,298 @@
+"""Gradients of several batches, summed where they are, and one update with the sums.
+
+Takes what ``memplan grad --update-output`` writes: a step that gives gradients, and the optimizer's
+own graph. Both are changed as they are loaded, never in their files: each gradient is added to its
+sum as soon as it is made, in place, and the update leaves zeros in the sums when it has read them.
+Weights and sums are shared by both sessions; nothing is copied between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from memplan.api.source import Model
+from memplan.errors import MemplanError, ModelError, UsageError
+from memplan.ir.contract import Contract, Role
+from memplan.proto.metadata import set_metadata
+from memplan.proto.names import NameAuthority, defined_names
+from memplan.training.batches import Batch
+from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from memplan.training.export import export_forward
+from memplan.training.knobs import Rate
+from memplan.training.step_file import StepFile, read_step
+from memplan.training.trainer import Trainer
+from memplan.training.weights import Weights
+
+Array = npt.NDArray[Any]
+
+_SCALE = "gradient_scale"
+
+
+class AccumulatingTrainer:
+    """Trains with sums of gradients: :class:`memplan.training.trainer.Trainer` over two files.
+
+        trainer = memplan.AccumulatingTrainer("step.onnx", "update.onnx", lr=1e-3)
+        loss = trainer.step([first, second, third, fourth])
+
+    Args:
+        step: a graph whose outputs are the loss and gradients.
+        update: the optimizer's graph, which takes these gradients.
+        weights: first values by name, of either file; see ``Trainer``.
+        init: see ``Trainer``.
+        lr: see ``Trainer``.
+        provider: see ``Trainer``.
+        threads: see ``Trainer``.
+        dims: sizes of symbolic dimensions of the step.
+
+    Raises:
+        ModelError: a file cannot be read, or the two do not belong together.
+        UsageError: a value is missing, or does not fit.
+        RuntimeUnavailableError: ONNX Runtime refuses a file or the provider.
+    """
+
+    def __init__(
+        self,
+        step: Model,
+        update: Model,
+        weights: Weights | None = None,
+        *,
+        init: Any = None,
+        lr: Rate | None = None,
+        provider: str | None = None,
+        threads: int = 0,
+        dims: Mapping[str, int] | None = None,
+    ) -> None:
+        first, second = read_step(step, dims), read_step(update)
+        self._sums = _sums(first, second)
+        shared: dict[str, Any] = {"provider": provider, "threads": threads}
+        self._gradients = Trainer(
+            _summing(first, self._sums), weights, init=init, dims=dims, **shared
+        )
+        values = self._gradients.state_dict()
+        known = {slot.name for slot in second.state}
+        mine = {name: value for name, value in values.items() if name in known}
+        self._update = Trainer(_emptying(second, self._sums), mine, init=init, lr=lr, **shared)
+        self._parameters = tuple(mine)
+        self._share()
+        self._scales = any(slot.name == _SCALE for slot in second.named(Role.HYPERPARAMETER))
+        self._file = first.without_values()
+
+    def _share(self) -> None:
+        """Let both sessions have the same weights and sums."""
+        for name in self._parameters:
+            self._gradients.session.share(name, self._update.session.buffers[name])
+        for gradient, held in self._sums.items():
+            self._update.session.share(gradient, self._gradients.session.buffers[held])
+
+    @property
+    def steps(self) -> int:
+        """How many updates were made."""
+        return self._update.steps
+
+    @property
+    def lr(self) -> Rate | None:
+        """The learning rate, as of ``Trainer``."""
+        return self._update.lr
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        self._update.lr = value
+
+    @property
+    def trainers(self) -> tuple[Trainer, Trainer]:
+        """The two trainers: that of the gradients and that of the update."""
+        return self._gradients, self._update
+
+    def step(self, batches: Sequence[Batch], **hyperparameters: float) -> float:
+        """Sum the gradients of some batches, and make one update with their mean.
+
+        Args:
+            batches: each as the step takes it.
+            hyperparameters: of the update (``lr=...``), for this step.
+
+        Returns:
+            The mean of the losses.
+
+        Raises:
+            UsageError: there is no batch, or one does not fit.
+            TrainingError: a loss is not a finite number; no update was made. Running statistics are
+                those after the batches before.
+        """
+        if isinstance(batches, Mapping) or not len(batches):
+            raise UsageError("batches are a list of mappings", "step([batch])")
+        if len(batches) > 1 and not self._scales:
+            raise UsageError(f"the update has no input '{_SCALE}' to take a mean with")
+        try:
+            losses = [self._gradients.step(batch) for batch in batches]
+        except MemplanError:
+            for held in self._sums.values():
+                self._gradients.session.set(held, np.zeros_like(self._gradients.session.get(held)))
+            raise
+        self._share()
+        given = {_SCALE: 1 / len(batches)} if self._scales else {}
+        self._update.step({**given, **hyperparameters})
+        for gradient, held in self._sums.items():
+            self._gradients.session.share(held, self._update.session.buffers[gradient])
+        self._share()
+        return math.fsum(losses) / len(losses)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of all state by name, without the sums, which are zeros between steps."""
+        found = {**self._gradients.state_dict(), **self._update.state_dict()}
+        for gradient, held in self._sums.items():
+            del found[gradient], found[held]
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give state new values, as of ``Trainer``.
+
+        Raises:
+            UsageError: a name, type or shape does not fit.
+        """
+        of_update = {slot.name for slot in self._update.file.state}
+        self._update.load_state_dict({k: v for k, v in state.items() if k in of_update})
+        self._gradients.load_state_dict({k: v for k, v in state.items() if k not in of_update})
+
+    @property
+    def _fingerprint(self) -> str:
+        return self._gradients.file.fingerprint[:16] + self._update.file.fingerprint[:16]
+
+    def save(self, path: PathLike[str] | str) -> None:
+        """Write a checkpoint, as of ``Trainer``.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        about = Progress(self._fingerprint, self.steps, self._update.numbers)
+        save_checkpoint(path, self.state_dict(), about)
+
+    def resume(self, path: PathLike[str] | str) -> int:
+        """Go on where a checkpoint was written; its number of steps.
+
+        Raises:
+            UsageError: it cannot be read, or is of another model.
+        """
+        state, about = load_checkpoint(path, self._fingerprint)
+        self._update.adopt(about.steps, about.hyperparameters)
+        self.load_state_dict(state)
+        return self.steps
+
+    def export_forward(
+        self, path: PathLike[str] | str, outputs: Sequence[str] = (), *, force: bool = False
+    ) -> list[str]:
+        """Write the forward part with its trained weights, as of ``Trainer``.
+
+        Raises:
+            UsageError, ModelError: see there.
+        """
+        return list(
+            export_forward(self._file, self.state_dict(), path, outputs, force=force).outputs
+        )
+
+
+def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
+    """Gradient → the input of the changed step that holds its sum.
+
+    Raises:
+        ModelError: the update takes a gradient that the step does not give, or the other way round.
+    """
+    made, taken = step.contract.gradients, update.contract.gradients
+    missing = sorted(made.keys() ^ taken.keys())
+    if missing or not made:
+        what = f"'{missing[0]}' is in one of them only" if missing else "there are no gradients"
+        raise ModelError(
+            f"{step.path} and {update.path} do not belong together: {what}",
+            "memplan grad --update-output writes two that do",
+        )
+    names = NameAuthority(defined_names(step.whole.graph))
+    return {gradient: names.fresh(f"{gradient}.sum") for gradient in made}
+
+
+def _summing(step: StepFile, sums: Mapping[str, str]) -> onnx.ModelProto:
+    """The step with every gradient added to its sum as soon as it is made."""
+    model = onnx.ModelProto()
+    model.CopyFrom(step.whole)
+    graph = model.graph
+    names = NameAuthority((*defined_names(graph), *sums.values()))
+    types = {value.name: value for value in graph.output}
+    outputs = [value for value in graph.output if value.name not in sums]
+    nodes: list[onnx.NodeProto] = []
+    pairs: dict[str, str] = {}
+    for node in graph.node:
+        nodes.append(node)
+        for name in node.output:
+            if name not in sums:
+                continue
+            held, new = sums[name], names.fresh(f"{sums[name]}_new")
+            nodes.append(helper.make_node("Add", [held, name], [new], names.fresh(new)))
+            for target, label in ((graph.input, held), (outputs, new)):
+                value = onnx.ValueInfoProto()
+                value.CopyFrom(types[name])
+                value.name = label
+                target.append(value)
+            pairs[new] = held
+    _replaced(model, nodes, outputs)
+    return _said(model, step.contract, pairs)
+
+
+def _emptying(update: StepFile, sums: Mapping[str, str]) -> onnx.ModelProto:
+    """The update with zeros as the next value of every sum, made when all is done."""
+    model = onnx.ModelProto()
+    model.CopyFrom(update.whole)
+    graph = model.graph
+    names = NameAuthority(defined_names(graph))
+    nodes, outputs = list(graph.node), list(graph.output)
+    pairs: dict[str, str] = {}
+    for value in graph.input:
+        if value.name not in sums:
+            continue
+        slot = update.slots[value.name]
+        shape, new = names.fresh(f"{value.name}.shape"), names.fresh(f"{value.name}.zeros")
+        sizes = slot.static_shape
+        graph.initializer.append(
+            helper.make_tensor(shape, onnx.TensorProto.INT64, [len(sizes)], sizes)
+        )
+        zero = helper.make_tensor("zero", slot.element, [1], [0])
+        nodes.append(
+            helper.make_node("ConstantOfShape", [shape], [new], names.fresh(new), value=zero)
+        )
+        made = onnx.ValueInfoProto()
+        made.CopyFrom(value)
+        made.name = new
+        outputs.append(made)
+        pairs[new] = value.name
+    _replaced(model, nodes, outputs)
+    return _said(model, update.contract, pairs)
+
+
+def _replaced(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> None:
+    for field, values in ((model.graph.node, nodes), (model.graph.output, outputs)):
+        copies = []
+        for value in values:
+            copy = type(value)()
+            copy.CopyFrom(value)
+            copies.append(copy)
+        del field[:]
+        field.extend(copies)
+
+
+def _said(model: onnx.ModelProto, contract: Contract, pairs: Mapping[str, str]) -> onnx.ModelProto:
+    """The model with the pairs in its contract; no gradient is an output any more."""
+    roles = {name: role for name, role in contract.roles.items() if role is not Role.GRADIENT}
+    roles |= dict.fromkeys(pairs.values(), Role.OPTIMIZER_STATE)
+    roles |= dict.fromkeys(pairs, Role.NEW_VALUE)
+    said = Contract(roles, {**contract.new_values, **pairs}, {}, stated=True)
+    set_metadata(model, said.as_metadata())
+    return model

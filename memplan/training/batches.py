@@ -1,0 +1,298 @@
+"""Batches: what a step takes, checked before anything runs, and cut from arrays of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import UsageError
+from memplan.runtime.archive import BFLOAT16, load_arrays
+from memplan.training.step_file import Slot, as_bits
+
+Array = npt.NDArray[Any]
+Batch = Mapping[str, Any]
+
+
+def checked_batch(slots: Sequence[Slot], batch: Batch) -> dict[str, Array]:
+    """A batch as arrays that the step takes.
+
+    Args:
+        slots: the inputs that make up a batch; those with a default may be left out.
+        batch: arrays by name. Python numbers and lists take the type that is wanted.
+
+    Raises:
+        UsageError: a name, type or shape does not fit.
+    """
+    wanted = {slot.name: slot for slot in slots}
+    for name in batch:
+        if name not in wanted:
+            near = get_close_matches(name, wanted, 3)
+            raise UsageError(
+                f"the step has no batch input '{name}'",
+                f"near matches: {', '.join(near)}" if near else f"it has {_names(wanted)}",
+            )
+    missing = [slot.name for slot in slots if slot.name not in batch and slot.default is None]
+    if missing:
+        raise UsageError(f"the batch has no '{missing[0]}'", f"the step takes {_names(wanted)}")
+    sizes: dict[str, tuple[int, str]] = {}
+    return {name: _fitting(wanted[name], value, sizes) for name, value in batch.items()}
+
+
+def _fitting(slot: Slot, value: Any, sizes: dict[str, tuple[int, str]]) -> Array:
+    if hasattr(value, "detach"):  # a tensor of PyTorch
+        value = value.detach().cpu().numpy()
+    typed = isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__")
+    try:
+        array = np.asarray(value) if typed else np.asarray(value, _plain(slot.dtype))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"'{slot.name}' is not an array of numbers: {error}") from None
+    if slot.dtype == BFLOAT16 and array.dtype != BFLOAT16:
+        try:
+            array = as_bits(array)
+        except UsageError:
+            raise UsageError(f"'{slot.name}' is {array.dtype}, the step wants bfloat16") from None
+    if array.dtype != slot.dtype or not _has_shape(slot, array.shape, sizes):
+        raise UsageError(
+            f"'{slot.name}' is {array.dtype}{list(array.shape)}, the step wants {slot.words}",
+            f"its type: value.astype('{slot.dtype}')" if array.dtype != slot.dtype else "",
+        )
+    return array
+
+
+def _plain(dtype: np.dtype[Any]) -> Any:
+    return None if dtype == BFLOAT16 else dtype
+
+
+def _has_shape(slot: Slot, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> bool:
+    """Whether a shape fits; a named size must be the same in the whole batch."""
+    if len(shape) != len(slot.shape):
+        return False
+    for size, wanted in zip(shape, slot.shape, strict=True):
+        if isinstance(wanted, int):
+            if size != wanted:
+                return False
+            continue
+        known, first = sizes.setdefault(wanted, (size, slot.name))
+        if wanted != "?" and known != size:
+            raise UsageError(
+                f"'{wanted}' is {known} in '{first}' and {size} in '{slot.name}'",
+                "a size of one name is the same in all inputs of a batch",
+            )
+    return True
+
+
+class Batches:
+    """Batches cut from the first axis of arrays, epoch after epoch without end.
+
+    An array may hold samples (its other axes are those of a sample), whole batches, or one value
+    for all steps (exactly what the input takes). Samples that fill no batch at the end of an epoch
+    are left out. With ``shuffle``, each epoch has its own order, from ``seed`` and its number.
+
+    Args:
+        slots: the inputs that make up a batch.
+        arrays: arrays by name.
+        size: samples per batch, where the step leaves it open.
+        shuffle: whether samples change places.
+        seed: of the order.
+
+    Raises:
+        UsageError: names, types or shapes do not fit, or there is not one whole batch.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        arrays: Mapping[str, Array],
+        *,
+        size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.seed, self.shuffle = seed, shuffle
+        self._samples: dict[str, Array] = {}
+        self._ready: dict[str, Array] = {}
+        self._fixed: dict[str, Array] = {}
+        self._orders: dict[tuple[int, int, int], npt.NDArray[np.int64]] = {}
+        wanted = {slot.name: slot for slot in slots}
+        _no_others(arrays, wanted)
+        for name, array in arrays.items():
+            self._sort(wanted[name], np.asarray(array))
+        missing = [s.name for s in slots if s.name not in arrays and s.default is None]
+        if missing:
+            raise UsageError(f"the data has no '{missing[0]}'", f"it takes {_names(wanted)}")
+        self._find_fixed(wanted)
+        self.samples = _one_length(self._samples, "samples")
+        self.size = self._batch_size(wanted, size)
+        ready = _one_length(self._ready, "batches")
+        counts = [ready] if ready is not None else []
+        if self.samples is not None:
+            counts.append(self.samples // self.size)
+        if len(set(counts)) > 1:
+            raise UsageError(f"the data has {counts[0]} batches and samples for {counts[1]}")
+        self.count = counts[0] if counts else 1
+        if not self.count:
+            raise UsageError(f"the data has {self.samples} samples, and a batch takes {self.size}")
+        self.epoch, self.index = 0, 0
+
+    def _sort(self, slot: Slot, array: Array) -> None:
+        """Tell samples, batches and values for all steps apart by their shapes."""
+        if slot.dtype == BFLOAT16 and array.dtype == np.dtype("V2"):
+            array = array.view(BFLOAT16)
+        if array.dtype != slot.dtype:
+            raise UsageError(
+                f"'{slot.name}' of the data is {array.dtype}, the step wants {slot.dtype}"
+            )
+        if array.ndim == len(slot.shape) + 1 and _like(array.shape[1:], slot.shape):
+            self._ready[slot.name] = array
+        elif (
+            slot.shape
+            and array.ndim == len(slot.shape)
+            and _like(array.shape, ("", *slot.shape[1:]))
+        ):
+            self._samples[slot.name] = array
+        elif not slot.shape and not array.ndim:
+            self._fixed[slot.name] = array
+        else:
+            raise UsageError(
+                f"'{slot.name}' of the data is {array.dtype}{list(array.shape)}, the step wants "
+                f"{slot.words}",
+                "the first axis of data is that of the samples",
+            )
+
+    def _find_fixed(self, wanted: Mapping[str, Slot]) -> None:
+        """Where arrays of samples differ in length, one that is what the input takes is a value for
+        all steps."""
+        if len({len(array) for array in self._samples.values()}) > 1:
+            for name, array in list(self._samples.items()):
+                if array.shape == wanted[name].shape:
+                    self._fixed[name] = self._samples.pop(name)
+
+    def _batch_size(self, wanted: Mapping[str, Slot], size: int | None) -> int:
+        stated = {
+            wanted[name].shape[0]
+            for name in self._samples
+            if isinstance(wanted[name].shape[0], int)
+        }
+        sizes = {int(s) for s in stated}
+        if len(sizes) > 1:
+            raise UsageError(f"the inputs of a batch have {sorted(sizes)} samples")
+        found = next(iter(sizes), None)
+        if size is not None and found is not None and size != found:
+            raise UsageError(f"a batch of {size} samples, but the step takes {found}")
+        result = size if size is not None else found
+        if result is None and self._samples:
+            raise UsageError(
+                "the step leaves the size of a batch open", "give it: batch=N, --batch N"
+            )
+        return result or 1
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        return self
+
+    def __next__(self) -> dict[str, Array]:
+        """The next batch."""
+        order = self._order()
+        rows = order[self.index * self.size : (self.index + 1) * self.size]
+        place = self._place()
+        batch = {name: array[rows] for name, array in self._samples.items()}
+        batch |= {name: array[place] for name, array in self._ready.items()}
+        batch |= self._fixed
+        self.index += 1
+        if self.index == self.count:
+            self.epoch, self.index = self.epoch + 1, 0
+        return batch
+
+    def _order(self) -> npt.NDArray[np.int64]:
+        """The samples of the present epoch in their order."""
+        return self._permuted(self.samples or 0, 0)
+
+    def _place(self) -> int:
+        """The place of the next ready batch."""
+        return int(self._permuted(self.count, 1)[self.index])
+
+    def _permuted(self, length: int, stream: int) -> npt.NDArray[np.int64]:
+        key = (self.epoch, length, stream)
+        if key not in self._orders:
+            order = np.arange(length)
+            if self.shuffle:
+                np.random.default_rng([self.seed, self.epoch, stream]).shuffle(order)
+            kept = {k: held for k, held in self._orders.items() if k[0] == self.epoch}
+            self._orders = {**kept, key: order}
+        return self._orders[key]
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`restore` needs to go on with the very next batch."""
+        return {
+            "epoch": self.epoch,
+            "index": self.index,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "size": self.size,
+            "count": self.count,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            UsageError: it was taken of other data, or of another order.
+        """
+        own = self.state()
+        for key in ("seed", "shuffle", "size", "count"):
+            if state.get(key) != own[key]:
+                raise UsageError(
+                    f"the checkpoint is of data with {key} {state.get(key)}, this has {own[key]}",
+                    "resume with the same data, seed and size of a batch",
+                )
+        self.epoch, self.index = int(state["epoch"]), int(state["index"])
+
+
+def load_data(path: PathLike[str] | str) -> dict[str, Array]:
+    """The arrays of an ``.npz`` file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{file} is not a file", "data is an .npz file as numpy.savez writes it")
+    try:
+        return load_arrays(file)
+    except Exception as error:  # a damaged archive fails in any way
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{file} cannot be read as .npz: {line}") from None
+
+
+def _one_length(arrays: Mapping[str, Array], what: str) -> int | None:
+    """The common length of the first axes."""
+    lengths = sorted((len(array), name) for name, array in arrays.items())
+    if lengths and lengths[0][0] != lengths[-1][0]:
+        (low, first), (high, last) = lengths[0], lengths[-1]
+        raise UsageError(f"the data has {low} {what} of '{first}' and {high} of '{last}'")
+    return lengths[0][0] if lengths else None
+
+
+def _no_others(arrays: Mapping[str, Any], wanted: Mapping[str, Slot]) -> None:
+    unknown = sorted(name for name in arrays if name not in wanted)
+    if unknown:
+        near = get_close_matches(unknown[0], wanted, 3)
+        raise UsageError(
+            f"the data has an array '{unknown[0]}', which is not a batch input",
+            f"near matches: {', '.join(near)}" if near else f"batch inputs: {_names(wanted)}",
+        )
+
+
+def _like(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
+    return len(shape) == len(wanted) and all(
+        not isinstance(b, int) or a == b for a, b in zip(shape, wanted, strict=True)
+    )
+
+
+def _names(slots: Mapping[str, Slot]) -> str:
+    return ", ".join(f"'{slot.name}' {slot.words}" for slot in slots.values()) or "nothing"

@@ -1,0 +1,114 @@
+"""Running statistics in place of those of a batch, in graphs that write normalization out.
+
+A step in training mode normalizes by the mean and variance of its batch, and renews a running
+statistic by them: ``R_new = R · m + T · (1 - m)``. In evaluation R stands where T stands. T is
+found from the new value: behind arithmetic with constants, it is what the forward part makes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from memplan.ir.contract import Role
+from memplan.ir.graph import Graph
+from memplan.proto.edit import rename_reads
+from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.nodes import is_standard, reads_of
+from memplan.training.step_file import StepFile
+
+_THROUGH = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+)
+
+
+def use_running_statistics(
+    proto: onnx.ModelProto, wanted: Sequence[str], step: StepFile, graph: Graph
+) -> list[str]:
+    """Let what makes ``wanted`` read running statistics, in place.
+
+    Args:
+        proto: the step.
+        wanted: tensors.
+        step: its contract.
+        graph: its graph, for shapes.
+
+    Returns:
+        The running statistics for which none of a batch was found, although the step renews them
+        by something that ``wanted`` depends on.
+    """
+    makers = {name: node for node in proto.graph.node for name in node.output if name}
+    needed = _made_for(proto.graph, wanted)
+    pairs = {given: output for output, given in step.contract.new_values.items()}
+    names = NameAuthority(defined_names(proto.graph))
+    lost: list[str] = []
+    renamed: dict[str, str] = {}
+    for slot in step.named(Role.RUNNING_STATISTIC):
+        output = pairs.get(slot.name)
+        if output is None or _is_operator(makers.get(output)):
+            continue
+        found = _frontier(output, slot.name, makers, needed)
+        if len(found) == 1:
+            (batch,) = found
+            renamed[batch] = _shaped(proto.graph, slot.name, batch, graph, names)
+        elif found:
+            lost.append(slot.name)
+    for node in proto.graph.node:
+        rename_reads(node, renamed)
+    return lost
+
+
+def _made_for(graph: onnx.GraphProto, wanted: Sequence[str]) -> set[str]:
+    """What is made by the nodes that ``wanted`` depends on."""
+    needed = set(wanted)
+    made: set[str] = set()
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            made.update(node.output)
+            needed.update(reads_of(node))
+    return made
+
+
+def _is_operator(maker: onnx.NodeProto | None) -> bool:
+    """Whether the operator itself renews its statistics, and knows evaluation."""
+    return maker is None or maker.op_type == "BatchNormalization"
+
+
+def _frontier(
+    output: str, statistic: str, makers: Mapping[str, onnx.NodeProto], needed: set[str]
+) -> set[str]:
+    """What the forward part makes too of that which a new value is made of."""
+    found: set[str] = set()
+    seen = {output}
+    stack = [output]
+    while stack:
+        name = stack.pop()
+        if name in needed:
+            found.add(name)
+            continue
+        maker = makers.get(name)
+        if maker is None or not is_standard(maker.domain) or maker.op_type not in _THROUGH:
+            continue
+        for read in maker.input:
+            if read and read != statistic and read not in seen:
+                seen.add(read)
+                stack.append(read)
+    return found
+
+
+def _shaped(
+    graph: onnx.GraphProto, statistic: str, batch: str, shapes: Graph, names: NameAuthority
+) -> str:
+    """The statistic in the shape of that of a batch."""
+    own, other = shapes.tensor_named(statistic), shapes.tensor_named(batch)
+    if own is None or other is None or own.shape == other.shape:
+        return statistic
+    shape = names.fresh(f"{statistic}.shape")
+    value = helper.make_tensor(shape, onnx.TensorProto.INT64, [len(other.shape)], other.shape)
+    graph.initializer.append(value)
+    made = names.fresh(f"{statistic}.shaped")
+    node = helper.make_node("Reshape", [statistic, shape], [made], names.fresh(made))
+    graph.node.insert(0, node)
+    return made

@@ -1,0 +1,171 @@
+"""A loss that is not a number must not reach the state, though that is written in place.
+
+Two ways, both a few nodes in the graph that is loaded (never in the file):
+
+- *stop*, on the CPU: between the loss and the first such write, a ``Gather`` whose index is out of
+  bounds unless the loss is finite. Its kernel then fails, and the run ends before any node that
+  writes in place. The cost is four nodes of one element at most.
+- *select*, where kernels cannot fail (CUDA): what a maker makes goes through ``Where(finite, new,
+  old)``, which writes in place. The cost is a pass over the state, and one new value at a time
+  beside the old one.
+
+Either needs the loss before the first such write: what is made earlier (running statistics) gets a
+second buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper
+
+from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.nodes import reads_of
+from memplan.proto.opset import default_opset
+
+STOP, SELECT = "stop", "select"
+_STEM = "memplan.guard"
+_IS_NAN_SINCE = 9
+_FEW = 16
+_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A model with a guard. ``node``: the name of the node that stops a run, if one does;
+    ``output``: what it makes; ``covered``: the outputs that are made behind it."""
+
+    model: onnx.ModelProto
+    node: str
+    output: str
+    covered: frozenset[str]
+
+
+def with_guard(
+    model: onnx.ModelProto,
+    loss: str,
+    pairs: Mapping[str, str],
+    how: str,
+    between: Sequence[int] | None = None,
+) -> Guarded | None:
+    """``model`` with a guard on ``loss``, or None where there can be none.
+
+    Args:
+        model: the step; it is copied.
+        loss: an output.
+        pairs: output → input of what is to be written in place.
+        how: :data:`STOP` or :data:`SELECT`.
+        between: bytes in use before each node, if they are known: the guard goes where there are
+            the fewest, so that its own few make no new peak.
+    """
+    place = next((k for k, n in enumerate(model.graph.node) if loss in n.output), None)
+    if place is None or default_opset(model) < _IS_NAN_SINCE or not _is_number(model, loss):
+        return None
+    guarded = onnx.ModelProto()
+    guarded.CopyFrom(model)
+    nodes = list(guarded.graph.node)
+    makers = [k for k, n in enumerate(nodes) if k > place and any(o in pairs for o in n.output)]
+    if not makers:
+        return Guarded(model, "", "", frozenset())
+    at = makers[0]
+    if between is not None:
+        at = min(range(place + 1, makers[0] + 1), key=lambda k: (between[k], -k))
+    before, behind = nodes[:at], nodes[at:]
+    covered = frozenset(name for node in behind for name in node.output if name in pairs)
+    build = _Builder(guarded)
+    is_nan = build.node("IsNaN", build.node("Sub", loss, loss))  # of inf and nan, as inf - inf is
+    if how == STOP:
+        # One row of no elements: what is never read stays in memory to the end of the run.
+        only = build.constant(onnx.TensorProto.BOOL, [1, 0])
+        index = build.node("Cast", is_nan)
+        build.made[-1].attribute.append(helper.make_attribute("to", onnx.TensorProto.INT64))
+        checked = build.node("Gather", only, index)
+    else:
+        checked = build.node("Not", is_nan)
+        behind = [n for node in behind for n in _selected(node, pairs, checked, build.names)]
+    ordered = [*before, *build.made, *behind]
+    del guarded.graph.node[:]
+    guarded.graph.node.extend(ordered)
+    return Guarded(guarded, build.made[-1].name if how == STOP else "", checked, covered)
+
+
+def with_loss_before(
+    model: onnx.ModelProto, loss: str, pairs: Mapping[str, str]
+) -> onnx.ModelProto:
+    """The model with what is left to do for the loss moved before the first node that makes one of
+    ``pairs``, if these are a few nodes; else the model itself.
+
+    A plan may make the loss late, as nothing else waits for it. Where running statistics are made
+    first, the first node behind them counts.
+    """
+    nodes = list(model.graph.node)
+    needed, late = {loss}, set[int]()
+    for place in reversed(range(len(nodes))):
+        if needed.intersection(nodes[place].output):
+            needed.update(reads_of(nodes[place]))
+            late.add(place)
+    for place, node in enumerate(nodes):
+        if place not in late and any(name in pairs for name in node.output):
+            behind = sorted(k for k in late if k > place)
+            if not behind:
+                return model
+            if len(behind) <= _FEW:
+                moved = set(behind)
+                rest = [n for k, n in enumerate(nodes[place:], place) if k not in moved]
+                order = [*nodes[:place], *(nodes[k] for k in behind), *rest]
+                break
+    else:
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(order)
+    return result
+
+
+class _Builder:
+    """Makes nodes and constants with fresh names."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        self.names = NameAuthority(defined_names(model.graph))
+        self.names.taken.update(node.name for node in model.graph.node)
+        self.made: list[onnx.NodeProto] = []
+
+    def node(self, op: str, *inputs: str) -> str:
+        output = self.names.fresh(f"{_STEM}.{op}")
+        self.made.append(helper.make_node(op, list(inputs), [output], self.names.fresh(output)))
+        return output
+
+    def constant(self, kind: int, shape: list[int]) -> str:
+        name = self.names.fresh(f"{_STEM}.constant")
+        self.graph.initializer.append(helper.make_tensor(name, kind, shape, []))
+        return name
+
+
+def _selected(
+    node: onnx.NodeProto, pairs: Mapping[str, str], finite: str, names: NameAuthority
+) -> list[onnx.NodeProto]:
+    """A node, and behind it the selection of each new value that it makes."""
+    if not any(name in pairs for name in node.output):
+        return [node]
+    maker = onnx.NodeProto()
+    maker.CopyFrom(node)
+    found = [maker]
+    for slot, name in enumerate(node.output):
+        if name in pairs:
+            maker.output[slot] = names.fresh(f"{_STEM}.{name}")
+            inputs = [finite, maker.output[slot], pairs[name]]
+            found.append(helper.make_node("Where", inputs, [name], names.fresh(f"{_STEM}.Where")))
+    return found
+
+
+def _is_number(model: onnx.ModelProto, loss: str) -> bool:
+    """Whether the output is one float."""
+    stated = next((value for value in model.graph.output if value.name == loss), None)
+    if stated is None or not stated.type.tensor_type.HasField("shape"):
+        return False
+    tensor = stated.type.tensor_type
+    return tensor.elem_type in _FLOATS and all(d.dim_value == 1 for d in tensor.shape.dim)

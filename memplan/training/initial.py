@@ -1,0 +1,216 @@
+"""First values of all state: given, from the file, or by a rule that is told."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import UsageError
+from memplan.ir.contract import Role
+from memplan.runtime.archive import BFLOAT16, bfloat16_bits
+from memplan.training.checkpoint import Progress, load_checkpoint
+from memplan.training.step_file import Slot, StepFile, as_bits
+from memplan.training.weights import Weights, read_weights
+from memplan.units import counted
+
+Array = npt.NDArray[Any]
+Init = str | Mapping[str, Any] | None
+
+RANDOM = "random"
+_SHOWN = 4
+_IGNORED = ("num_batches_tracked",)  # PyTorch counts them; no graph reads them
+_VARIANCES = ("var", "variance")
+_SCALES = ("weight", "gamma", "scale")
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The state to begin with, what is to be said of it, and how far it has come."""
+
+    values: Mapping[str, Array]
+    notes: tuple[str, ...]
+    about: Progress
+
+
+def first_values(
+    step: StepFile,
+    weights: Weights | None,
+    init: Init,
+    seed: int,
+    resume: PathLike[str] | str | None,
+) -> First:
+    """The state of a checkpoint, if there is one to go on from; else :func:`initial_state`.
+
+    Raises:
+        UsageError: see there; or the checkpoint cannot be read, or is of another model.
+    """
+    if resume is not None:
+        state, about = load_checkpoint(resume, step.fingerprint)
+        return First({s.name: fitting(s, state[s.name]) for s in step.state}, (), about)
+    given = None if weights is None else read_weights(weights)
+    values, notes = initial_state(step, given, init, seed)
+    return First(values, notes, Progress(step.fingerprint, 0))
+
+
+def initial_state(
+    step: StepFile, weights: Mapping[str, Any] | None, init: Init, seed: int
+) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """A value for every input that lives from step to step, and what is to be said of them.
+
+    Args:
+        step: the step.
+        weights: values by name, before all others.
+        init: ``random`` for parameters without a value; or glob → number, array or ``random``.
+        seed: of random values.
+
+    Raises:
+        UsageError: a parameter has no value; a value fits no input, or not its type and shape; or
+            ``init`` names nothing.
+    """
+    given = _known(step, weights or {})
+    rules = _rules(step, init)
+    values: dict[str, Array] = {}
+    missing: list[str] = []
+    by_rule: dict[str, list[str]] = {}
+    for slot in step.state:
+        rule = _rule_for(slot, rules, init)
+        if slot.name in given:
+            values[slot.name] = fitting(slot, given[slot.name])
+        elif rule is not None:
+            values[slot.name] = _of_rule(slot, rule, seed)
+            if rule is RANDOM:
+                by_rule.setdefault("random numbers", []).append(slot.name)
+        elif slot.default is not None:
+            values[slot.name] = np.array(slot.default)
+        elif slot.role is Role.PARAMETER:
+            missing.append(slot.name)
+        else:
+            number = _first_number(step, slot)
+            values[slot.name] = _filled(slot, number)
+            by_rule.setdefault(f"{number:g}", []).append(slot.name)
+    if missing:
+        raise UsageError(
+            f"{counted(len(missing), 'parameter')} without a value: {_some(missing)}",
+            "give them: weights=FILE or mapping, or --weights-file FILE; or ask for init='random', "
+            "or --init random",
+        )
+    notes = tuple(f"{_some(names)} start at {what}" for what, names in by_rule.items())
+    return values, notes
+
+
+def fitting(slot: Slot, value: Any) -> Array:
+    """A copy of a value as the input wants it.
+
+    Raises:
+        UsageError: it has another type or shape.
+    """
+    array = np.asarray(value)
+    if slot.dtype == BFLOAT16:
+        array = _as_bfloat16(slot, array)
+    shape = slot.static_shape
+    if array.shape != shape and math.prod(array.shape) == math.prod(shape) == 1:
+        array = array.reshape(shape)  # a number is a number
+    if array.shape != shape or array.dtype != slot.dtype:
+        given = f"{array.dtype}{list(array.shape)}"
+        raise UsageError(f"the value of '{slot.name}' is {given}, the step wants {slot.words}")
+    return np.array(array)
+
+
+def _as_bfloat16(slot: Slot, array: Array) -> Array:
+    if array.dtype == np.float32:
+        return bfloat16_bits(np.ascontiguousarray(array)).reshape(array.shape)
+    try:
+        return as_bits(array)
+    except UsageError:
+        raise UsageError(f"the value of '{slot.name}' is {array.dtype}, not bfloat16") from None
+
+
+def _known(step: StepFile, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse values for what is not state."""
+    names = [slot.name for slot in step.state]
+    found = {k: v for k, v in weights.items() if not k.endswith(_IGNORED) or k in names}
+    unknown = [name for name in found if name not in names]
+    if not unknown:
+        return found
+    near = get_close_matches(unknown[0], names, 3)
+    more = f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""
+    raise UsageError(
+        f"there is a value for '{unknown[0]}', which is not state of this step{more}",
+        f"near matches: {', '.join(near)}" if near else f"state: {_some(names)}",
+    )
+
+
+def _rules(step: StepFile, init: Init) -> list[tuple[str, Any]]:
+    if init is None:
+        return []
+    if isinstance(init, str):
+        if init != RANDOM:
+            raise UsageError(f"init='{init}'", "it is 'random', or a mapping of globs to values")
+        return [("*", RANDOM)]
+    for glob in init:
+        if not any(fnmatchcase(slot.name, glob) for slot in step.state):
+            raise UsageError(f"init: '{glob}' names no state of the step")
+    return list(init.items())
+
+
+def _rule_for(slot: Slot, rules: Sequence[tuple[str, Any]], init: Init) -> Any:
+    """What ``init`` says of an input; ``random`` alone speaks of parameters without a value."""
+    if init == RANDOM and (slot.role is not Role.PARAMETER or slot.default is not None):
+        return None
+    return next((value for glob, value in rules if fnmatchcase(slot.name, glob)), None)
+
+
+def _of_rule(slot: Slot, rule: Any, seed: int) -> Array:
+    if isinstance(rule, str) and rule == RANDOM:
+        return _random(slot, seed)
+    if np.ndim(rule) == 0:
+        return _filled(slot, float(rule))
+    return fitting(slot, rule)
+
+
+def _random(slot: Slot, seed: int) -> Array:
+    """Uniform numbers within √(6 / (fan-in + fan-out)) (Glorot and Bengio 2010, equation 16),
+    whichever way a matrix lies. Vectors are 1 if they are named as scales are, else 0."""
+    shape = slot.static_shape
+    if len(shape) < 2:
+        scale = slot.name.lower().endswith(_SCALES) and bool(shape)
+        return _filled(slot, 1.0 if scale else 0.0)
+    generator = np.random.default_rng([seed, zlib.crc32(slot.name.encode())])
+    bound = math.sqrt(6 / ((shape[0] + shape[1]) * math.prod(shape[2:])))
+    return _typed(slot, generator.uniform(-bound, bound, shape))
+
+
+def _first_number(step: StepFile, slot: Slot) -> float:
+    """Where state starts that nobody gives: variances at 1, all else at 0; but a step counter at 1
+    if anything but the node that counts it reads it, as the number of the step that is taken."""
+    if slot.role is Role.STEP_COUNTER:
+        output = next((o for o, i in step.contract.new_values.items() if i == slot.name), None)
+        return float(step.readers_beside(slot.name, output))
+    last = slot.name.lower().replace("_", ".").split(".")
+    variance = slot.role is Role.RUNNING_STATISTIC and any(word in _VARIANCES for word in last)
+    return float(variance)
+
+
+def _filled(slot: Slot, number: float) -> Array:
+    return _typed(slot, np.full(slot.static_shape, number))
+
+
+def _typed(slot: Slot, values: Array) -> Array:
+    if slot.dtype == BFLOAT16:
+        bits = bfloat16_bits(np.ascontiguousarray(values, np.float32))
+        return bits.reshape(slot.static_shape)
+    return values.astype(slot.dtype)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,167 @@
+"""What a trainer keeps from step to step: its state, given out, taken in, written and read; and the
+memory that this takes. The other half of :class:`memplan.training.trainer.Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import UsageError
+from memplan.runtime.messages import RunRequest
+from memplan.training.batches import Batches
+from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from memplan.training.export import export_forward
+from memplan.training.initial import fitting
+from memplan.training.knobs import Knobs
+from memplan.training.placing import Placing
+from memplan.training.predict import Predicted, predict
+from memplan.training.step_file import Slot, StepFile
+
+if TYPE_CHECKING:
+    from memplan.runtime.training_session import TrainingSession
+
+Array = npt.NDArray[Any]
+
+
+class Kept:
+    """State by name, checkpoints and export. ``steps``: how many were taken; ``notes``: what is to
+    be said of first values; ``request``: the kind of session; ``placing``: where new values go."""
+
+    steps: int
+    notes: tuple[str, ...]
+    request: RunRequest
+    placing: Placing
+    _file: StepFile
+    _session: TrainingSession
+    _knobs: Knobs
+    _pairs: dict[str, str]
+    _counters: dict[str, Array]
+    _batch_slots: list[Slot]
+    _broken: str
+    _data: Batches | None
+    _data_state: Mapping[str, Any] | None
+    _prediction: tuple[object, Predicted] | None
+
+    @property
+    def _state_names(self) -> list[str]:
+        return [slot.name for slot in self._file.state if slot.name not in self._counters]
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of all state by name: parameters, optimizer state, statistics, counters."""
+        found = {name: self._session.get(name) for name in self._state_names}
+        for name, first in self._counters.items():
+            found[name] = np.asarray((first + self.steps).astype(first.dtype))
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give state new values; what is not named keeps its value. Steps are counted on.
+
+        Raises:
+            UsageError: a name, type or shape does not fit; nothing was changed.
+        """
+        slots = {slot.name: slot for slot in self._file.state}
+        for name in state:
+            if name not in slots:
+                raise UsageError(f"'{name}' is not state of this step")
+        checked = {name: fitting(slots[name], value) for name, value in state.items()}
+        for name, value in checked.items():
+            if name in self._counters:
+                self._counters[name] = (value - self.steps).astype(value.dtype)
+            else:
+                self._session.set(name, value)
+        if set(checked) >= set(self._state_names):
+            self._broken = ""
+
+    def save(self, path: PathLike[str] | str) -> None:
+        """Write a checkpoint from which :meth:`resume` goes on to the bit: state, number of steps,
+        hyperparameters, and the place in the data of :meth:`train`.
+
+        A function for the learning rate is not in it. The file is replaced atomically.
+
+        Raises:
+            UsageError: it cannot be written; what was there is as it was.
+        """
+        if self._broken:
+            raise UsageError(self._broken, "such a state is not worth a checkpoint")
+        data = self._data.state() if self._data is not None else self._data_state
+        about = Progress(self._file.fingerprint, self.steps, self._knobs.numbers, data)
+        save_checkpoint(path, self.state_dict(), about)
+
+    def resume(self, path: PathLike[str] | str) -> int:
+        """Go on where a checkpoint was written; its number of steps.
+
+        Raises:
+            UsageError: it cannot be read, or is of another model.
+        """
+        state, about = load_checkpoint(path, self._file.fingerprint)
+        self._knobs.adopt(about.hyperparameters)
+        self.steps = 0
+        self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
+        self.steps = about.steps
+        self._data_state = about.data
+        if self._data is not None and about.data is not None:
+            self._data.restore(about.data)
+        return self.steps
+
+    def export_forward(
+        self, path: PathLike[str] | str, outputs: Sequence[str] = (), *, force: bool = False
+    ) -> list[str]:
+        """Write the forward part with its trained weights as an ONNX file; the names of its
+        outputs.
+
+        Args:
+            path: the file.
+            outputs: tensors of the graph; by default its outputs that the forward part makes, or
+                where it has none, what the loss is made of.
+            force: replace a file that is there.
+
+        Raises:
+            UsageError: the file cannot be written, or there is no such tensor.
+            ModelError: the forward part has no output, or the file would have more than 2 GiB.
+        """
+        done = export_forward(self._file, self.state_dict(), path, outputs, force=force)
+        if done.without_place:
+            names = ", ".join(f"'{name}'" for name in done.without_place[:3])
+            note = (
+                f"{path} normalizes by the batch that it is given: no place was found for {names}"
+            )
+            self.notes = (*self.notes, note)
+        return list(done.outputs)
+
+    def predicted(self) -> Predicted | None:
+        """The memory of every step of this trainer, the first and later ones; None in a plain
+        session, and before the first step where a batch decides on sizes.
+
+        Raises:
+            ModelError: the runtime decides on a shape while it runs.
+        """
+        if self.request.session == "default":
+            return None
+        sizes = {
+            name: size
+            for slot in self._batch_slots
+            if slot.name in self._session.buffers
+            for name, size in zip(slot.shape, self._session.buffers[slot.name].shape, strict=True)
+            if isinstance(name, str)
+        }
+        if not self._file.open_sizes <= set(sizes):
+            return None
+        key = tuple(sorted(sizes.items()))
+        if self._prediction is None or self._prediction[0] != key:
+            placing = self.placing
+            known = {**self._file.dims, **sizes}
+            found = predict(placing.model, self._pairs, placing.reasons, self.request, known)
+            self._prediction = (key, found)
+        return self._prediction[1]
+
+    def measured_peaks(self) -> list[int]:
+        """Dynamic bytes at the peak of every step so far, as ONNX Runtime's profiler has them. For
+        a trainer with ``measure=True``.
+
+        The session is opened anew for it, so random operators begin their numbers again.
+        """
+        return self._session.collect_peaks()

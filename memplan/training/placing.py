@@ -1,0 +1,147 @@
+"""What is written over what: the decision, pair by pair, for the session that is really loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.equivalence.in_place import unsafe_pairs
+from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.runtime.failures import explain
+from memplan.runtime.messages import RunRequest
+from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
+from memplan.training.predict import bytes_between, predict, stand_in_sizes
+
+PLAIN = "the session decides on the order of its nodes"
+EARLY = "it is made before the loss is known, and must be undone if that is not a number"
+UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where new values go.
+
+    ``model`` is what to load. ``in_place``: output → the input over which it is written;
+    ``second``: output → the input with which its buffer changes places, and ``reasons`` why.
+    ``guard``: the node that stops a run whose loss is not a number; ``keeps``: whether the state is
+    as it was after such a run.
+    """
+
+    model: onnx.ModelProto
+    in_place: Mapping[str, str]
+    second: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    guard: str = ""
+    keeps: bool = True
+
+
+def place(
+    model: onnx.ModelProto,
+    pairs: Mapping[str, str],
+    loss: str | None,
+    request: RunRequest,
+    folder: Path | None,
+    *,
+    in_place: bool = True,
+    guarded: bool = True,
+) -> Placing:
+    """Decide for every pair, on the nodes that the session holds once it has loaded the model.
+
+    Args:
+        model: the step without defaults of its state.
+        pairs: output → the input whose next value it is.
+        loss: the loss output, if there is one.
+        request: kind of session and provider.
+        folder: where external data lies.
+        in_place: whether anything may be written in place.
+        guarded: whether the state must survive a loss that is not a number.
+
+    Raises:
+        RuntimeUnavailableError: the runtime refuses the model.
+    """
+    if not pairs or not in_place or request.session == "default":
+        why = PLAIN if in_place else "it was asked for"
+        return Placing(model, {}, pairs, dict.fromkeys(pairs, why))
+    reasons = unsafe_pairs(_loaded(model, request, folder), pairs)
+    safe = {output: given for output, given in pairs.items() if output not in reasons}
+    if not guarded or loss is None or not safe:
+        return _placed(model, pairs, reasons, keeps=not safe)
+    model = _with_loss_early(model, loss, pairs, safe, reasons, request)
+    how = STOP if request.provider == "cpu" else SELECT
+    guard = with_guard(model, loss, safe, how, bytes_between(model, pairs, reasons, request))
+    if guard is None:
+        return _placed(model, pairs, reasons | dict.fromkeys(safe, UNGUARDED), keeps=True)
+    if not guard.covered:
+        return _placed(model, pairs, reasons | dict.fromkeys(safe, EARLY), keeps=True)
+    # Asked once more, of the graph with the guard in it.
+    held = _loaded(guard.model, request, folder)
+    early = _made_before(held, guard.output)
+    reasons |= {o: EARLY for o in safe if o not in guard.covered or o in early}
+    safe = {output: given for output, given in pairs.items() if output not in reasons}
+    reasons |= unsafe_pairs(held, safe)
+    if all(output in reasons for output in pairs):
+        return _placed(model, pairs, reasons, keeps=True)
+    return _placed(guard.model, pairs, reasons, keeps=True, guard=guard.node)
+
+
+def _with_loss_early(
+    model: onnx.ModelProto,
+    loss: str,
+    pairs: Mapping[str, str],
+    safe: Mapping[str, str],
+    reasons: Mapping[str, str],
+    request: RunRequest,
+) -> onnx.ModelProto:
+    """The model with its loss before what is to be in place, where that takes no more memory."""
+    moved = with_loss_before(model, loss, safe)
+    if moved is model:
+        return model
+    sizes = stand_in_sizes(model, request)
+    try:
+        before, after = (predict(m, pairs, reasons, request, sizes) for m in (model, moved))
+    except MemplanError:
+        return model
+    return moved if after.dynamic_bytes <= before.dynamic_bytes else model
+
+
+def _placed(
+    model: onnx.ModelProto,
+    pairs: Mapping[str, str],
+    reasons: Mapping[str, str],
+    *,
+    keeps: bool,
+    guard: str = "",
+) -> Placing:
+    ordered = {output: reasons[output] for output in pairs if output in reasons}
+    return Placing(
+        model,
+        {output: given for output, given in pairs.items() if output not in reasons},
+        {output: given for output, given in pairs.items() if output in reasons},
+        ordered,
+        guard,
+        keeps,
+    )
+
+
+def _made_before(held: onnx.ModelProto, check: str) -> set[str]:
+    """What is made before the node that makes ``check``."""
+    made: set[str] = set()
+    for node in held.graph.node:
+        if check in node.output:
+            break
+        made.update(node.output)
+    return made
+
+
+def _loaded(model: onnx.ModelProto, request: RunRequest, folder: Path | None) -> onnx.ModelProto:
+    from memplan.runtime.loaded_order import loaded_graph  # imports onnxruntime
+
+    try:
+        return loaded_graph(model, request, folder)
+    except RuntimeUnavailableError:
+        raise
+    except Exception as error:
+        raise explain(str(error), "loading the model", request.provider) from None

@@ -1,0 +1,99 @@
+"""The memory that a step takes as a trainer runs it: state bound, guard and all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from memplan.errors import MemplanError
+from memplan.proto.nodes import is_constant
+from memplan.runtime.messages import RunRequest
+from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import on_devices, opened, with_state
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import Timeline, simulate
+
+_PLACEHOLDER = 2  # for a size that only a batch decides
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Bytes of every step, the first and later ones: ``resident`` are weights, state and inputs,
+    second buffers among them; ``dynamic`` is what the run takes at its peak beside these."""
+
+    resident_bytes: int
+    dynamic_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Both."""
+        return self.resident_bytes + self.dynamic_bytes
+
+
+def predict(
+    model: onnx.ModelProto,
+    pairs: Mapping[str, str],
+    reasons: Mapping[str, str],
+    request: RunRequest,
+    sizes: Mapping[str, int],
+) -> Predicted:
+    """Predict the peak of a step in a tuned session.
+
+    Args:
+        model: what the session loads.
+        pairs: output → the input whose next value it is.
+        reasons: outputs that have a second buffer, and why.
+        request: the provider.
+        sizes: of all symbolic dimensions.
+
+    Raises:
+        ModelError: a shape stays unknown.
+    """
+    timeline = _timeline(model, pairs, reasons, request, sizes)
+    return Predicted(timeline.resident_bytes, timeline.dynamic_peak_bytes)
+
+
+def bytes_between(
+    model: onnx.ModelProto,
+    pairs: Mapping[str, str],
+    reasons: Mapping[str, str],
+    request: RunRequest,
+) -> list[int] | None:
+    """Dynamic bytes that are in use, at most, before each node of the list; None where the session
+    would run other nodes, or a shape is not known. Arguments as of :func:`predict`."""
+    try:
+        timeline = _timeline(model, pairs, reasons, request, stand_in_sizes(model, request))
+    except MemplanError:
+        return None
+    places = [k for k, node in enumerate(model.graph.node) if not is_constant(node)]
+    if len(places) != len(timeline.graph.nodes):
+        return None
+    during = dict(zip(timeline.order, timeline.dynamic.tolist(), strict=True))
+    most = [0] * len(model.graph.node)
+    for node, place in enumerate(places):
+        most[place] = during[node]
+    return [min(before, after) for before, after in zip([0, *most], most, strict=False)]
+
+
+def stand_in_sizes(model: onnx.ModelProto, request: RunRequest) -> dict[str, int]:
+    """Sizes of all symbolic dimensions, small ones for those that only a batch decides."""
+    return dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(request.dims)
+
+
+def _timeline(
+    model: onnx.ModelProto,
+    pairs: Mapping[str, str],
+    reasons: Mapping[str, str],
+    request: RunRequest,
+    sizes: Mapping[str, int],
+) -> Timeline:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kind = session_kind("tuned", request.provider)
+    found = opened(prepare(copy, Path("step.onnx"), sizes, partly=True))
+    placed = on_devices(with_state(found, pairs, reasons), kind)
+    return simulate(placed.graph, kind, placed.devices)

@@ -1,0 +1,278 @@
+"""A step as a trainer takes it: its contract, its inputs with their defaults, and the model that a
+session loads, from which the defaults of inputs are gone: they would be in memory twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from memplan.api.source import Model, as_file, shown_path
+from memplan.errors import ModelError, UsageError
+from memplan.ir.contract import STATE, Contract, Role, find_contract
+from memplan.proto.metadata import get_metadata
+from memplan.proto.nodes import reads_of
+from memplan.proto.read import read_model
+from memplan.runtime.archive import BFLOAT16
+from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import opened
+
+Array = npt.NDArray[Any]
+
+_PLACEHOLDER = 2  # for a symbolic dimension, where only the roles of tensors are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An input of the step. ``shape`` has sizes, and names of sizes that a batch decides;
+    ``default`` is there if the file has a value for it."""
+
+    name: str
+    role: Role
+    element: int
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+    default: Array | None = None
+
+    @property
+    def words(self) -> str:
+        """Type and shape, as ``float32[32, 8]``."""
+        kind = "bfloat16" if self.dtype == BFLOAT16 else str(self.dtype)
+        return f"{kind}{_shape_words(self.shape)}"
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape of state, which no batch decides.
+
+        Raises:
+            UsageError: a size has only a name.
+        """
+        sizes = tuple(size for size in self.shape if isinstance(size, int))
+        if len(sizes) < len(self.shape):
+            raise UsageError(
+                f"state '{self.name}' has the shape {_shape_words(self.shape)}: sizes without a "
+                "number",
+                "give them: dims={NAME: SIZE}, or --dim NAME=SIZE",
+            )
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class StepFile:
+    """A step that was read. ``model``: without defaults of inputs; ``whole``: with them;
+    ``folder``: where external data lies."""
+
+    path: Path
+    model: onnx.ModelProto
+    whole: onnx.ModelProto
+    folder: Path | None
+    contract: Contract
+    slots: Mapping[str, Slot]
+    dims: Mapping[str, int]
+    metadata: Mapping[str, object]
+
+    def named(self, *roles: Role) -> list[Slot]:
+        """The inputs that have one of these roles, in the order of the graph."""
+        return [slot for slot in self.slots.values() if slot.role in roles]
+
+    @property
+    def state(self) -> list[Slot]:
+        """The inputs that live from one step to the next."""
+        return self.named(*STATE)
+
+    def without_values(self) -> StepFile:
+        """The same without first values of state, which would be in memory beside the state."""
+        lean = onnx.ModelProto()
+        lean.CopyFrom(self.model)
+        names = {slot.name for slot in self.state}
+        lean.graph.initializer.extend(
+            tensor
+            for tensor in self.whole.graph.initializer
+            if tensor.name in self.slots and tensor.name not in names
+        )
+        slots = {
+            name: replace(slot, default=None) if name in names else slot
+            for name, slot in self.slots.items()
+        }
+        return replace(self, whole=lean, slots=slots)
+
+    @property
+    def open_sizes(self) -> set[str]:
+        """The names of sizes that a batch decides."""
+        return {d for slot in self.slots.values() for d in slot.shape if isinstance(d, str)}
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of names, types and shapes of the state, which a checkpoint must have: the same
+        for a file and what ``rewrite`` made of it."""
+        rows = sorted((s.name, s.element, [str(d) for d in s.shape]) for s in self.state)
+        return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
+
+    def readers_beside(self, name: str, output: str | None) -> bool:
+        """Whether anything reads ``name`` but the node that makes ``output``."""
+        return any(
+            name in reads_of(node) and (output is None or output not in node.output)
+            for node in self.whole.graph.node
+        )
+
+
+def read_step(
+    model: Model, dims: Mapping[str, int] | None = None, state: Mapping[str, str] | None = None
+) -> StepFile:
+    """Read a training step and find its contract.
+
+    Args:
+        model: a path or a ``ModelProto``.
+        dims: sizes of symbolic dimensions.
+        state: output → input pairs that the file does not tell, as ``--state OUT=IN``.
+
+    Raises:
+        ModelError: the file cannot be read, or a shape stays unknown.
+        UsageError: ``dims`` or ``state`` do not fit; two outputs are the next value of one input.
+    """
+    with as_file(model) as path:
+        whole = read_model(path)
+        metadata = get_metadata(whole)
+        found = _dims(whole, metadata, dims or {})
+        contract = _contract(whole, path, found, state or {})
+        in_memory = isinstance(model, onnx.ModelProto)
+        folder = None if in_memory else path.parent
+        slots = _slots(whole, contract, found, path.parent)
+    _one_to_one(contract)
+    stripped = onnx.ModelProto()
+    stripped.CopyFrom(whole)
+    kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
+    del stripped.graph.initializer[:]
+    stripped.graph.initializer.extend(kept)
+    return StepFile(shown_path(model), stripped, whole, folder, contract, slots, found, metadata)
+
+
+def _dims(
+    model: onnx.ModelProto, metadata: Mapping[str, object], given: Mapping[str, int]
+) -> dict[str, int]:
+    """The dimensions that are known: those of a plan, and what was given."""
+    planned = metadata.get("dims", {})
+    names = symbolic_dims(model)
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UsageError(f"the model has no dimension '{unknown[0]}'", f"it has {_listed(names)}")
+    found = dict(planned) if isinstance(planned, dict) else {}
+    return {k: v for k, v in {**found, **given}.items() if k in names}
+
+
+def _contract(
+    model: onnx.ModelProto, path: Path, dims: Mapping[str, int], state: Mapping[str, str]
+) -> Contract:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(dims)
+    graph = opened(prepare(copy, path, sizes, partly=True))
+    return find_contract(graph.graph, graph.phases, get_metadata(model), state)
+
+
+def _one_to_one(contract: Contract) -> None:
+    """Refuse two outputs for one input."""
+    claimed: dict[str, str] = {}
+    for output, given in contract.new_values.items():
+        if given in claimed:
+            raise UsageError(
+                f"outputs '{claimed[given]}' and '{output}' are both the next value of '{given}'",
+                f"say whose next value '{output}' is: state={{'{output}': NAME}} or --state "
+                f"{output}=NAME; '' says that it is nobody's",
+            )
+        claimed[given] = output
+
+
+def _slots(
+    model: onnx.ModelProto, contract: Contract, dims: Mapping[str, int], folder: Path
+) -> dict[str, Slot]:
+    defaults = {tensor.name: tensor for tensor in model.graph.initializer}
+    slots = {}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        if not value.type.HasField("tensor_type") or tensor.elem_type == onnx.TensorProto.STRING:
+            raise ModelError(
+                f"input '{value.name}' is not a tensor of numbers", "a step takes numbers"
+            )
+        default = defaults.get(value.name)
+        slots[value.name] = Slot(
+            value.name,
+            contract.roles.get(value.name, Role.BATCH),
+            tensor.elem_type,
+            numpy_type(tensor.elem_type),
+            tuple(_size(dim, dims) for dim in tensor.shape.dim),
+            None if default is None else initial_array(default, folder),
+        )
+    return slots
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension, dims: Mapping[str, int]) -> int | str:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    return dims.get(dim.dim_param, dim.dim_param or "?")
+
+
+def numpy_type(element: int) -> np.dtype[Any]:
+    """The type of arrays of an ONNX element type; that of bfloat16 is one of bits.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if element == onnx.TensorProto.BFLOAT16:
+        return BFLOAT16
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element))
+    if dtype.kind not in "fiub":
+        name = onnx.TensorProto.DataType.Name(element)
+        raise ModelError(f"an input has the type {name}", "training takes floats and integers")
+    return dtype
+
+
+def initial_array(tensor: onnx.TensorProto, folder: Path) -> Array:
+    """The values of an initializer."""
+    values: Array = np.asarray(onnx.numpy_helper.to_array(tensor, base_dir=str(folder)))
+    return as_bits(values) if tensor.data_type == onnx.TensorProto.BFLOAT16 else np.array(values)
+
+
+def as_bits(values: Array) -> Array:
+    """bfloat16 of whatever library as bits."""
+    if values.dtype == BFLOAT16:
+        return values
+    if values.dtype.itemsize == 2 and values.dtype.name == "bfloat16":
+        return np.ascontiguousarray(values).view(np.uint16).view(BFLOAT16)
+    raise UsageError(f"{values.dtype} is not bfloat16")
+
+
+def _shape_words(shape: tuple[int | str, ...]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def require_update(step: StepFile) -> None:
+    """Refuse a step that trains nothing.
+
+    Raises:
+        ModelError: no parameter gets a new value.
+    """
+    renewed = {step.slots[given].role for given in step.contract.new_values.values()}
+    if Role.PARAMETER in renewed or (renewed and not step.contract.gradients):
+        return
+    if step.contract.gradients:
+        raise ModelError(
+            f"{step.path} makes gradients, and no new values: there is nothing to train with",
+            "memplan grad --optimizer adamw (or another) puts the update in",
+        )
+    raise ModelError(
+        f"{step.path}: no output is the next value of an input",
+        "outputs named X_new or X.new are; state={'OUT': 'IN'} or --state OUT=IN names others",
+    )

@@ -1,0 +1,54 @@
+"""Batches from nothing, for those who want to see a step train: random, but few, so that a network
+can learn them by heart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from memplan.errors import UsageError
+from memplan.ir.contract import Role
+from memplan.runtime.inputs import synthesize
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import opened
+from memplan.training.batches import Array
+from memplan.training.step_file import StepFile
+
+BATCHES = 4
+_SCALE = 20  # generated floats are of scale 0.05
+
+
+def synthetic_batches(
+    step: StepFile, sizes: Mapping[str, int], seed: int, count: int = BATCHES
+) -> dict[str, Array]:
+    """Arrays by name, with ``count`` batches along the first axis. Integers that index something
+    are below the size of that; floats are normal.
+
+    Raises:
+        UsageError: a size is not known, or a type cannot be generated.
+    """
+    slots = [slot for slot in step.named(Role.BATCH) if slot.default is None]
+    sizes = {**step.dims, **sizes}
+    open_sizes = sorted({d for s in slots for d in s.shape if isinstance(d, str)} - set(sizes))
+    if open_sizes:
+        raise UsageError(
+            f"the step leaves the size '{open_sizes[0]}' open", f"--dim {open_sizes[0]}=SIZE"
+        )
+    copy = onnx.ModelProto()
+    copy.CopyFrom(step.whole)
+    graph = opened(prepare(copy, step.path, sizes, partly=True)).graph
+    names = {slot.name for slot in slots}
+    ids = tuple(index for index in graph.inputs if graph.tensors[index].name in names)
+    draws = [synthesize(replace(graph, inputs=ids), seed + k) for k in range(count)]
+    return {name: np.stack([_scaled(draw[name]) for draw in draws]) for name in draws[0]}
+
+
+def _scaled(value: Array) -> Array:
+    """Floats of scale 1, unless they must be positive."""
+    if value.dtype.kind != "f" or not value.ndim or value.min(initial=0) >= 0:
+        return value
+    scaled: Array = (value * _SCALE).astype(value.dtype)
+    return scaled

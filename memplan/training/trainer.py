@@ -1,0 +1,393 @@
+"""``memplan.Trainer``: a training loop in five lines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from memplan.api.source import Model
+from memplan.errors import MemplanError, TrainingError, UsageError
+from memplan.ir.contract import Role
+from memplan.runtime.messages import RunRequest
+from memplan.training.batches import Batch, Batches, checked_batch
+from memplan.training.initial import Init, first_values
+from memplan.training.kept import Kept
+from memplan.training.knobs import Knobs, Rate
+from memplan.training.placing import place
+from memplan.training.predict import Predicted
+from memplan.training.step_file import Slot, StepFile, read_step, require_update
+from memplan.training.telling import Binding, StepReport, description
+from memplan.training.weights import Weights
+
+if TYPE_CHECKING:
+    from memplan.runtime.training_session import TrainingSession
+
+Array = npt.NDArray[Any]
+
+
+_TUNED = "tuned"
+
+
+class Trainer(Kept):
+    """Trains with a step: state stays in the session's memory; a batch goes in, the loss comes out.
+
+        trainer = memplan.Trainer("step.onnx", lr=1e-3)
+        for batch in batches:
+            loss = trainer.step(batch)
+        trainer.save("run.npz")
+
+    Args:
+        model: a training step: a path or a ``ModelProto``, from memplan or not.
+        weights: first values by name: a mapping of arrays or a file (``.npz``, ``.safetensors``,
+            ``.onnx``). Other first values are those of the file. Optimizer state without any starts
+            at 0, running variances at 1, and ``notes`` says so.
+        init: ``"random"`` for parameters without a value; or glob → number, array or ``"random"``.
+        resume: a checkpoint to go on from, in place of ``weights`` and ``init``.
+        lr: the learning rate: a number, or a function of the number of the step (the first is 1).
+            Without it, the file's own.
+        hyperparameters: further inputs that change by somebody's will, by name.
+        state: output → input: whose next value an output is, where the file does not tell.
+        outputs: further outputs whose values are wanted after every step, see :attr:`outputs`.
+        provider: ``cpu`` or ``cuda``; by default the one that the file was planned for.
+        dims: sizes of symbolic dimensions.
+        threads: within an operator; 0 leaves them to the runtime.
+        in_place: whether new values are written over old ones where that is right.
+        guard: whether the state survives a loss that is not a number. Without it all that may be is
+            written in place, and such a step cannot be undone.
+        seed: of random first values and of the runtime's random operators.
+        measure: run under the profiler, for :meth:`measured_peaks`.
+
+    Raises:
+        ModelError: the file cannot be read, or renews nothing.
+        UsageError: a value is missing, or does not fit.
+        RuntimeUnavailableError: ONNX Runtime refuses the file or the provider.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Weights | None = None,
+        *,
+        init: Init = None,
+        resume: PathLike[str] | str | None = None,
+        lr: Rate | None = None,
+        hyperparameters: Mapping[str, float] | None = None,
+        state: Mapping[str, str] | None = None,
+        outputs: Sequence[str] = (),
+        provider: str | None = None,
+        dims: Mapping[str, int] | None = None,
+        threads: int = 0,
+        in_place: bool = True,
+        guard: bool = True,
+        seed: int = 0,
+        measure: bool = False,
+    ) -> None:
+        step = read_step(model, dims, state)
+        self._file = step
+        require_update(step)
+        first = first_values(step, weights, init, seed, resume)
+        self.notes, about = first.notes, first.about
+        self._pairs = dict(step.contract.new_values)
+        self._batch_slots = step.named(Role.BATCH)
+        self._knobs = Knobs(step.named(Role.HYPERPARAMETER), about.hyperparameters)
+        for name, value in (hyperparameters or {}).items():
+            self.set(name, value)
+        if lr is not None:
+            self.lr = lr
+        self._knobs.require_all()
+        self.request = RunRequest(
+            session="default" if step.metadata.get("session") == "default" else _TUNED,
+            provider=provider or str(step.metadata.get("provider", "cpu")),
+            dims=dict(step.dims),
+            seed=seed,
+            threads=threads,
+        )
+        wanted = self._wanted(outputs)
+        loss = step.contract.loss
+        self.placing = place(
+            step.model,
+            self._pairs,
+            loss,
+            self.request,
+            step.folder,
+            in_place=in_place,
+            guarded=guard,
+        )
+        self.steps = about.steps
+        self._open(first.values, wanted, measure)
+        self._file = step.without_values()
+        self.outputs: dict[str, Array] = {}
+        self.seconds = 0.0
+        self._broken = ""
+        self._held: dict[str, bytes] = {}
+        self._data: Batches | None = None
+        self._data_state = about.data
+        self._prediction: tuple[object, Predicted] | None = None
+
+    def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
+        from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
+
+        self._session = TrainingSession(
+            self.placing.model.SerializeToString(),
+            self.request,
+            self._file.folder,
+            in_place=self.placing.in_place,
+            second=self.placing.second,
+            wanted=wanted,
+            guard=self.placing.guard,
+            measured=measure,
+        )
+        for name, value in values.items():
+            self._session.set(name, value)
+        for slot in self._batch_slots:
+            if slot.default is not None:
+                self._session.set(slot.name, slot.default)
+        # Counters that the step does not renew are counted here.
+        renewed = set(self._pairs.values())
+        self._counters = {
+            slot.name: (values[slot.name] - self.steps).astype(slot.dtype)
+            for slot in self._file.named(Role.STEP_COUNTER)
+            if slot.name not in renewed
+        }
+
+    def _wanted(self, outputs: Sequence[str]) -> list[str]:
+        """The outputs that are fetched, the loss first."""
+        there = [value.name for value in self._file.model.graph.output]
+        for name in outputs:
+            if name not in there or name in self._pairs:
+                what = "is state: see state_dict()" if name in self._pairs else "is not an output"
+                raise UsageError(f"outputs: '{name}' {what}", f"outputs: {', '.join(there[:5])}")
+        loss = self._file.contract.loss
+        return list(dict.fromkeys([*([loss] if loss else []), *outputs]))
+
+    # --- What changes per step -----------------------------------------------------------------
+
+    @property
+    def lr(self) -> Rate | None:
+        """The learning rate: a number, or a function of the number of the step."""
+        return self._knobs.rate_value
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        self._knobs.set_rate(value)
+
+    def set(self, name: str, value: Rate) -> None:
+        """Give a hyperparameter a value for all steps to come, or a function of their number.
+
+        Raises:
+            UsageError: the step has no such hyperparameter, or it takes no such number.
+        """
+        self._knobs.set(name, value)
+
+    # --- Steps ---------------------------------------------------------------------------------
+
+    def step(self, batch: Batch | None = None, /, **arrays: Any) -> float:
+        """Take one step, and return its loss (nan where the step has none).
+
+        Args:
+            batch: arrays by name; names that are Python's may be given as keywords instead.
+            arrays: further arrays by name. Hyperparameters (``lr=...``) may be among them: they
+                hold for this step.
+
+        Raises:
+            UsageError: a name, type or shape of the batch does not fit; nothing was run.
+            TrainingError: the loss is not a finite number; the message says whether the state is as
+                it was before.
+            RuntimeUnavailableError: the run failed.
+        """
+        if self._broken:
+            raise UsageError(self._broken, "load a checkpoint: resume(path)")
+        given = {**(batch or {}), **arrays}
+        knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
+        checked = checked_batch(self._batch_slots, given)
+        for name, value in checked.items():
+            self._session.set(name, value)
+        defaults = {
+            slot.name: slot.default
+            for slot in self._batch_slots
+            if slot.default is not None and slot.name not in checked
+        }
+        for name, value in {**knobs, **defaults}.items():
+            if self._held.get(name) != (bits := value.tobytes()):  # what is there is not sent again
+                self._session.set(name, value)
+                self._held[name] = bits
+        for name in checked:
+            self._held.pop(name, None)
+        for name, first in self._counters.items():
+            self._session.set(name, (first + self.steps).astype(first.dtype))
+        return self._run()
+
+    def _run(self) -> float:
+        from memplan.runtime.training_session import Refused
+
+        # An interrupt between here and the end leaves nobody knows what.
+        self._broken = "a step was interrupted: the state may be partly that of the next step"
+        started = time.perf_counter()
+        try:
+            found = self._session.run()
+        except Refused:
+            self._broken = ""
+            raise self._not_a_number("nan or infinite") from None
+        except MemplanError:
+            if not self.placing.in_place:
+                self._broken = ""
+            else:
+                self._broken = "a step failed while it wrote in place: the state is partly new"
+            raise
+        loss = self._file.contract.loss
+        value = math.nan if loss is None else float(_as_float(found[loss]))
+        if loss is not None and not math.isfinite(value):
+            error = self._not_a_number(str(value))
+            self._broken = ""
+            if not self.placing.keeps:
+                self._session.accept()
+                self.steps += 1
+            raise error
+        self._session.accept()
+        self.steps += 1
+        self.outputs = found
+        self.seconds = time.perf_counter() - started
+        self._broken = ""
+        return value
+
+    def _not_a_number(self, what: str) -> TrainingError:
+        step = f"the loss of step {self.steps + 1} is {what}"
+        if self.placing.keeps:
+            return TrainingError(
+                f"{step}; the state is as it was before this step",
+                "look at the batch, or go on with a smaller learning rate",
+            )
+        return TrainingError(
+            f"{step}; its update is in the state, as guard=False was asked for",
+            "load a checkpoint: resume(path)",
+        )
+
+    def train(
+        self,
+        data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
+        steps: int | None = None,
+        *,
+        batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> Iterator[StepReport]:
+        """Step through data, and yield a report per step.
+
+        Args:
+            data: batches, one after the other; or arrays by name (a mapping, or an ``.npz`` file)
+                that batches are cut from along the first axis.
+            steps: how many; None: as long as there are batches, which arrays never run out of.
+            batch: samples per batch, where the step leaves it open.
+            shuffle: whether the samples of arrays change places in every epoch.
+            seed: of their order.
+
+        Raises:
+            UsageError: the data does not fit.
+            TrainingError, RuntimeUnavailableError: see :meth:`step`.
+        """
+        source = self.batches(data, batch=batch, shuffle=shuffle, seed=seed)
+        if isinstance(source, Batches):
+            self._data = source
+            if self._data_state is not None:
+                source.restore(self._data_state)
+                self._data_state = None
+        for each in islice(source, steps):
+            loss = self.step(each)
+            yield StepReport(self.steps, loss, self.seconds, self._present_rate())
+
+    def batches(
+        self,
+        data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
+        *,
+        batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> Iterable[Batch]:
+        """Data as :meth:`train` takes it: arrays and files as :class:`Batches`.
+
+        Raises:
+            UsageError: the data does not fit.
+        """
+        from memplan.training.batches import load_data
+
+        if isinstance(data, str | PathLike):
+            data = load_data(data)
+        if isinstance(data, Mapping):
+            return Batches(self._batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
+        return data
+
+    def _present_rate(self) -> float | None:
+        rate = self._knobs.rate
+        return None if rate is None else float(self._session.get(rate).reshape(-1)[0])
+
+    # --- What it is ----------------------------------------------------------------------------
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        """Where every new value goes, and why not in place."""
+        placing = self.placing
+        return tuple(
+            Binding(
+                output,
+                given,
+                self._session.buffers[given].nbytes,
+                output in placing.in_place,
+                placing.reasons.get(output, ""),
+            )
+            for output, given in self._pairs.items()
+        )
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session with the state."""
+        return self._session
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The hyperparameters that were given as numbers."""
+        return self._knobs.numbers
+
+    def adopt(self, steps: int, hyperparameters: Mapping[str, float]) -> None:
+        """Go on as if so many steps had been taken."""
+        self.steps = steps
+        self._knobs.adopt(hyperparameters)
+
+    @property
+    def file(self) -> StepFile:
+        """The step that was read."""
+        return self._file
+
+    @property
+    def loss_name(self) -> str | None:
+        """The output that is the loss, if there is one."""
+        return self._file.contract.loss
+
+    @property
+    def batch_slots(self) -> tuple[Slot, ...]:
+        """The inputs that make up a batch."""
+        return tuple(self._batch_slots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is that of a step; not if one failed while it wrote in place."""
+        return not self._broken
+
+    def close(self) -> None:
+        """Let go of the session and its memory."""
+        self._session.close()
+
+    def __repr__(self) -> str:
+        return description(self)
+
+
+def _as_float(value: Array) -> Any:
+    from memplan.runtime.archive import BFLOAT16, bfloat16_values
+
+    flat = bfloat16_values(value) if value.dtype == BFLOAT16 else value
+    return flat.reshape(-1)[0]

@@ -1,0 +1,99 @@
+"""Training steps of PyTorch that tests capture, and a loop that trains a captured file.
+
+Imported only where torch is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+import memplan
+from helpers.gradients import reference, runtime
+from helpers.models import load_benchmark
+from memplan.ir.contract import Role
+
+NOISE = {torch.float64: 1e-9, torch.float32: 1e-2}
+"""Of the largest gradient of all, by element type: what is zero but for rounding is compared with
+that."""
+
+
+def net(name: str, *, wide: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A network of ``benchmarks/capture_nets.py`` whose parameters are all of some size."""
+    made = load_benchmark("capture_nets").NETS[name]
+    torch.manual_seed(0)
+    module, batch = made.make(), made.batch()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    if wide:
+        module = module.double()
+        batch = tuple(t.double() if t.is_floating_point() else t for t in batch)
+    return module, batch
+
+
+def captured(step: memplan.TorchStep, via: str = "grad", **settings: Any) -> memplan.Capture:
+    """A capture without PyTorch's warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return memplan.capture(step, via=via, **settings)
+
+
+def outputs_of(model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
+    """All outputs by ONNX Runtime, or by ONNX's evaluator where that has no float64 kernel."""
+    try:
+        return runtime(model, feeds)
+    except Exception:
+        return reference(model, feeds)
+
+
+def gradient_error(
+    capture: memplan.Capture, module: nn.Module, batch: Sequence[Tensor], loss: Callable[[], Tensor]
+) -> float:
+    """The largest error of the loss and of all gradients, relative to the largest entry of each."""
+    feeds = {name: t.numpy() for name, t in zip(capture.batch, batch, strict=True)}
+    found = outputs_of(capture.model, feeds)
+    value = loss()
+    value.backward()
+    grads = {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
+    assert set(capture.trained) == set(grads)
+    noise = NOISE[next(module.parameters()).dtype]
+    largest = max(float(np.abs(grad).max()) for grad in grads.values())
+    errors = [abs(float(found["loss"]) - float(value.detach())) / abs(float(value.detach()))]
+    for name, grad in grads.items():
+        own = max(float(np.abs(grad).max()), noise * largest)
+        errors.append(float(np.abs(found[f"{name}_grad"] - grad).max()) / own)
+    return max(errors)
+
+
+def trained(
+    capture: memplan.Capture, batches: Sequence[Sequence[Tensor]]
+) -> tuple[list[float], dict[str, Any]]:
+    """Losses of a training that feeds new values back, and the last state."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        capture.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_outputs()]
+    states = set(capture.contract.named(Role.OPTIMIZER_STATE))
+    state: dict[str, Any] = {
+        value.name: np.zeros(value.shape, np.float32)
+        for value in session.get_inputs()
+        if value.name in states
+    }
+    losses = []
+    for batch in batches:
+        feeds = {name: t.numpy() for name, t in zip(capture.batch, batch, strict=True)}
+        found = dict(zip(names, session.run(names, {**state, **feeds}), strict=True))
+        losses.append(float(found["loss"]))
+        state = {old: found[new] for new, old in capture.contract.new_values.items()}
+    return losses, state

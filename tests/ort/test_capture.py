@@ -1,0 +1,169 @@
+"""Captured training steps against PyTorch: gradients in float64, trainings in float32.
+
+All families by both roads: ``python -m benchmarks.capture families``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memplan
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from helpers.torch_steps import captured, gradient_error, net, outputs_of, trained  # noqa: E402
+
+pytestmark = pytest.mark.ort
+TOLERANCE = 1e-6
+"""In float64; constants of the exporter are float32."""
+BY_GRAD = (
+    "mlp",
+    "mobilenet_v3",
+    "gpt2",
+    "lstm_both_ways",
+    "gru",
+    "transformer_encoder",
+    "sdpa",
+    "convolutions",
+    "group_norm",
+    "embedding_bag",
+)
+BY_JOINT = ("unet", "bert")
+CASES = [*((name, "grad") for name in BY_GRAD), *((name, "joint") for name in BY_JOINT)]
+
+
+@pytest.mark.parametrize(("name", "via"), CASES)
+def test_loss_and_gradients_are_those_of_pytorch_in_float64(name: str, via: str) -> None:
+    module, batch = net(name, wide=True)
+    capture = captured(memplan.TorchStep(module, None, batch), via)
+    assert gradient_error(capture, module, batch, lambda: module(*batch)) <= TOLERANCE
+
+
+def optimizers(module: Any) -> dict[str, Any]:
+    matrices = [p for p in module.parameters() if p.dim() > 1]
+    others = [p for p in module.parameters() if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1, "lr": 0.02},
+        {"params": others, "weight_decay": 0.0, "lr": 0.005},
+    ]
+    nesterov = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+    return {
+        "SGD": torch.optim.SGD([dict(group) for group in groups], lr=0.1),
+        "Nesterov": torch.optim.SGD(module.parameters(), **nesterov),
+        "AdamW": torch.optim.AdamW([dict(group) for group in groups], betas=(0.8, 0.95)),
+        "RMSprop": torch.optim.RMSprop(module.parameters(), lr=0.001, momentum=0.5),
+        "Adafactor": torch.optim.Adafactor(module.parameters(), lr=0.01),
+    }
+
+
+def eager(module: Any, optimizer: Any, batches: Any) -> list[float]:
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = module(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "via"),
+    [
+        ("SGD", "grad"),
+        ("Nesterov", "joint"),
+        ("AdamW", "grad"),
+        ("AdamW", "joint"),
+        ("RMSprop", "grad"),
+        ("Adafactor", "grad"),
+    ],
+    ids=lambda text: text,
+)
+def test_trains_as_the_optimizer_does(kind: str, via: str) -> None:
+    """Groups, and for AdamW an optimizer that has taken two steps already."""
+    module, batch = net("mlp")
+    batches = [tuple(t + 0.1 * k for t in batch) for k in range(6)]
+    optimizer = optimizers(module)[kind]
+    if kind == "AdamW":
+        eager(module, optimizer, batches[:2])
+    capture = captured(memplan.TorchStep(module, None, batch, optimizer), via)
+    losses, state = trained(capture, batches)
+    np.testing.assert_allclose(losses, eager(module, optimizer, batches), rtol=2e-6)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(state[name], parameter.detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_running_statistics_are_those_of_pytorch(via: str) -> None:
+    module, batch = net("unet")
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    capture = captured(memplan.TorchStep(module, None, batch, optimizer), via)
+    _, state = trained(capture, [batch] * 3)
+    eager(module, optimizer, [batch] * 3)
+    for name, buffer in module.named_buffers():
+        np.testing.assert_allclose(state[name], buffer.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lstm_both_ways"])
+def test_a_dynamic_batch_may_have_any_size(name: str) -> None:
+    module, batch = net(name)
+    capture = captured(memplan.TorchStep(module, None, batch, dynamic="batch"))
+    shape = capture.model.graph.input[-1].type.tensor_type.shape
+    assert shape.dim[0].dim_param == "batch"
+    larger = tuple(torch.cat([t, t.flip(0), t[:1]]) for t in batch)
+    assert gradient_error(capture, module, larger, lambda: module(*larger)) <= 1e-4
+
+
+def test_autograds_own_graph_keeps_a_dynamic_batch_too() -> None:
+    module, batch = net("unet")
+    capture = captured(memplan.TorchStep(module, None, batch, dynamic="batch"), "joint")
+    larger = tuple(torch.cat([t, t[:1]]) for t in batch)
+    assert gradient_error(capture, module, larger, lambda: module(*larger)) <= 1e-4
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_float16_under_autocast(via: str) -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
+    )
+
+    def loss(model: Any, x: Any, labels: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.float16):
+            logits = model(x)
+        return torch.nn.functional.cross_entropy(logits.float(), labels)
+
+    torch.manual_seed(0)
+    batch = torch.randn(4, 8), torch.randint(0, 4, (4,))
+    capture = captured(memplan.TorchStep(net, loss, batch), via)
+    kinds = {tensor.type.tensor_type.elem_type for tensor in capture.model.graph.value_info}
+    assert 10 in kinds  # float16
+    assert gradient_error(capture, net, batch, lambda: loss(net, *batch)) <= 0.01
+
+
+def test_dropout_is_captured_in_training_mode() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.Dropout(0.5))
+
+    def loss(model: Any, x: Any) -> Any:
+        return (model(x) == 0).float().mean() + 0 * model(x).mean()
+
+    x = torch.randn(4, 8)
+    capture = captured(memplan.TorchStep(module, loss, {"x": x}))
+    dropped = outputs_of(capture.model, {"x": x.numpy()})["loss"]
+    assert 0.4 < float(dropped) < 0.6
+
+
+def test_a_rewritten_capture_trains_like_pytorch(tmp_path: Path) -> None:
+    module, batch = net("gpt2")
+    batches = [tuple((t + k) % 13 for t in batch) for k in range(20)]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    step = tmp_path / "step.onnx"
+    capture = captured(memplan.TorchStep(module, None, batch, optimizer), output=step)
+    plan = memplan.rewrite(step, memplan.RewriteOptions(budget="90%", strategy="greedy"))
+    capture.model.CopyFrom(plan.model)
+    losses, _ = trained(capture, batches)
+    np.testing.assert_allclose(losses, eager(module, optimizer, batches), rtol=1e-5)

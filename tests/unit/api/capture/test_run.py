@@ -1,0 +1,269 @@
+"""What ``capture`` answers: names, roles, weights, roads, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import memplan
+from memplan.errors import ModelError, UsageError
+from memplan.proto.metadata import CHECKPOINT_KEY, get_metadata
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from helpers.torch_steps import captured, net  # noqa: E402
+
+nn = torch.nn
+pytestmark = pytest.mark.slow
+
+
+class Small(nn.Module):  # type: ignore[name-defined,misc]
+    """Two linear layers, a normalization, and parameters of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.second.weight = self.first_square = nn.Parameter(torch.randn(8, 8))
+        self.spare = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(self.norm(self.first(x)))
+        return self.second(y) @ self.first_square
+
+
+def step(optimizer: bool = False, **settings: Any) -> memplan.TorchStep:
+    torch.manual_seed(0)
+    model = Small()
+    batch = {"x": torch.randn(5, 4), "labels": torch.randint(0, 8, (5,))}
+
+    def loss(model: Any, x: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(model(x), labels)
+
+    chosen = torch.optim.AdamW(model.parameters(), lr=0.25) if optimizer else None
+    return memplan.TorchStep(model, loss, batch, chosen, **settings)
+
+
+def names(values: Any) -> list[str]:
+    return [value.name for value in values]
+
+
+def test_names_roles_and_modules() -> None:
+    capture = captured(step(optimizer=True))
+    assert capture.batch == ("x", "labels")
+    assert capture.trained == (
+        "first_square", "first.weight", "first.bias", "second.bias", "norm.weight", "norm.bias",
+    )  # fmt: skip
+    assert capture.unused == ("spare.weight", "spare.bias")
+    assert any("2 parameters without influence" in note for note in capture.notes)
+    roles = get_metadata(capture.model)["roles"]
+    assert isinstance(roles, dict)
+    assert roles["first.weight"] == "parameter"
+    assert roles["first.weight.exp_avg"] == "optimizer-state"
+    assert roles["norm.running_mean"] == "running-statistic"
+    assert roles["norm.num_batches_tracked"] == "running-statistic"
+    assert (roles["lr"], roles["step"], roles["loss"]) == ("hyperparameter", "step-counter", "loss")
+    new = get_metadata(capture.model)["new_values"]
+    assert isinstance(new, dict)
+    assert new["norm.running_var_new"] == "norm.running_var"
+    assert new["step_new"] == "step"
+    defaults = {t.name: onnx.numpy_helper.to_array(t) for t in capture.model.graph.initializer}
+    assert float(defaults["lr"]) == 0.25
+    assert int(defaults["step"]) == 1
+    modules = {
+        item.value
+        for node in capture.model.graph.node
+        for item in node.metadata_props
+        if item.key == "memplan.module"
+    }
+    assert {"first", "norm", "second"} <= modules
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_nothing_in_the_file_tells_where_the_source_lies(via: str) -> None:
+    capture = captured(step(), via)
+    assert str(Path(__file__).parent).encode() not in capture.model.SerializeToString()
+    assert b"site-packages" not in capture.model.SerializeToString()
+
+
+def test_weights_are_in_the_file_once_and_a_parameter_keeps_its_values() -> None:
+    wanted = step()
+    capture = captured(wanted)
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in capture.model.graph.initializer}
+    for name, parameter in wanted.model.named_parameters():
+        if not name.startswith("spare"):
+            np.testing.assert_array_equal(stored[name], parameter.detach().numpy())
+    assert "second.weight" not in stored
+    held = sum(p.numel() for n, p in wanted.model.named_parameters() if "spare" not in n)
+    assert sum(array.size for array in stored.values() if array.dtype == np.float32) < held + 64
+
+
+def test_weights_beside_the_file_or_nowhere(tmp_path: Path) -> None:
+    beside = captured(step(), output=tmp_path / "a.onnx", weights="copy")
+    assert beside.data == tmp_path / "a.onnx.data"
+    read = onnx.load(tmp_path / "a.onnx")
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in read.graph.initializer}
+    np.testing.assert_array_equal(stored["first.bias"], step().model.first.bias.detach().numpy())
+    nowhere = captured(step(), weights="none")
+    assert "first.weight" not in names(nowhere.model.graph.initializer)
+    assert "first.weight" in names(nowhere.model.graph.input)
+
+
+def test_frozen_parameters_are_constants_and_keep_nothing() -> None:
+    frozen = step(optimizer=True)
+    for parameter in (*frozen.model.first.parameters(), frozen.model.first_square):
+        parameter.requires_grad = False
+    for via in ("grad", "joint"):
+        capture = captured(frozen, via)
+        assert capture.frozen == ("first_square", "first.weight", "first.bias")
+        assert "first.weight" not in names(capture.model.graph.input)
+        assert "first.weight" in names(capture.model.graph.initializer)
+        assert not any("first.weight_" in name for name in names(capture.model.graph.output))
+
+
+def test_auto_takes_the_lower_peak_and_says_so() -> None:
+    capture = captured(step(), via="auto")
+    peaks = {road.name: road.peak_bytes or 0 for road in capture.roads}
+    assert set(peaks) == {"grad", "joint"}
+    assert peaks[capture.via] == min(peaks.values())
+    assert any(note.startswith(f"via {capture.via}: peak ") for note in capture.notes)
+
+
+def test_auto_takes_the_road_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.pytorch import reading
+
+    def closed(*_: Any) -> Any:
+        raise ModelError("not today")
+
+    monkeypatch.setattr(reading, "joint", closed)
+    capture = captured(step(), via="auto")
+    assert capture.via == "grad"
+    assert capture.roads[1].failure == "not today"
+    assert any("not today" in note for note in capture.notes)
+
+
+def test_json_holds_what_the_text_says(tmp_path: Path) -> None:
+    found = captured(step(optimizer=True), output=tmp_path / "step.onnx").as_json()
+    found = json.loads(json.dumps(found))
+    assert found["schema"] == "memplan.capture/1"
+    assert found["batch"] == {"x": ["5", "4"], "labels": ["5"]}
+    assert found["optimizer"] == "AdamW"
+    assert found["output"] == str(tmp_path / "step.onnx")
+    assert isinstance(found["weight_bytes"], int)
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch"),
+    [
+        (nn.CrossEntropyLoss(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))),
+        (lambda model, x: {"loss": model(x).mean()}, torch.zeros(2, 4)),
+        (lambda model, x: (model(x).mean(), x), [torch.zeros(2, 4)]),
+    ],
+)
+def test_losses_of_every_form(loss: Any, batch: Any) -> None:
+    capture = captured(memplan.TorchStep(nn.Linear(4, 3), loss, batch))
+    assert capture.contract.loss == "loss"
+    assert capture.batch[0] in ("input", "x")
+
+
+def test_a_model_that_returns_its_loss() -> None:
+    module, batch = net("mlp")
+    assert captured(memplan.TorchStep(module, None, batch)).batch == ("x", "targets")
+
+
+def test_checkpoints_of_the_model_are_marked() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Deep(nn.Module):  # type: ignore[name-defined,misc]
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            blocks = [nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in "ab"]
+            self.blocks, self.reentrant = nn.ModuleList(blocks), reentrant
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = x + checkpoint(block, x, use_reentrant=self.reentrant)
+            return x.square().mean()
+
+    for reentrant in (False, True):
+        capture = captured(memplan.TorchStep(Deep(reentrant), None, torch.randn(2, 4)))
+        marked = [
+            node.name
+            for node in capture.model.graph.node
+            if any(item.key == CHECKPOINT_KEY for item in node.metadata_props)
+        ]
+        assert marked == ["linear_1", "add", "linear_3"]
+        assert any("torch.utils.checkpoint" in note for note in capture.notes)
+
+
+def test_evaluation_mode_is_noticed() -> None:
+    given = step()
+    given.model.eval()
+    capture = captured(given)
+    assert any("call model.train()" in note for note in capture.notes)
+
+
+class Branching(nn.Module):  # type: ignore[name-defined,misc]
+    """What torch.export refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        return y.sum() if y.sum() > 0 else -y.sum()
+
+
+def test_a_refused_model_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError) as raised:
+        captured(memplan.TorchStep(Branching(), None, torch.randn(2, 4)))
+    assert raised.value.message.startswith("torch.export refuses the model: ")
+    assert "data-dependent" in raised.value.message
+    assert "\n" not in raised.value.message
+    assert "torch.where" in raised.value.hint
+    assert capfd.readouterr().err == ""
+
+
+def failing(model: Any, x: Any) -> Any:
+    return model(x.reshape(3, 3)).mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (memplan.TorchStep(nn.Linear(4, 4), None, torch.zeros(2, 4)), "is not a scalar"),
+        (memplan.TorchStep(nn.Linear(4, 4), failing, torch.zeros(2, 4)), "fails on the batch"),
+        (memplan.TorchStep(4, None, torch.zeros(2)), "is int, not a torch.nn.Module"),
+        (memplan.TorchStep(nn.Linear(4, 4), None, {"x": 3}), "'x' of the batch is int"),
+        (memplan.TorchStep(nn.Linear(4, 4), None, {"weight": torch.zeros(4)}), "'weight' names"),
+        (
+            memplan.TorchStep(nn.Linear(4, 4), None, torch.zeros(2, 4), dynamic={"y": {0: "n"}}),
+            "has no 'y'",
+        ),
+    ],
+)
+def test_bad_steps(given: memplan.TorchStep, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        captured(given)
+
+
+def test_a_model_that_fixes_a_dynamic_size() -> None:
+    def loss(model: Any, x: Any) -> Any:
+        return model(x)[: len(x)].mean() + model.weight.expand(len(x), 4, 4).mean()
+
+    with pytest.raises(ModelError, match=r"torch\.export refuses.*batch"):
+        captured(memplan.TorchStep(nn.Linear(4, 4), loss, {"x": torch.zeros(3, 4)}, None, "batch"))
+
+
+def test_an_output_that_exists_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "step.onnx"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        captured(step(), output=path)
+    assert path.read_text() == "mine"

@@ -1,0 +1,128 @@
+"""Gradients of several batches are those of a plain loop that adds them up, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from helpers.networks import FAMILIES, batches, training_step
+from memplan import AccumulatingTrainer, GradOptions, grad
+from memplan.errors import MemplanError, ModelError, UsageError
+from memplan.runtime.options import session_options
+
+pytestmark = pytest.mark.ort
+
+Files = tuple[onnx.ModelProto, onnx.ModelProto]
+
+
+def written(family: str, folder: Path) -> Files:
+    """A step and its optimizer's own graph."""
+    options = GradOptions(loss="loss", optimizer="adamw{clip_norm=0.5}")
+    target, update = folder / "step.onnx", folder / "update.onnx"
+    step = grad(FAMILIES[family](), options, target, update_output=update).model
+    return step, onnx.load(folder / "update.onnx")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return written("mlp", tmp_path_factory.mktemp("mlp"))
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = session_options("tuned")
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options)
+
+
+def by_hand(
+    files: Files, trainer: AccumulatingTrainer, groups: list[list[Any]]
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Sums in NumPy, and every value fed and fetched."""
+    step, update = (session(model) for model in files)
+    state, losses = trainer.state_dict(), []
+    contract = trainer.trainers[1].file.contract
+    for group in groups:
+        sums: dict[str, np.ndarray] = {}
+        mean = []
+        for batch in group:
+            names = [output.name for output in step.get_outputs()]
+            inputs = {v.name for v in files[0].graph.input}
+            fed = {k: v for k, v in {**state, **batch}.items() if k in inputs}
+            found = dict(zip(names, step.run(names, fed), strict=True))
+            mean.append(float(found["loss"]))
+            for name, value in found.items():
+                if name.endswith("_grad"):
+                    sums[name] = sums.get(name, np.zeros_like(value)) + value
+            state.update({n[:-4]: v for n, v in found.items() if n.endswith("_new")})
+        inputs = {v.name for v in files[1].graph.input}
+        fed = {k: v for k, v in {**state, **sums}.items() if k in inputs}
+        fed["gradient_scale"] = np.asarray(1 / len(group), np.float32)
+        names = [output.name for output in update.get_outputs()]
+        found = dict(zip(names, update.run(names, fed), strict=True))
+        state.update({i: found[o] for o, i in contract.new_values.items() if o in found})
+        losses.append(sum(mean) / len(mean))
+    return losses, state
+
+
+@pytest.mark.parametrize("family", ["mlp", "cnn", "gpt"])
+def test_sums_are_those_of_a_plain_loop_to_the_bit(family: str, tmp_path: Path) -> None:
+    both = written(family, tmp_path)
+    data = batches(both[0], 9)
+    groups = [data[0:3], data[3:4], data[4:9]]
+    trainer = AccumulatingTrainer(*both, threads=1)
+    losses, state = by_hand(both, trainer, groups)
+    assert [trainer.step(group) for group in groups] == pytest.approx(losses, rel=1e-12)
+    for name, value in trainer.state_dict().items():
+        assert value.tobytes() == state[name].tobytes(), name
+    assert trainer.steps == 3
+
+
+def test_weights_and_sums_are_there_once_and_in_place(files: Files) -> None:
+    trainer = AccumulatingTrainer(*files, threads=1)
+    first, second = trainer.trainers
+    assert not first.placing.second
+    assert not second.placing.second
+    trainer.step(batches(files[0], 2))
+    for name, buffer in first.session.buffers.items():
+        other = second.session.buffers.get(name.removesuffix(".sum"))
+        assert other is None or other is buffer, name
+    assert not first.session.get("a.weight_grad.sum").any()
+
+
+def test_a_run_goes_on_behind_a_checkpoint(files: Files, tmp_path: Path) -> None:
+    data = batches(files[0], 8)
+    groups = [data[k : k + 2] for k in (0, 2, 4, 6)]
+    whole = AccumulatingTrainer(*files, threads=1, lr=0.01)
+    losses = [whole.step(group) for group in groups]
+    first = AccumulatingTrainer(*files, threads=1, lr=0.01)
+    for group in groups[:2]:
+        first.step(group)
+    first.save(tmp_path / "run.npz")
+    second = AccumulatingTrainer(*files, threads=1)
+    assert second.resume(tmp_path / "run.npz") == 2
+    assert second.lr == 0.01
+    assert [second.step(group) for group in groups[2:]] == losses[2:]
+    assert second.export_forward(tmp_path / "net.onnx") == ["logits"]
+
+
+def test_a_loss_that_is_not_a_number_makes_no_update(files: Files) -> None:
+    good, bad, other = batches(files[0], 3)
+    bad["x"][0, 0] = np.nan
+    trainer = AccumulatingTrainer(*files, threads=1)
+    before = trainer.state_dict()
+    with pytest.raises(MemplanError, match=r"loss of step 2 is .*as it was before"):
+        trainer.step([good, bad])
+    assert all(value.tobytes() == before[n].tobytes() for n, value in trainer.state_dict().items())
+    assert trainer.step([other]) == AccumulatingTrainer(*files, threads=1).step([other])
+
+
+def test_what_does_not_belong_together_is_refused(files: Files) -> None:
+    with pytest.raises(ModelError, match="do not belong together"):
+        AccumulatingTrainer(training_step("mlp"), files[1])
+    with pytest.raises(UsageError, match="a list of mappings"):
+        AccumulatingTrainer(*files).step([])

@@ -1,0 +1,146 @@
+"""A loss that is not a number reaches no state, by a stopped run or by a selection."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from helpers.graphs import parse
+from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
+
+pytestmark = pytest.mark.ort
+
+TEXT = (
+    "t (float[4] w, float[4] x, int64 n) => (float loss, float[4] w_new, int64 n_new, float[4] b) {"
+    " one = Constant<value = int64 {1}>() b = Mul(x, x) q = Mul(w, x)"
+    " loss = ReduceSum<keepdims = 0>(q) w_new = Sub(w, x) n_new = Add(n, one) }"
+)
+PAIRS = {"w_new": "w", "n_new": "n"}
+GOOD = np.asarray([1, 2, 3, 4], np.float32)
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options)
+
+
+def feeds(x: np.ndarray) -> dict[str, np.ndarray]:
+    return {"w": np.full(4, 7, np.float32), "x": x, "n": np.asarray(3)}
+
+
+@pytest.mark.parametrize("how", [STOP, SELECT])
+def test_a_finite_loss_passes(how: str) -> None:
+    model = parse(TEXT)
+    guarded = with_guard(model, "loss", PAIRS, how)
+    assert guarded is not None
+    assert guarded.covered == set(PAIRS)
+    wanted = session(model).run(None, feeds(GOOD))
+    found = session(guarded.model).run(None, feeds(GOOD))
+    for first, second in zip(wanted, found, strict=True):
+        assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_stops_the_run(bad: float) -> None:
+    guarded = with_guard(parse(TEXT), "loss", PAIRS, STOP)
+    assert guarded is not None
+    x = GOOD.copy()
+    x[1] = bad
+    with pytest.raises(Exception, match=f"'{guarded.node}'"):
+        session(guarded.model).run(None, feeds(x))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_selects_the_old_values(bad: float) -> None:
+    guarded = with_guard(parse(TEXT), "loss", PAIRS, SELECT)
+    assert guarded is not None
+    x = GOOD.copy()
+    x[1] = bad
+    loss, w, n, _ = session(guarded.model).run(None, feeds(x))
+    assert not np.isfinite(loss)
+    assert (w == 7).all()
+    assert n == 3
+
+
+def test_the_guard_stands_where_the_fewest_bytes_are_in_use() -> None:
+    model = parse(TEXT)
+    between = [9, 9, 9, 9, 5, 3]
+    guarded = with_guard(model, "loss", {"n_new": "n"}, STOP, between)
+    assert guarded is not None
+    ops = [node.op_type for node in guarded.model.graph.node]
+    assert ops[-2:] == ["Gather", "Add"]
+    between = [9, 9, 9, 9, 1, 3]
+    guarded = with_guard(model, "loss", {"n_new": "n"}, STOP, between)
+    assert guarded is not None
+    ops = [node.op_type for node in guarded.model.graph.node]
+    assert ops[-3:] == ["Gather", "Sub", "Add"]
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        (
+            TEXT.replace("float loss", "float[4] loss").replace("ReduceSum<keepdims = 0>", "Relu"),
+            "loss",
+        ),
+        ('<ir_version: 8, opset_import: ["" : 8]> ' + TEXT.replace("<keepdims = 0>", ""), "loss"),
+        (TEXT, "no such"),
+        ("t (float[4] w, int64 loss) => (int64 loss, float[4] w_new) { w_new = Neg(w) }", "loss"),
+        (TEXT, "n_new"),
+    ],
+)
+def test_where_there_can_be_no_guard_there_is_none(text: str, loss: str) -> None:
+    model = parse(text)
+    assert with_guard(model, loss, PAIRS, STOP) is None
+
+
+def test_what_is_made_before_the_loss_is_not_covered() -> None:
+    model = parse(TEXT)
+    guarded = with_guard(model, "loss", {"w_new": "w", "b": "x"}, STOP)
+    assert guarded is not None
+    assert guarded.covered == {"w_new"}
+    none = with_guard(model, "loss", {"b": "x"}, STOP)
+    assert none is not None
+    assert not none.covered
+
+
+def test_names_of_the_graph_are_not_taken() -> None:
+    model = parse(TEXT.replace("q = Mul(w, x)", "q = Mul(w, x) z = Neg(w)"))
+    for node in model.graph.node:
+        node.output[:] = ["memplan.guard.Sub" if name == "z" else name for name in node.output]
+    guarded = with_guard(model, "loss", PAIRS, STOP)
+    assert guarded is not None
+    made = [name for node in guarded.model.graph.node for name in node.output]
+    assert len(made) == len(set(made))
+    session(guarded.model).run(None, feeds(GOOD))
+
+
+def test_a_late_loss_is_made_before_what_is_written_in_place() -> None:
+    model = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
+        " q = Mul(w, x) r = Relu(q) w_new = Sub(w, x) s = Neg(r)"
+        " loss = ReduceSum<keepdims = 0>(s) }"
+    )
+    moved = with_loss_before(model, "loss", {"w_new": "w"})
+    assert [node.op_type for node in moved.graph.node] == ["Mul", "Relu", "Neg", "ReduceSum", "Sub"]
+    assert [node.op_type for node in model.graph.node][2] == "Sub"
+    assert with_loss_before(moved, "loss", {"w_new": "w"}) is moved
+    assert with_loss_before(model, "loss", {}) is model
+    feeds = {"w": GOOD, "x": np.full(4, 2, np.float32)}
+    for first, second in zip(
+        session(model).run(None, feeds), session(moved).run(None, feeds), strict=True
+    ):
+        assert first.tobytes() == second.tobytes()
+
+
+def test_a_loss_that_much_is_left_to_do_for_stays_where_it_is() -> None:
+    chain = " ".join(f"t{k + 1} = Tanh(t{k})" for k in range(20))
+    model = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
+        f" w_new = Sub(w, x) t0 = Mul(x, x) {chain} loss = ReduceSum<keepdims = 0>(t20) }}"
+    )
+    assert with_loss_before(model, "loss", {"w_new": "w"}) is model

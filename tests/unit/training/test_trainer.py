@@ -1,0 +1,340 @@
+"""``memplan.Trainer`` as a user has it: values in and out, schedules, checkpoints, export."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import memplan
+from helpers.graphs import parse
+from helpers.networks import batches, training_step
+from memplan import Trainer
+from memplan.errors import MemplanError, UsageError
+from memplan.training.checkpoint import load_checkpoint
+
+pytestmark = pytest.mark.ort
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return training_step("mlp")
+
+
+@pytest.fixture(scope="module")
+def data(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    return batches(model, 6)
+
+
+def test_the_loss_falls_in_five_lines(model: onnx.ModelProto, data: list[Any]) -> None:
+    trainer = memplan.Trainer(model, lr=0.02)
+    losses = [trainer.step(data[0]) for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_batch_may_be_keywords_or_a_mapping_or_both(
+    model: onnx.ModelProto, data: list[Any]
+) -> None:
+    first = Trainer(model, threads=1).step(data[0])
+    assert Trainer(model, threads=1).step(**data[0]) == first
+    x, labels = data[0]["x"], data[0]["labels"]
+    assert Trainer(model, threads=1).step({"x": x}, labels=labels) == first
+    assert Trainer(model, threads=1).step(x=x.tolist(), labels=labels.tolist()) == first
+
+
+def test_the_caller_s_arrays_are_neither_kept_nor_changed(
+    model: onnx.ModelProto, data: list[Any]
+) -> None:
+    weights = Trainer(model).state_dict()
+    kept = {name: value.copy() for name, value in weights.items()}
+    trainer = Trainer(model, weights=weights)
+    batch = {name: value.copy() for name, value in data[0].items()}
+    trainer.step(batch)
+    assert all((weights[name] == kept[name]).all() for name in kept)
+    taken = trainer.state_dict()
+    trainer.step(batch)
+    assert (taken["a.weight"] != trainer.state_dict()["a.weight"]).any()
+
+
+def test_the_rate_is_a_number_or_a_function_of_the_step(
+    model: onnx.ModelProto, data: list[Any]
+) -> None:
+    asked: list[int] = []
+
+    def schedule(step: int) -> float:
+        asked.append(step)
+        return 0.01 / step
+
+    first = Trainer(model, threads=1, lr=schedule)
+    rates = [report.lr for report in first.train(data[:3])]
+    assert asked == [1, 2, 3]
+    assert rates == [float(np.float32(0.01 / k)) for k in (1, 2, 3)]
+    second, third = Trainer(model, threads=1), Trainer(model, threads=1)
+    for k, batch in enumerate(data[:3], 1):
+        second.step(batch, lr=0.01 / k)
+        third.lr = 0.01 / k
+        third.step(batch)
+    for name, value in first.state_dict().items():
+        assert value.tobytes() == second.state_dict()[name].tobytes()
+        assert value.tobytes() == third.state_dict()[name].tobytes()
+    assert second.lr == float(np.float32(1e-3))  # for one step only
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast", [1, 2]])
+def test_a_rate_that_is_no_number_is_refused(model: onnx.ModelProto, value: Any) -> None:
+    with pytest.raises(UsageError, match="'lr' takes a"):
+        Trainer(model, lr=value)
+
+
+def test_a_rate_without_a_default_must_be_given() -> None:
+    text = """t (float[4] w, float[4] x, float rate) => (float loss, float[4] w_new) {
+        q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q) u = Mul(x, rate) w_new = Sub(w, u) }"""
+    with pytest.raises(UsageError, match="the step takes 'rate', and has no value for it"):
+        Trainer(parse(text), init="random")
+    assert Trainer(parse(text), init="random", lr=0.5).lr == 0.5
+    trainer = Trainer(parse(text), init="random", hyperparameters={"rate": 0.5})
+    assert trainer.step(x=[1, 2, 3, 4], lr=0.25) == 0
+    with pytest.raises(UsageError, match="no hyperparameter 'rato'"):
+        Trainer(parse(text), init="random", lr=1, hyperparameters={"rato": 0.5})
+
+
+def test_a_batch_that_does_not_fit_changes_nothing(model: onnx.ModelProto, data: list[Any]) -> None:
+    trainer = Trainer(model, threads=1)
+    for bad in ({}, {**data[0], "y": 1}, {**data[0], "x": data[0]["x"][:3]}):
+        with pytest.raises(UsageError):
+            trainer.step(bad)
+    assert trainer.step(data[0]) == Trainer(model, threads=1).step(data[0])
+    assert trainer.steps == 1
+
+
+def test_outputs_that_are_asked_for_come_with_every_step(
+    model: onnx.ModelProto, data: list[Any]
+) -> None:
+    trainer = Trainer(model, outputs=["logits"], threads=1)
+    seen = []
+    for batch in data[:3]:
+        trainer.step(batch)
+        seen.append(trainer.outputs["logits"])
+    assert seen[0].shape == (32, 5)
+    assert (seen[0] != seen[1]).any()
+    with pytest.raises(UsageError, match="'nothing' is not an output"):
+        Trainer(model, outputs=["nothing"])
+    with pytest.raises(UsageError, match=r"'a\.weight_new' is state"):
+        Trainer(model, outputs=["a.weight_new"])
+
+
+def test_what_was_fetched_is_not_in_memory_in_the_next_step() -> None:
+    # The output is made last, when the large tensors are gone.
+    text = """t (float[1024] w, float[1024] x) =>
+      (float loss, float[1024] w_new, float[1024] out) {
+      a = Mul(w, x) b = Neg(a) loss = ReduceSum<keepdims = 0>(b)
+      w_new = Sub(w, x) out = Tanh(x) }"""
+    trainer = Trainer(parse(text), init="random", outputs=["out"], measure=True, threads=1)
+    for _ in range(3):
+        trainer.step(x=np.ones(1024, np.float32))
+    predicted = trainer.predicted()
+    assert predicted is not None
+    assert trainer.measured_peaks() == [predicted.dynamic_bytes] * 3
+
+
+def test_state_can_be_taken_over(model: onnx.ModelProto, data: list[Any]) -> None:
+    first = Trainer(model, threads=1)
+    first.step(data[0])
+    second = Trainer(model, threads=1)
+    second.load_state_dict(first.state_dict())
+    assert first.step(data[1]) == second.step(data[1])
+    with pytest.raises(UsageError, match="'nothing' is not state"):
+        second.load_state_dict({"nothing": 1})
+    with pytest.raises(UsageError, match=r"the value of 'a\.bias'"):
+        second.load_state_dict({"a.bias": np.zeros(3, np.float32)})
+
+
+def test_a_counter_that_the_step_does_not_renew_is_counted() -> None:
+    text = """t (float[4] w, float[4] x, int64 step) => (float loss, float[4] w_new) {
+        q = Mul(w, x) f = Cast<to = 1>(step) loss = ReduceSum<keepdims = 0>(f)
+        w_new = Sub(w, q) }"""
+    trainer = Trainer(parse(text), init="random")
+    assert [trainer.step(x=[0, 0, 0, 0]) for _ in range(3)] == [1, 2, 3]
+    assert trainer.state_dict()["step"] == 4
+    trainer.load_state_dict({"step": np.int64(10)})
+    assert trainer.step(x=[0, 0, 0, 0]) == 10
+
+
+def test_a_batch_may_decide_on_its_size(data: list[Any]) -> None:
+    text = """t (float["N", 4] x, float[4, 3] w, float lr) => (float loss, float[4, 3] w_new) {
+        h = MatMul(x, w) t = Tanh(h) loss = ReduceMean<keepdims = 0>(t)
+        xt = Transpose<perm = [1, 0]>(x) g = MatMul(xt, t) u = Mul(g, lr) w_new = Sub(w, u) }"""
+    trainer = Trainer(parse(text), init="random", lr=0.1, measure=True, threads=1)
+    assert trainer.predicted() is None
+    peaks = []
+    for rows in (8, 2, 8):
+        trainer.step(x=np.ones((rows, 4), np.float32))
+        predicted = trainer.predicted()
+        assert predicted is not None
+        peaks.append(predicted.dynamic_bytes)
+    assert trainer.measured_peaks() == peaks
+    assert peaks[0] == peaks[2] > peaks[1]
+
+
+def test_its_words_say_where_state_lies(model: onnx.ModelProto) -> None:
+    words = repr(Trainer(model))
+    assert "in place     19 outputs" in words
+    assert "batch        x float32[32, 12], labels int64[32]" in words
+    cnn = repr(Trainer(training_step("cnn")))
+    assert "'an.mean_new' and 1 more: it is made before the loss is known" in cnn
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """A disk that is full: no file may grow beyond a size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_loses_no_checkpoint(
+    model: onnx.ModelProto, data: list[Any], tmp_path: Path
+) -> None:
+    trainer = Trainer(model, threads=1)
+    trainer.step(data[0])
+    path = tmp_path / "run.npz"
+    trainer.save(path)
+    before = path.read_bytes()
+    trainer.step(data[1])
+    with files_of_at_most(4000), pytest.raises(UsageError, match=r"run\.npz cannot be written"):
+        trainer.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+    trainer.save(path)
+    assert Trainer(model, resume=path).steps == 2
+
+
+def test_a_checkpoint_of_another_model_is_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
+    other = tmp_path / "other.npz"
+    named = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new)"
+        "{ q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q) w_new = Sub(w, x) }"
+    )
+    Trainer(named, init="random").save(other)
+    trainer = Trainer(model)
+    with pytest.raises(UsageError, match="is a checkpoint of another model"):
+        trainer.resume(other)
+    with pytest.raises(UsageError, match="is a checkpoint of another model"):
+        Trainer(model, resume=other)
+    with pytest.raises(UsageError, match="does not exist"):
+        trainer.resume(tmp_path / "none.npz")
+
+
+def test_checkpoints_that_are_cut_are_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
+    good = tmp_path / "mlp.npz"
+    Trainer(model).save(good)
+    content = good.read_bytes()
+    for length in (0, 10, len(content) // 2, len(content) - 1):
+        good.write_bytes(content[:length])
+        with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
+            load_checkpoint(good, "")
+    np.savez(good, a=np.zeros(3))
+    with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
+        load_checkpoint(good, "")
+
+
+def test_a_function_for_the_rate_is_given_again_behind_a_checkpoint(
+    model: onnx.ModelProto, data: list[Any], tmp_path: Path
+) -> None:
+    def rate(step: int) -> float:
+        return 0.1 / step
+
+    whole = Trainer(model, threads=1, lr=rate)
+    losses = [whole.step(batch) for batch in data]
+    first = Trainer(model, threads=1, lr=rate)
+    for batch in data[:3]:
+        first.step(batch)
+    first.save(tmp_path / "run.npz")
+    second = Trainer(model, threads=1, lr=rate)
+    assert second.resume(tmp_path / "run.npz") == 3
+    assert [second.step(batch) for batch in data[3:]] == losses[3:]
+
+
+def inferred(path: Path, x: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert [value.name for value in session.get_inputs()] == ["x"]
+    result: np.ndarray = session.run(None, {"x": x})[0]
+    return result
+
+
+@pytest.mark.parametrize("family", ["mlp", "gpt", "lstm", "unet"])
+def test_the_trained_forward_part_is_a_file_to_infer_with(family: str, tmp_path: Path) -> None:
+    step = training_step(family)
+    trainer = Trainer(step, outputs=["logits"], threads=1)
+    first, second = batches(step, 2)
+    trainer.step(first)
+    path = tmp_path / "net.onnx"
+    assert trainer.export_forward(path) == ["logits"]
+    onnx.checker.check_model(str(path))
+    trainer.step(second)
+    np.testing.assert_allclose(
+        inferred(path, second["x"]), trainer.outputs["logits"], rtol=1e-4, atol=1e-6
+    )
+    with pytest.raises(UsageError, match="exists"):
+        trainer.export_forward(path)
+
+
+def test_an_exported_batch_normalization_uses_its_statistics(tmp_path: Path) -> None:
+    step = training_step("cnn")
+    trainer = Trainer(step, threads=1)
+    (batch,) = batches(step, 1)
+    for _ in range(200):  # until the statistics are those of the batch
+        trainer.step(batch, lr=0.0)
+    path = tmp_path / "net.onnx"
+    trainer.export_forward(path)
+    fetched = Trainer(step, outputs=["logits"], weights=trainer.state_dict())
+    fetched.step(batch)
+    # Variances that are kept are of the sample, those that normalize of the whole.
+    found = inferred(path, batch["x"])
+    assert np.abs(found - fetched.outputs["logits"]).max() < 0.02
+    one = inferred(path, np.repeat(batch["x"][:1], 4, 0))
+    np.testing.assert_allclose(one[0], found[0], rtol=1e-3, atol=1e-5)
+
+
+def test_dropouts_are_left_out_of_what_is_exported(tmp_path: Path) -> None:
+    text = """t (float[4, 4] x, float[4, 4] w, float lr) =>
+      (float loss, float[4, 4] w_new, float[4, 4] y)
+      <float half = {0.5}, bool on = {1}> {
+      h = MatMul(x, w) d, mask = Dropout(h, half, on) y = Relu(d)
+      loss = ReduceMean<keepdims = 0>(y) u = Mul(h, lr) w_new = Sub(w, u) }"""
+    trainer = Trainer(parse(text), init="random", lr=0.1)
+    x = np.ones((4, 4), np.float32)
+    trainer.step(x=x)
+    path = tmp_path / "net.onnx"
+    assert trainer.export_forward(path) == ["y"]
+    wanted = np.maximum(x @ trainer.state_dict()["w"], 0)
+    np.testing.assert_allclose(inferred(path, x), wanted, rtol=1e-5)
+    assert trainer.export_forward(path, ["h"], force=True) == ["h"]
+    with pytest.raises(MemplanError, match="no node makes 'nothing'"):
+        trainer.export_forward(path, ["nothing"], force=True)
+
+
+def test_a_step_of_nobody_s_exporter_is_trained_too() -> None:
+    text = """t (float[4] w, float[4] v, float[4] x) => (float cost, float[4] a, float[4] b) {
+        p = Mul(w, x) q = Mul(p, v) cost = ReduceSum<keepdims = 0>(q)
+        gw = Mul(v, x) gv = Mul(w, x) a = Sub(w, gw) b = Sub(v, gv) }"""
+    trainer = Trainer(parse(text), init="random", state={"a": "w", "b": "v"})
+    before = trainer.state_dict()
+    x = np.asarray([1, 2, 3, 4], np.float32)
+    trainer.step(x=x)
+    after = trainer.state_dict()
+    assert (after["w"] == before["w"] - before["v"] * x).all()
+    assert (after["v"] == before["v"] - before["w"] * x).all()

@@ -53,8 +53,8 @@ def _scattered(ctx: Context, axis: int) -> tuple[Value, Value] | None:
     if filled.op_type != "Expand" or content is None or content.any():
         return None
     if numbers.dtype != ctx.dy.dtype:
-        numbers = source_of(ctx, numbers)
-    return (indices, numbers) if numbers.dtype == ctx.dy.dtype else None
+        numbers = ctx.cast(source_of(ctx, numbers), ctx.dy.dtype)
+    return indices, numbers
 
 
 @expansion("NegativeLogLikelihoodLoss")

@@ -30,18 +30,20 @@ def network(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]], Any]:
             (w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in walk
         ]
         return module, batches, torch.optim.AdamW(module.parameters(), lr=1e-3)
-    layers = [*conv_norm(3, 16, 3, 2), nn.ReLU(), *conv_norm(16, 32, 3, 2), nn.ReLU()]
-    body = nn.Sequential(*layers, *conv_norm(32, 32, 3))
-    module = Classified(body, 32)
+    layers: list[nn.Module] = [*conv_norm(3, 16, 3, 2), nn.GELU()]
+    for _ in range(12):
+        layers += [*conv_norm(16, 16, 3), nn.GELU()]
+    module = Classified(nn.Sequential(*layers), 16)
     labels = torch.randint(0, 5, (STEPS, 16))
     marks = torch.randn(5, 3, 1, 1)
-    batches = [(marks[each] + torch.randn(16, 3, 32, 32), each) for each in labels]
-    return module, batches, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    batches = [(marks[each] + torch.randn(16, 3, 24, 24), each) for each in labels]
+    return module, batches, torch.optim.SGD(module.parameters(), lr=0.003, momentum=0.9)
 
 
 def curves(name: str, road: str) -> dict[str, object]:
     """Losses of PyTorch and of the rewritten capture, how far they are apart, and their noise: how
     far PyTorch's own are apart when its first weights are rounded differently."""
+    torch.set_num_threads(1)
     module, batches, optimizer = network(name)
     twin = copy.deepcopy(module)
     with TemporaryDirectory() as folder:
@@ -91,7 +93,11 @@ def _eager(module: nn.Module, batches: Any, optimizer: Any) -> list[float]:
 
 def _trained(captured: memplan.Capture, path: Path, batches: Any) -> list[float]:
     """The loop that a user would write without a trainer: new values are fed back."""
-    session = memplan.load(path)
+    import onnxruntime
+
+    settings = memplan.session_options(path)
+    settings.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
     outputs = [value.name for value in session.get_outputs()]
     contract = captured.contract
     states = set(contract.named(Role.OPTIMIZER_STATE))

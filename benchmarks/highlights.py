@@ -174,6 +174,8 @@ _MORE = """
 ## More tables
 
 - [Certificates](../benchmarks/results/TABLES.md#certificates-for-any-order) of eleven networks.
+- [Free passes](../benchmarks/results/TABLES.md#free-passes): what is freed before anything is
+  recomputed, move by move.
 - [Public graphs with moved nodes](../benchmarks/results/TABLES.md#public-graphs-any-node-order) and
   [graphs of up to 16,210 nodes](../benchmarks/results/TABLES.md#large-graphs).
 - [Training graphs made by `grad`](../benchmarks/results/TABLES.md#generated-training-graphs) beside

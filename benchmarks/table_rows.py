@@ -329,6 +329,42 @@ def plain(record: dict[str, Any]) -> list[str]:
     return table(head, rows)
 
 
+_FREE = ("release", "masks", "narrow", "order")
+
+
+def free_passes(record: dict[str, Any]) -> list[str]:
+    """Peaks and floors behind free passes, in percent of the original's peak."""
+    rows = []
+    for row in record["results"]:
+        moves = {move["name"]: move for move in row["moves"]}
+        first, last = row["moves"][0], row["moves"][-1]
+        if last["peak_bytes"] == first["peak_bytes"]:
+            continue
+        ran, cells, before = row["ran"], [], first
+        for move in row["moves"][1:]:
+            if move["name"] in _FREE or move["name"] == "prune":
+                change = 100 * (move["peak_bytes"] - before["peak_bytes"]) / first["peak_bytes"]
+                cells.append(f"{change:+.1f}" if move["peak_bytes"] != before["peak_bytes"] else "")
+                before = move
+        whole = 100 * (last["peak_bytes"] / first["peak_bytes"] - 1)
+        floors = f"{100 * last['floor_bytes'] / first['peak_bytes']:.0f}"
+        rows.append(
+            [
+                row["graph"],
+                megabytes(first["peak_bytes"]),
+                megabytes(moves["early-update"]["peak_bytes"]),
+                f"{whole:+.1f}",
+                *cells,
+                floors,
+                f"{last['nodes'] - first['nodes']:+,}",
+                f"{last['extra_seconds_percent']:+.2f}",
+                "" if ran is None else f"{ran['equality']}, {ran['time_ratio']:.2f}",
+            ]
+        )
+    head = ["graph", "peak MB", "after", "%", "elide, prune", *_FREE, "floor %", "nodes"]
+    return table([*head, "est. time %", "measured: bits, time"], rows)
+
+
 def tightest(record: dict[str, Any]) -> list[str]:
     """Plain against tuned sessions at the same plan."""
     rows = [

@@ -11,10 +11,10 @@ state in place save, and how long does a step take. One thread.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,16 @@ def main(arguments: list[str] | None = None) -> int:
     for family in asked.only or [*FAMILIES, SAMPLE]:
         steps = asked.sample_steps if family == SAMPLE else asked.steps
         rows += measured(family, steps)
-    if asked.json:
-        write_record(asked.json, "python -m benchmarks.training", rows)
+        if asked.json:
+            write_record(asked.json, "python -m benchmarks.training", kept(asked.json, rows))
     return 0 if all(row["equal"] and row["as_predicted"] for row in rows) else 1
+
+
+def kept(record: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, behind those of other files that the record has already."""
+    there = json.loads(record.read_text())["results"] if record.exists() else []
+    made = {row["family"] for row in rows}
+    return [*(row for row in there if row["family"] not in made), *rows]
 
 
 def measured(family: str, steps: int) -> list[dict[str, Any]]:
@@ -58,14 +65,11 @@ def measured(family: str, steps: int) -> list[dict[str, Any]]:
     contract, state = first.file.contract, first.state_dict()
     data = sample_batches(steps) if family == SAMPLE else batches(step, steps)
     assert contract.loss is not None
-    started = time.perf_counter()
     losses, last = plain_loop(step, state, data, contract.loss, contract.new_values)
-    plain = (time.perf_counter() - started) / steps
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for share, variant in variants(step, Path(folder)):
             row = compared(variant, data, losses, last) | {"family": family, "share": share}
-            row["plain_step_seconds"] = plain
             print({key: row[key] for key in ("family", "share", "equal", "as_predicted")}, row)
             rows.append(row)
     return rows

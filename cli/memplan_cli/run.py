@@ -25,8 +25,7 @@ from memplan_cli.signals import noted_signals
 @memplan_command(
     "run",
     "memplan run step.onnx --data train.npz --steps 1000 --lr 1e-3 --log run.csv",
-    "memplan run step.onnx --data train.npz --steps 1000 --checkpoint run.npz "
-    "--checkpoint-every 100 --resume",
+    "memplan run step.onnx --data train.npz --checkpoint run.npz --resume",
 )
 @click.argument("model", type=PATH)
 @click.option("--data", type=PATH, help="Samples as .npz, one array per batch input.")

@@ -4,35 +4,42 @@ A file says it in its metadata (:mod:`memplan.proto.metadata`), where ``memplan 
 capture from PyTorch write it. For any other file it is found, one input or output at a time:
 
 1. Somebody says so: ``--state OUT=IN``.
-2. By name: ``X_new``, ``X.new`` and their like are the next value of ``X``; ``X_grad`` and
-   ``X.grad`` its gradient.
+2. By name (:mod:`memplan.ir.naming`): ``X_new``, ``X.new`` and their like are the next value of
+   ``X``; ``X_grad``, ``X.grad`` and ``adj_X`` its gradient.
 3. By data flow: an output without such a name is the next value of ``X`` if the node that makes it
-   is arithmetic that reads ``X``, has its type and shape, and no other output claims ``X``.
-4. The loss, parameters and phases are those of :mod:`memplan.ir.phases`. An input that nobody
-   renews is a hyperparameter if it is a number that only the update reads, else part of the batch.
+   is arithmetic that reads ``X``, has its type and shape, and no other output claims ``X``. Of
+   moments, which only the update reads, a chain of arithmetic may lie between.
+4. By order: where no gradient has a name, outputs of the backward part that have the types and
+   shapes of a run of inputs are the gradients of these.
+5. The loss, parameters and phases are those of :mod:`memplan.ir.phases`. An input that nobody
+   renews is a hyperparameter if it is a number that only the backward part and the update read (a
+   learning rate, a loss scale, the gradient of the loss), else part of the batch.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Phase, Tensor
+from memplan.ir.naming import differentiated_names, renewed_names
 from memplan.ir.phases import Phases
 from memplan.ir.stated import alike, read_stated
 from memplan.proto.metadata import GRADIENTS, NEW_VALUES, ROLES
 from memplan.shapes.tensor_type import FLOATS
+from memplan.units import counted
 
-NEW_SUFFIXES = ("_new", ".new", "_next", ".next", "_updated", ".updated")
-GRADIENT_SUFFIXES = ("_grad", ".grad")
 _STEP_NAME = re.compile(r"(^|[._/])([a-z]+_)?(step|t|iteration|iter)$", re.IGNORECASE)
 _RATE_NAME = re.compile(r"(^|[._/])(lr|learning_rate|eta)$", re.IGNORECASE)
-# Arithmetic that an update ends with.
+# Arithmetic that an update ends with, and what may lie before that.
 _ENDS = frozenset({":Add", ":Sub", ":Sum", ":Mul", ":Div", ":Where"})
+_ARITHMETIC = _ENDS | {":Neg", ":Max", ":Min", ":Pow", ":Sqrt", ":Cast", ":Identity"}
+# With the loss in them, they scale it.
+_PRODUCTS = frozenset({":Mul", ":Div"})
 
 
 class Role(StrEnum):
@@ -144,6 +151,7 @@ class _Finder:
         if not self.stated:
             self._by_name()
             self._by_flow()
+            self._by_order()
         self.new_of = {given: self.outputs[out] for out, given in self.new_values.items()}
         roles = {name: self._input_role(tensor) for name, tensor in self.inputs.items()}
         roles |= {name: self._output_role(tensor) for name, tensor in self.outputs.items()}
@@ -173,41 +181,113 @@ class _Finder:
             self.new_values[out] = given
 
     def _by_name(self) -> None:
+        turned: dict[str, str] = {}
         for out in self.outputs:
             if out in self.new_values or out in self.gradients or out in self.denied:
                 continue
-            for suffixes, found in (
-                (NEW_SUFFIXES, self.new_values),
-                (GRADIENT_SUFFIXES, self.gradients),
-            ):
-                given = _without_suffix(out, suffixes)
-                if given is not None and self._fits(out, given):
-                    found[out] = given
-                    break
+            new = next((x for x in renewed_names(out) if self._fits(out, x)), None)
+            of = [x for x in differentiated_names(out) if x in self.inputs]
+            if new is not None:
+                self.new_values[out] = new
+            elif fitting := [x for x in of if self._fits(out, x)]:
+                self.gradients[out] = fitting[0]
+            elif of:
+                turned[out] = of[0]
+        if turned:
+            first, given = next(iter(turned.items()))
+            self.notes.append(
+                f"{counted(len(turned), 'output')} named as gradients have other types or shapes "
+                f"than the inputs, and are not taken for gradients: '{first}' of '{given}'"
+            )
 
     def _by_flow(self) -> None:
-        """Rule 3. Only for what the loss depends on or what only the update reads."""
-        taken = {*self.new_values.values(), *self.gradients.values()}
-        claims: dict[str, list[str]] = {}
+        """Rule 3: first what a node reads itself, then what only the update reads, further away."""
+        for near in (self._read_by, self._renewed_by):
+            claims: dict[str, list[str]] = {}
+            for out in self._unclaimed():
+                found = near(out)
+                if len(found) == 1:
+                    claims.setdefault(found[0], []).append(out)
+            for given, outs in claims.items():
+                if len(outs) == 1:
+                    self.new_values[outs[0]] = given
+                    self.notes.append(
+                        f"'{outs[0]}' is taken for the next value of '{given}', from the data "
+                        f"flow; --state {outs[0]}=NAME says otherwise"
+                    )
+
+    def _unclaimed(self) -> list[str]:
+        """Float outputs behind the loss that arithmetic makes and that belong to no input yet."""
+        found = []
         for out, tensor in self.outputs.items():
             if out in self.new_values or out in self.gradients or out in self.denied:
                 continue
-            if tensor.id == self.phases.loss or tensor.producer < 0:
+            if tensor.id == self.phases.loss or tensor.producer < 0 or tensor.dtype not in FLOATS:
                 continue
             node = self.graph.nodes[tensor.producer]
-            if node.key not in _ENDS or self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS):
-                continue
-            read = {self.graph.tensors[t].name for t in node.reads}
-            near = [x for x in read if x in self.inputs and x not in taken and self._fits(out, x)]
-            if len(near) == 1 and tensor.dtype in FLOATS:
-                claims.setdefault(near[0], []).append(out)
-        for given, outs in claims.items():
-            if len(outs) == 1:
-                self.new_values[outs[0]] = given
-                self.notes.append(
-                    f"'{outs[0]}' is taken for the next value of '{given}', from the data flow; "
-                    f"--state {outs[0]}=NAME says otherwise"
-                )
+            ahead = self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS)
+            scaled = node.key in _PRODUCTS and self.phases.loss in node.reads
+            if node.key in _ENDS and not ahead and not scaled:
+                found.append(out)
+        return found
+
+    def _fitting(self, out: str, tensors: Iterable[int]) -> list[str]:
+        """Inputs among some tensors that an output may renew and that nothing claims yet."""
+        taken = {*self.new_values.values(), *self.gradients.values()}
+        names = dict.fromkeys(self.graph.tensors[t].name for t in tensors)
+        return [x for x in names if x in self.inputs and x not in taken and self._fits(out, x)]
+
+    def _read_by(self, out: str) -> list[str]:
+        """Inputs that the node which makes an output reads."""
+        return self._fitting(out, self.graph.nodes[self.outputs[out].producer].reads)
+
+    def _renewed_by(self, out: str) -> list[str]:
+        """The nearest inputs behind arithmetic that neither the forward part nor the loss reads:
+        moments, which are scaled before a gradient is added."""
+        graph, of = self.graph, self.phases.of
+        frontier, seen = {self.outputs[out].producer}, set[int]()
+        while frontier:
+            reads = {t for node in frontier for t in graph.nodes[node].reads} - set(graph.outputs)
+            state = [
+                x
+                for x in self._fitting(out, reads)
+                if all(of[r] in (Phase.BACKWARD, Phase.UPDATE) for r in self.inputs[x].readers)
+            ]
+            if state:
+                return state
+            seen |= frontier
+            makers = {graph.tensors[t].producer for t in reads} - seen
+            frontier = {
+                node
+                for node in makers
+                if node >= 0
+                and graph.nodes[node].key in _ARITHMETIC
+                and of[node] is not Phase.FORWARD
+            }
+        return []
+
+    def _by_order(self) -> None:
+        """Rule 4: what the phases paired by type, shape and order, where nothing has a name."""
+        if self.gradients:
+            return
+        tensors = self.graph.tensors
+        found = {
+            tensors[out].name: tensors[given].name
+            for out, given in self.phases.pairs.items()
+            if tensors[out].producer >= 0
+            and self.phases.of[tensors[out].producer] is Phase.BACKWARD
+        }
+        taken = {*self.new_values.values()}
+        for out, given in found.items():
+            free = out not in self.new_values and out not in self.denied and given not in taken
+            if free and self._fits(out, given):
+                self.gradients[out] = given
+        if self.gradients:
+            first, given = next(iter(self.gradients.items()))
+            self.notes.append(
+                f"{counted(len(self.gradients), 'output')} without a telling name are taken for "
+                f"gradients, in the order of the inputs: '{first}' of '{given}'"
+            )
 
     def _input_role(self, tensor: Tensor) -> Role:
         said = self.roles.get(tensor.name)
@@ -225,7 +305,7 @@ class _Finder:
         if number and tensor.dtype in FLOATS and (_RATE_NAME.search(tensor.name)):
             return Role.HYPERPARAMETER
         phases = {self.phases.of[reader] for reader in tensor.readers}
-        if number and phases == {Phase.UPDATE}:
+        if number and phases and phases <= {Phase.BACKWARD, Phase.UPDATE}:
             return Role.HYPERPARAMETER
         return Role.BATCH
 
@@ -254,10 +334,3 @@ def _behind_loss(graph: Graph, phases: Phases) -> set[int]:
             found.add(node.id)
             tensors.update(node.writes)
     return found
-
-
-def _without_suffix(name: str, suffixes: tuple[str, ...]) -> str | None:
-    for suffix in suffixes:
-        if name.endswith(suffix) and len(name) > len(suffix):
-            return name.removesuffix(suffix)
-    return None

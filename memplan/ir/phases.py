@@ -17,42 +17,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from memplan.errors import UsageError
-from memplan.ir.graph import ABSENT, Graph, Node, Phase, Tensor, TensorKind
+from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
+from memplan.ir.pairs import WEIGHTED, is_scalar_float, pair_outputs, weights_by_use
 from memplan.ir.stated import NOTHING, Stated, read_stated
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import FLOATS
 
 _PHASES = {phase.value: phase for phase in Phase}
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
-# An output that belongs to an input of nearly the same name: its gradient or its new value.
-_PAIRED_SUFFIXES = (
-    ".grad",
-    "_grad",
-    ".new",
-    "_new",
-    "_grad.accumulation.out",
-    ".out",
-    "_updated",
-)
 # Roles that a file may state; the others are not asked for here (memplan.ir.contract has all).
 _LOSS_ROLE, _PARAMETER_ROLE = "loss", "parameter"
 _BOUNDARY_OP = "com.microsoft:YieldOp"
 _ACCUMULATORS = frozenset(
     {"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"}
 )
-# Operators whose inputs from the second on are weights.
-_WEIGHTED = frozenset(
-    {":MatMul", ":Gemm", ":Conv", ":ConvTranspose", ":LayerNormalization", ":BatchNormalization"}
-    | {":InstanceNormalization", ":GroupNormalization", ":RMSNormalization"}
-    | {":LSTM", ":GRU", ":RNN"}
-)
 # Elementwise operators of optimizer arithmetic on one gradient.
-_SCALING = frozenset({":Mul", ":Div", ":Neg", ":Pow", ":Sqrt", ":Add", ":Sub", ":Cast"})
+_SCALING = frozenset(
+    {":Mul", ":Div", ":Neg", ":Pow", ":Sqrt", ":Add", ":Sub", ":Cast", ":CastLike", ":Where"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,49 +81,6 @@ def find_phases(
     return finder.run()
 
 
-def pair_outputs(graph: Graph, stated: Stated = NOTHING) -> dict[int, int]:
-    """Output id → id of the input or initializer that it is the gradient or new value of.
-
-    What is not ``stated`` is found by name; if nothing is, by shape.
-    """
-    sources = {
-        tensor.name: tensor for tensor in graph.tensors if tensor.kind is not TensorKind.COMPUTED
-    }
-    told = stated.pairs
-    pairs: dict[int, int] = {}
-    for output in graph.outputs:
-        tensor = graph.tensors[output]
-        if tensor.name in told:
-            pairs[output] = sources[told[tensor.name]].id
-            continue
-        for suffix in _PAIRED_SUFFIXES:
-            base = tensor.name.removesuffix(suffix)
-            if base != tensor.name and base in sources:
-                pairs[output] = sources[base].id
-                break
-    if pairs or not any(_is_scalar_float(graph.tensors[t]) for t in graph.outputs):
-        return pairs
-    return _pair_by_shape(graph)
-
-
-def _is_scalar_float(tensor: Tensor) -> bool:
-    return tensor.dtype in FLOATS and math.prod(tensor.shape) == 1
-
-
-def _pair_by_shape(graph: Graph) -> dict[int, int]:
-    """For exporters without names: outputs in order take the first float input of equal shape."""
-    free: defaultdict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
-    for tensor in (graph.tensors[t] for t in graph.inputs):
-        if tensor.dtype in FLOATS and tensor.shape:
-            free[tensor.dtype, tensor.shape].append(tensor.id)
-    pairs: dict[int, int] = {}
-    for tensor in (graph.tensors[t] for t in graph.outputs):
-        alike = free[tensor.dtype, tensor.shape]
-        if alike:
-            pairs[tensor.id] = alike.popleft()
-    return pairs
-
-
 class _Finder:
     """Works on sets of node ids."""
 
@@ -146,6 +89,7 @@ class _Finder:
         self.wanted = loss
         self.stated = stated
         self.pairs = pair_outputs(graph, stated)
+        self.activating: set[int] = set()
         self.boundary = [node.id for node in graph.nodes if node.key == _BOUNDARY_OP]
 
     def run(self) -> Phases:
@@ -153,6 +97,7 @@ class _Finder:
         forward = self._forward(loss)
         parameters = self._parameters(forward)
         tail = self._loss_tail(forward, parameters) if loss is not None else set()
+        self.activating = self._activating(forward - tail, parameters)
         backward, update = self._rest(forward, tail)
         state = self._state(parameters, update)
         update |= self._optimizer(state, backward)
@@ -184,7 +129,7 @@ class _Finder:
                     "outputs: " + ", ".join(t.name for t in outputs[:8]),
                 )
             return found
-        scalars = [t for t in outputs if _is_scalar_float(t)]
+        scalars = [t for t in outputs if is_scalar_float(t)]
         told = [t for t in scalars if self.stated.roles.get(t.name) == _LOSS_ROLE]
         if told:
             return told[0].id
@@ -212,7 +157,7 @@ class _Finder:
             read = any(reader in forward for reader in tensor.readers)
             if tensor.dtype in FLOATS and role == _PARAMETER_ROLE and read:
                 found.add(source)
-        return found or _weights_by_use(self.graph)
+        return found or weights_by_use(self.graph)
 
     def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:
         """Forward nodes behind the last node that reads a parameter."""
@@ -226,6 +171,11 @@ class _Finder:
             ):
                 before.add(node.id)
         return forward - before
+
+    def _activating(self, nodes: set[int], parameters: set[int]) -> set[int]:
+        """Nodes of the forward part before the loss that do not work on parameters alone."""
+        weights = self.derived(parameters)
+        return {node for node in nodes if weights.isdisjoint(self.graph.nodes[node].writes)}
 
     def derived(self, parameters: set[int]) -> set[int]:
         """Parameters and what is made from them alone (a transposed weight)."""
@@ -283,15 +233,31 @@ class _Finder:
         new_values = {
             output for output, source in self.pairs.items() if _is_new_value(graph, output, source)
         }
-        found |= self._descendants(state) & backward
+        scales = {t for t in state if self._scales_gradients(t, backward)}
+        found |= self._descendants(state - scales) & backward
         if not new_values:
             return found
         for node in reversed(graph.nodes):
-            if node.id in found or node.id not in backward or node.key not in _SCALING:
+            if node.id in found or node.id not in backward:
                 continue
-            if self._only_updates(node, found, new_values) and _scales_one(graph, node):
+            counts = _makes_number(graph, node)
+            if not counts and (node.key not in _SCALING or not _scales_one(graph, node)):
+                continue
+            if self._only_updates(node, found, new_values):
                 found.add(node.id)
         return found
+
+    def _scales_gradients(self, state: int, backward: set[int]) -> bool:
+        """Whether a number is a loss scale: what is made of it meets activations, which an
+        optimizer does not read."""
+        graph = self.graph
+        if math.prod(graph.tensors[state].shape) != 1:
+            return False
+        return any(
+            graph.tensors[t].producer in self.activating
+            for node in self._descendants([state]) & backward
+            for t in graph.nodes[node].reads
+        )
 
     def _only_updates(self, node: Node, update: set[int], new_values: set[int]) -> bool:
         for t in node.writes:
@@ -322,31 +288,16 @@ class _Finder:
         return found
 
 
-def _weights_by_use(graph: Graph) -> set[int]:
-    """Without paired outputs (a forward graph): floats that stand in a weight's place, in bodies
-    too."""
-    found = {
-        t for node in graph.nodes if node.key in _WEIGHTED for t in node.inputs[1:] if t != ABSENT
-    }
-    for node, bodies in graph.bodies.items():
-        inside = {
-            body.graph.tensors[t].name
-            for body in bodies
-            if body.graph is not None
-            for t in _weights_by_use(body.graph)
-        }
-        found.update(t for t in graph.nodes[node].captured if graph.tensors[t].name in inside)
-    return {
-        t
-        for t in found
-        if graph.tensors[t].kind is not TensorKind.COMPUTED and graph.tensors[t].dtype in FLOATS
-    }
-
-
 def _is_new_value(graph: Graph, output: int, source: int) -> bool:
     """Whether an output is made from the very input it is paired with (a step, not a gradient)."""
     producer = graph.tensors[output].producer
     return producer >= 0 and source in graph.nodes[producer].reads
+
+
+def _makes_number(graph: Graph, node: Node) -> bool:
+    """Whether a node makes a number, without a weight: a norm, or whether all is finite."""
+    whole = all(math.prod(graph.tensors[t].shape) == 1 for t in node.writes)
+    return whole and node.key not in WEIGHTED
 
 
 def _scales_one(graph: Graph, node: Node) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from memplan.passes.base import largest_part
 from memplan.passes.no_ops import Facts
 from memplan.passes.surgery import Added, reopened, with_nodes
 from memplan.proto.edit import remove_unread
@@ -20,7 +21,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline
 
 Array = npt.NDArray[np.generic]
 Accepts = Callable[[Timeline, Timeline], bool]
@@ -83,25 +84,8 @@ def changed(model: OpenModel, changes: Iterable[Change]) -> OpenModel:
     return reopened(model, result, added=Added(types, like))
 
 
-def largest_part(
+def with_most(
     model: OpenModel, timeline: Timeline, changes: Sequence[Change], accepts: Accepts
 ) -> tuple[OpenModel, Timeline, int] | None:
-    """The model after as many changes as are accepted, simulated, and how many; None if none is.
-
-    Halves are tried where the whole is not accepted, so that one bad change does not spoil the
-    others.
-    """
-    accepted: list[Change] = []
-    best: tuple[OpenModel, Timeline] | None = None
-    waiting = [list(changes)] if changes else []
-    while waiting:
-        part = waiting.pop()
-        after = changed(model, [*accepted, *part])
-        found = simulate(after.graph, timeline.session)
-        if accepts(found, best[1] if best is not None else timeline):
-            accepted += part
-            best = (after, found)
-        elif len(part) > 1:
-            middle = len(part) // 2
-            waiting += [part[middle:], part[:middle]]
-    return None if best is None else (*best, len(accepted))
+    """The model after as many changes as are accepted, simulated, and how many; None if none is."""
+    return largest_part(timeline, changes, lambda part: changed(model, part), accepts)

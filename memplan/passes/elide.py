@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import onnx
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
-from memplan.passes.base import Applied, peak_did_not_rise
+from memplan.passes.base import Applied, largest_part, peak_did_not_rise
 from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
 from memplan.passes.surgery import reopened, with_nodes
 from memplan.proto.edit import copied, remove_unread
@@ -24,7 +25,7 @@ from memplan.proto.nodes import captured_names, is_constant, names_read
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline
 from memplan.units import counted
 
 # A round sees what the one before left; chains get shorter every time.
@@ -58,12 +59,16 @@ class Elide:
         start = len(model.graph.nodes)
         for _ in range(self.rounds):
             edits = find_edits(model)
-            lower = _largest_part(model, timeline, edits)
+            lower = largest_part(timeline, edits, partial(_after, model), peak_did_not_rise)
             if lower is None:
                 break
-            model, timeline = lower
+            model, timeline, _ = lower
         removed = start - len(model.graph.nodes)
         return Applied(model, counted(removed, "node") if removed else "")
+
+
+def _after(model: OpenModel, edits: Sequence[Edit]) -> OpenModel:
+    return reopened(model, apply_edits(model, edits))
 
 
 def find_edits(model: OpenModel) -> list[Edit]:
@@ -147,29 +152,6 @@ def _may_be_removed(graph: Graph, node: Node, edit: Edit, outer: set[str], taken
 def _may_be_renamed(graph: Graph, source: Tensor, fixed: set[str]) -> bool:
     free = source.kind is TensorKind.COMPUTED and not source.is_output
     return free and source.name not in fixed and source.id not in graph.checkpoints
-
-
-def _largest_part(
-    model: OpenModel, timeline: Timeline, edits: Sequence[Edit]
-) -> tuple[OpenModel, Timeline] | None:
-    """The model after as many edits as raise no peak; None if that is none.
-
-    Halves are tried where the whole raises it, so that one bad edit does not spoil the others.
-    """
-    accepted: list[Edit] = []
-    best: tuple[OpenModel, Timeline] | None = None
-    waiting = [list(edits)] if edits else []
-    while waiting:
-        part = waiting.pop()
-        after = reopened(model, apply_edits(model, [*accepted, *part]))
-        lower = simulate(after.graph, timeline.session)
-        if peak_did_not_rise(lower, best[1] if best is not None else timeline):
-            accepted += part
-            best = (after, lower)
-        elif len(part) > 1:
-            middle = len(part) // 2
-            waiting += [part[middle:], part[:middle]]
-    return best
 
 
 def apply_edits(model: OpenModel, edits: Sequence[Edit]) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ import numpy as np
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.passes.base import Applied, peak_did_not_rise, peak_fell
-from memplan.passes.change import Array, Change, facts_of, largest_part
+from memplan.passes.change import Array, Change, facts_of, with_most
 from memplan.passes.early import early_results
 from memplan.passes.no_ops import Facts
 from memplan.passes.order import in_order
@@ -55,7 +55,7 @@ class Masks:
         """The model with the comparisons that keep an input of an activation alive reading its
         output, as far as no peak rises by it."""
         notes = []
-        found = largest_part(model, timeline, _changes(model, timeline), peak_did_not_rise)
+        found = with_most(model, timeline, _changes(model, timeline), peak_did_not_rise)
         if found is not None:
             model, timeline, count = found
             notes.append(f"{counted(count, 'input')} of activations not kept")

@@ -22,7 +22,7 @@ from onnx import helper
 from memplan.ir.graph import Tensor, TensorKind
 from memplan.ops.cost import device_for, node_costs
 from memplan.passes.base import Applied, peak_fell
-from memplan.passes.change import Array, Change, facts_of, largest_part, name_authority
+from memplan.passes.change import Array, Change, facts_of, name_authority, with_most
 from memplan.passes.pools import Window, window_of
 from memplan.passes.ranges import TYPES, Bounds, Ranges
 from memplan.passes.surgery import node_protos
@@ -55,7 +55,7 @@ class Narrow:
         done = 0
         for _ in range(_ROUNDS):
             worth = peak_fell if self.any_price else is_worth_it
-            found = largest_part(model, timeline, _changes(model, timeline), worth)
+            found = with_most(model, timeline, _changes(model, timeline), worth)
             if found is None:
                 break
             model, timeline, count = found

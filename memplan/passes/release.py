@@ -21,7 +21,7 @@ from onnx import helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.passes.base import Applied, peak_did_not_rise
-from memplan.passes.change import Change, facts_of, largest_part, name_authority
+from memplan.passes.change import Change, facts_of, name_authority, with_most
 from memplan.passes.no_ops import Facts
 from memplan.passes.pools import IMAGES, is_unit_pool, plane_begins, takes_first
 from memplan.passes.surgery import node_protos
@@ -46,12 +46,12 @@ class Release:
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model without what is held for nobody, as far as no peak rises by it."""
         notes = []
-        found = largest_part(model, timeline, _short_pools(model), peak_did_not_rise)
+        found = with_most(model, timeline, _short_pools(model), peak_did_not_rise)
         if found is not None:
             model, timeline, count = found
             notes.append(f"{counted(count, 'pool')} for one index a plane")
         if timeline.session.priority_order and not timeline.session.reuse:
-            found = largest_part(model, timeline, list(_readers(model)), peak_did_not_rise)
+            found = with_most(model, timeline, list(_readers(model)), peak_did_not_rise)
             if found is not None:
                 model, timeline, count = found
                 notes.append(f"{counted(count, 'node')} with results that nothing reads")

@@ -8,7 +8,8 @@ is asked: the model is loaded, not run, and what the session holds is simulated.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,9 @@ nodes is only told by a format that holds all weights."""
 _NAMED = 3  # nodes that a sentence names
 # Types around which the CPU puts Casts where a kernel is missing (insert_cast_transformer.cc).
 _NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+# What the CPU calls the float32 version of a tensor; a number makes the name its own (ibid., and
+# Graph::GenerateNodeArgName).
+_WIDENED = re.compile(r"^InsertedPrecisionFreeCast_(?P<counted>(?P<name>.+?)(_token_\d+)?)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ def as_loaded(
         if in_blocks(saved.graph):
             state_block(saved.graph, channels_per_block(folder))
     copies = _hide_copies(saved)
+    _keep_notes(saved.graph, prepared.proto.graph)
     if session.name == "default":
         _note_types(saved, model)
     else:
@@ -189,11 +194,36 @@ def _known_types(
     saved: onnx.ModelProto, model: OpenModel
 ) -> Iterable[tuple[str, int, tuple[int, ...]]]:
     """Name, element type and dimensions that memplan found in the file, for computed tensors that
-    the session kept."""
-    made = {name for node in saved.graph.node for name in node.output}
-    for name, value in model.prepared.types.items():
-        if name in made and value.dtype and value.sizes is not None:
-            yield name, value.dtype, value.sizes
+    the session kept.
+
+    A node that now works in float32 gives what it gave in a tensor of another name, from which a
+    Cast makes the old one. Of fused nodes nothing else would tell the shape.
+    """
+    types = model.prepared.types
+    for name in (name for node in saved.graph.node for name in node.output):
+        before = _before(name, types)
+        value = types.get(before)
+        if value is not None and value.dtype and value.sizes is not None:
+            yield name, value.dtype if before == name else onnx.TensorProto.FLOAT, value.sizes
+
+
+def _before(name: str, known: Container[str]) -> str:
+    """What a tensor of the session is called in the file, if that is ``known``; else its name."""
+    match = None if name in known else _WIDENED.match(name)
+    if match is None:
+        return name
+    return match["counted"] if match["counted"] in known else match["name"]
+
+
+def _keep_notes(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
+    """Put the metadata of the file's nodes, which the runtime drops, on those that make the same
+    tensors: what phase they are of, which module, a checkpoint."""
+    makers = {name: node for node in original.node for name in node.output if name}
+    for node in saved.node:
+        names = (_before(name, makers) for name in node.output)
+        maker = next((makers[name] for name in names if name in makers), None)
+        if maker is not None and not node.metadata_props:
+            node.metadata_props.extend(maker.metadata_props)
 
 
 def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:

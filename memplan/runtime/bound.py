@@ -33,7 +33,7 @@ def bind_step(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
     held: dict[str, Any] = {}
     for name, value in feeds.items():
         if name in renewed:
-            held[name] = _placed(value, device)
+            held[name] = placed(value, device)
             binding.bind_ortvalue_input(name, held[name])
         else:
             given = fed(value)
@@ -57,17 +57,18 @@ def _on_host(value: Array) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
 
 
-def _placed(value: Array, device: tuple[str, int]) -> Any:
-    """A copy on the device: on the CPU an ``OrtValue`` shares the memory of its array."""
+def placed(value: Array, device: tuple[str, int]) -> Any:
+    """A copy on the device, of any type that sessions take (on the CPU an ``OrtValue`` shares the
+    memory of its array)."""
     copy = np.array(value, order="C")
     if copy.dtype != BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy(copy, *device)
     given = fed(copy)
     if device[0] == "cpu":
         return given
-    placed = ort.OrtValue.ortvalue_from_shape_and_type(given.shape(), given.element_type(), *device)
-    placed.update_inplace(given)
-    return placed
+    there = ort.OrtValue.ortvalue_from_shape_and_type(given.shape(), given.element_type(), *device)
+    there.update_inplace(given)
+    return there
 
 
 def run_bound(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> list[Any]:

@@ -10,10 +10,12 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from memplan.runtime.bound import placed
 from memplan.runtime.counting import CountingAllocator
 from memplan.runtime.gpu import find_gpu, free_bytes
 from memplan.runtime.messages import Started
 from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.runtime.sessions import run_step
 
 PROVIDER = PROVIDER_NAMES["cuda"]
 TIGHT_ARENA = {"arena_extend_strategy": "kSameAsRequested"}
@@ -34,9 +36,8 @@ def counted_peak(make: MakeSession, feeds: Mapping[str, Any]) -> int:
     device, tensors and kernel workspace."""
     allocator = CountingAllocator()
     session = make(allocator.provider_options())
-    names = [value.name for value in session.get_outputs()]
     allocator.start()
-    session.run(names, feeds)
+    run_step(session, feeds)
     result = allocator.peak_bytes
     del session  # frees through the allocator, which must still be there
     return result
@@ -50,7 +51,7 @@ def resident_step(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
     """
     binding = session.io_binding()
     for name, value in feeds.items():
-        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
+        binding.bind_ortvalue_input(name, placed(value, ("cuda", 0)))
     for output in session.get_outputs():
         binding.bind_output(output.name, "cuda", 0)
 

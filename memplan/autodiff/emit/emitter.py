@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from memplan.autodiff.emit.narrow import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.loops.cell import ScanRecompute
@@ -198,6 +199,11 @@ class Emitter:
         short = self._folded(op, inputs) if result is None else None
         if short is not None:
             return short
+        values = self._operands(inputs)
+        if works_in_float32(op, self.opset, [None if v is None else v.dtype for v in values]):
+            kept = None if result is None else replace(result, dtype=widest(result.dtype))
+            wide = self.op(op, *map(self._in_float32, values), result=kept, **attributes)
+            return self.op("Cast", wide, to=BFLOAT16) if wide.dtype == FLOAT else wide
         results = (result,) if result is not None else None
         if self.in_backward and op not in _VIEWS:
             return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
@@ -268,6 +274,12 @@ class Emitter:
         return [
             self.const(item, kind) if isinstance(item, int | float) else item for item in inputs
         ]
+
+    def _in_float32(self, value: Value | None) -> Value | None:
+        if value is None or value.dtype != BFLOAT16:
+            return value
+        known = self.constants.get(value.name)
+        return self.op("Cast", value, to=FLOAT) if known is None else self.const(known, FLOAT)
 
     def _folded(self, op: str, inputs: tuple[Operand, ...]) -> Value | None:
         """The result where no node is needed: arithmetic on small constants, times or over 1."""

@@ -10,7 +10,7 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
-from memplan.autodiff.rules.scattering import ADDING, add_along
+from memplan.autodiff.rules.scattering import ADDING, NARROW, add_along
 from memplan.autodiff.rules.windows import Windows, spread, windows_of
 from memplan.errors import ModelError
 
@@ -50,9 +50,10 @@ def max_pool(ctx: Context) -> Gradients:
     if ctx.opset < ADDING and not apart:
         return (_by_taps(ctx, x, indices, windows, columns),)
     places, numbers = (ctx.reshape(v, (v.type.elements or "",)) for v in (indices, ctx.dy))
-    alone = columns or ctx.opset < ADDING
-    flat = ctx.reshape(ctx.full_like(x) if alone else ctx.base(0), (count or "",))
-    if ctx.opset >= ADDING:
+    # Narrow types are added in float32; where windows lie apart, nothing needs to be added.
+    adding = ctx.opset >= ADDING and not (apart and x.dtype in NARROW)
+    flat = ctx.reshape(ctx.full_like(x) if columns or not adding else ctx.base(0), (count or "",))
+    if adding:
         total = add_along(ctx, flat, places, numbers, 0)
     else:
         total = ctx.op("ScatterElements", flat, places, numbers, axis=0)

@@ -1,7 +1,7 @@
 """Adding at indices, with and without the operators that opset 16 brought.
 
-ONNX Runtime's CPU kernels refuse to add float16 when they run (1.31.1), so sums are of float32
-there, which loses nothing.
+float16 and bfloat16 are added in float32. ONNX Runtime's CPU kernels refuse float16 when they run
+(1.31.1), and a long sum in so few bits stands still: 1 + ... + 1 ends at 256 in bfloat16.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.operations import INT64
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import TensorType
 
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
-_HALF, _FLOAT = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+_FLOAT = onnx.TensorProto.FLOAT
+NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+"""What is added in float32."""
 
 
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterND understands them."""
-    if base.dtype == _HALF and ctx.opset >= ADDING:
-        wide = [ctx.cast(value, _FLOAT) for value in (base, updates)]
-        return ctx.cast(add_at(ctx, wide[0], indices, wide[1]), _HALF)
+    if base.dtype in NARROW and ctx.opset >= ADDING:
+        whole = add_at(ctx, widened(ctx, base), indices, widened(ctx, updates))
+        return ctx.cast(whole, base.dtype)
     if ctx.opset >= ADDING:
         places = ctx.cast(indices, INT64)
         return ctx.op("ScatterND", base, places, updates, reduction="add")
@@ -43,9 +46,9 @@ def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterElements understands them."""
-    if base.dtype == _HALF and ctx.opset >= ADDING:
-        wide = [ctx.cast(value, _FLOAT) for value in (base, updates)]
-        return ctx.cast(add_along(ctx, wide[0], indices, wide[1], axis), _HALF)
+    if base.dtype in NARROW and ctx.opset >= ADDING:
+        whole = add_along(ctx, widened(ctx, base), indices, widened(ctx, updates), axis)
+        return ctx.cast(whole, base.dtype)
     if ctx.opset >= ADDING:
         return ctx.op("ScatterElements", base, indices, updates, axis=axis, reduction="add")
     size = _size(ctx, base.shape[axis])
@@ -63,6 +66,33 @@ def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: i
     if any(missing):
         total = ctx.op("Pad", total, ctx.const([0] * base.rank + missing))
     return base + total
+
+
+def widened(ctx: Context, value: Value) -> Value:
+    """A narrow tensor in float32. One that holds a constant everywhere is never made narrow."""
+    made = ctx.maker(value)
+    if made is not None and made.op_type in ("Expand", "Reshape"):
+        source = ctx.tensor(made.input[0])
+        number = ctx.constant(source)
+        wide = widened(ctx, source) if number is None else ctx.const(number, _FLOAT)
+        if number is not None or _is_cast_free(ctx, wide):
+            result = TensorType(_FLOAT, value.type.shape)
+            return ctx.op(made.op_type, wide, ctx.tensor(made.input[1]), result=result)
+    return ctx.cast(value, _FLOAT)
+
+
+def _is_cast_free(ctx: Context, value: Value) -> bool:
+    made = ctx.maker(value)
+    return made is not None and made.op_type != "Cast"
+
+
+def source_of(ctx: Context, value: Value) -> Value:
+    """What a Cast between a narrow type and float32 was made from; else the tensor itself."""
+    made = ctx.maker(value)
+    if made is None or made.op_type != "Cast" or value.dtype not in (_FLOAT, *NARROW):
+        return value
+    source = ctx.tensor(made.input[0])
+    return source if source.dtype in (_FLOAT, *NARROW) else value
 
 
 def _hits(ctx: Context, places: Value, size: int, dtype: int) -> Value:

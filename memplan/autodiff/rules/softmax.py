@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, expansion, gradient, no_gradient
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.rules.scattering import add_along, source_of
 
 no_gradient("Hardmax")
 
@@ -32,12 +33,15 @@ def log_softmax(ctx: Context) -> Gradients:
     indices, numbers = picked
     total = -ctx.sum(numbers, [axis])
     rest = ctx.op("Exp", ctx.y) * total
-    return (ctx.op("ScatterElements", rest, indices, numbers, axis=axis, reduction="add"),)
+    return (add_along(ctx, rest, indices, numbers, axis),)
 
 
 def _scattered(ctx: Context, axis: int) -> tuple[Value, Value] | None:
-    """Indices and numbers, if dy is a ScatterElements of them into zeros along ``axis``."""
-    scatter = ctx.maker(ctx.dy)
+    """Indices and numbers, if dy is a ScatterElements of them into zeros along ``axis``.
+
+    Narrow types are scattered in float32, between Casts.
+    """
+    scatter = ctx.maker(source_of(ctx, ctx.dy))
     if scatter is None or scatter.op_type != "ScatterElements":
         return None
     attributes = {item.name: item for item in scatter.attribute}
@@ -48,6 +52,8 @@ def _scattered(ctx: Context, axis: int) -> tuple[Value, Value] | None:
     content = ctx.constant(ctx.emitter.tensor(filled.input[0]))
     if filled.op_type != "Expand" or content is None or content.any():
         return None
+    if numbers.dtype != ctx.dy.dtype:
+        numbers = ctx.cast(source_of(ctx, numbers), ctx.dy.dtype)
     return indices, numbers
 
 

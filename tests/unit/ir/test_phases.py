@@ -10,7 +10,8 @@ import pytest
 from helpers.graphs import open_text, tensor
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import count_phases, find_phases, pair_outputs
+from memplan.ir.pairs import pair_outputs
+from memplan.ir.phases import count_phases, find_phases
 from memplan.simulate.opened import OpenModel
 
 # The common part of the steps below: x·w1 → Relu → ·w2, and the gradients of both weights.

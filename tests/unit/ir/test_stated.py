@@ -19,7 +19,7 @@ from memplan.simulate.opened import OpenModel
 # Names say nothing, and by their shapes the gradients would be paired the wrong way round.
 STEP = """
     g (float[4,4] x, float[4,4] w1, float[4,4] w2, float[4] mean)
-        => (float first, float second, float[4,4] o1, float[4,4] o2, float[4] o3) {
+        => (float first, float second, float[4,4] o2, float[4,4] o1, float[4] o3) {
         axis = Constant <value_ints = [0]> ()
         now = ReduceMean <keepdims = 0> (x, axis)
         o3 = Add(mean, now)

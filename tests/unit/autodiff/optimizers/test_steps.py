@@ -17,7 +17,7 @@ from memplan.api.grad.run import grad
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase
-from memplan.ir.phases import pair_outputs
+from memplan.ir.pairs import pair_outputs
 
 # loss = Σ (w·w·x), gradient 2·w·x.
 MODEL = """

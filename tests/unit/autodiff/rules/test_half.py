@@ -1,46 +1,117 @@
-"""Gradients in float16 that stock ONNX Runtime runs: its scatters do not add in that type."""
+"""Gradients in float16 and bfloat16: long sums, and operators that have a kernel."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
-from helpers.gradients import Array, runtime
-from memplan.autodiff.build import Request, build_gradients
+from helpers.gradients import runtime
+from helpers.graphs import parse
+from memplan import gradients
+from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.proto.nodes import operator_key
 
-pytestmark = pytest.mark.ort
-PLACES = {
-    "Gather": np.asarray([[0, 2, 2], [3, 0, 2]]),
-    "GatherElements": np.asarray([[0, 2, 2], [3, 0, 2]]),
-    "GatherND": np.asarray([[0], [2], [2]]),
-}
+COUNT = 4096
+EMBEDDING = f"""g (float16[3,2] w) => (float16[{COUNT},2] y) <int64[{COUNT}] i = {{I}}> {{
+  y = Gather(w, i) }}"""
+WINDOWS = """g (float16[1,1,5] x) => (float16[1,1,3] y) {
+  y = MaxPool <kernel_shape = [3], strides = [STRIDE]> (x) }"""
 
 
-@pytest.mark.parametrize("op", PLACES)
-def test_gathers(op: str) -> None:
-    """The same row twice: its gradients are added."""
-    places, half = PLACES[op], TensorProto.FLOAT16
-    node = helper.make_node(op, ["x", "i"], ["y"], name="node")
-    graph = helper.make_graph(
-        [node],
-        "test",
-        [
-            helper.make_tensor_value_info("x", half, [4, 3]),
-            helper.make_tensor_value_info("i", TensorProto.INT64, places.shape),
-        ],
-        [helper.make_tensor_value_info("y", half, None)],
+def test_many_equal_indices_are_summed_in_float32() -> None:
+    """In float16 a sum of ones ends at 2048."""
+    model = parse(EMBEDDING.replace("{I}", "{" + ", ".join(["1"] * COUNT) + "}"))
+    found = runtime(gradients(model, "y", "w"), {"w": np.zeros((3, 2), np.float16)})
+    assert found["w_grad"].tolist() == [[0, 0], [COUNT, COUNT], [0, 0]]
+    assert found["w_grad"].dtype == np.float16
+
+
+def test_rows_of_another_axis_and_windows_that_overlap() -> None:
+    text = """g (float16[2,3] x) => (float16[2,4] y) <int64[4] i = {0, 2, 2, 2}> {
+      y = Gather <axis = 1> (x, i) }"""
+    found = runtime(gradients(parse(text), "y", "x"), {"x": np.ones((2, 3), np.float16)})
+    assert found["x_grad"].tolist() == [[1, 0, 3]] * 2
+    x = np.array([[[0, 1, 2, 1, 0]]], np.float16)
+    overlapping = gradients(parse(WINDOWS.replace("STRIDE", "1")), "y", "x")
+    assert runtime(overlapping, {"x": x})["x_grad"].tolist() == [[[0, 0, 3, 0, 0]]]
+
+
+def test_windows_apart_add_nothing_and_stay_narrow() -> None:
+    text = WINDOWS.replace("STRIDE", "3").replace("[1,1,3]", "[1,1,1]")
+    model = gradients(parse(text), "y", "x")
+    scatter = next(node for node in model.graph.node if node.op_type == "ScatterElements")
+    assert not any(item.name == "reduction" for item in scatter.attribute)
+    assert not any(
+        item.i == onnx.TensorProto.FLOAT
+        for node in model.graph.node
+        if node.op_type == "Cast"
+        for item in node.attribute
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    trained = build_gradients(onnx.shape_inference.infer_shapes(model), Request(("y",), ("x",)))
-    x = np.arange(12, dtype=np.float16).reshape(4, 3)
-    found = runtime(trained, {"x": x, "i": places})["x_grad"]
-    wanted: Array = np.zeros((4, 3))
-    if op == "GatherElements":
-        for row in range(2):
-            np.add.at(wanted, (places[row], np.arange(3)), 1)
-    else:
-        np.add.at(wanted, places.reshape(-1), 1)
-    assert found.dtype == np.float16
-    np.testing.assert_array_equal(found, wanted)
+    found = runtime(model, {"x": np.array([[[0, 1, 2, 1, 0]]], np.float16)})
+    assert found["x_grad"].tolist() == [[[0, 0, 1, 0, 0]]]
+
+
+def test_labels_that_are_scattered_in_float32_leave_no_one_hot_matrix() -> None:
+    """The gradient of a softmax loss: numbers are scattered into the probabilities themselves."""
+    text = """g (float16[4,3] x) => (float16 loss) <int64[4] t = {0, 2, 1, 1}> {
+      loss = SoftmaxCrossEntropyLoss(x, t) }"""
+    model = gradients(parse(text), "loss", "x")
+    scatters = [node for node in model.graph.node if node.op_type == "ScatterElements"]
+    assert len(scatters) == 1
+    maker = next(node for node in model.graph.node if scatters[0].input[0] in node.output)
+    assert maker.op_type == "Cast"  # of products, not an Expand of zeros
+    x = np.arange(12).reshape(4, 3).astype(np.float16) / 4
+    found = runtime(model, {"x": x})["x_grad"]
+    shares = np.exp(x.astype(np.float64))
+    shares /= shares.sum(1, keepdims=True)
+    assert np.abs(found - (shares - np.eye(3)[[0, 2, 1, 1]]) / 4).max() < 2e-3
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "Relu(x)",
+        "Abs(x)",
+        "Max(x, z)",
+        "ReduceMax <keepdims = 0> (x)",
+        "Slice(x, one, two, zero)",
+        "Gelu(x)",
+        "Softmax(x)",
+        "Sqrt(x)",
+        "Div(x, z)",
+        "Expand(x, shape)",
+        "Gather(x, one)",
+        "Tile(x, repeats)",
+        "Where(c, x, z)",
+        "Transpose(x)",
+        "LayerNormalization(x, s)",
+        "Pow(x, z)",
+        "ReduceMean <keepdims = 0> (x)",
+    ],
+)
+def test_what_a_gradient_adds_in_bfloat16_has_a_kernel_on_cuda(node: str) -> None:
+    """Comparisons, Pad and others have none; they work in float32."""
+    model = parse(
+        f"""g (bfloat16[4,3] x, bfloat16[4,3] z, bfloat16[3] s, bool[4,3] c) => (y)
+        <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}},
+         int64[2] repeats = {{2, 1}}, int64[3] shape = {{2, 4, 3}}> {{ y = {node} }}"""
+    )
+    model = onnx.shape_inference.infer_shapes(model)
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    trained = gradients(model, "y", "x")
+    known = onnx.shape_inference.infer_shapes(trained, strict_mode=True).graph
+    types = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*known.value_info, *known.input, *known.output)
+    }
+    types |= {tensor.name: tensor.data_type for tensor in known.initializer}
+    opset = trained.opset_import[0].version
+    added = [made for made in trained.graph.node if "y" not in made.output]
+    assert added
+    for made in added:
+        version = schema_version("", made.op_type, opset)
+        kinds = [types.get(name) for name in made.input]
+        given = [types.get(name) for name in made.output]
+        assert cuda_kernels().has(operator_key(made), version, kinds, given), made.op_type
+    assert types["x_grad"] == onnx.TensorProto.BFLOAT16

@@ -286,8 +286,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for sizes in HEADS if options.heads else ():
         results.append(asdict(head_time(*sizes)))
         print(results[-1], flush=True)
-    files = [path.name for path in (*options.models, *options.run)]
-    write_record(options.json, f"python -m benchmarks.chunking {' '.join(files)}", results)
+    files = [path.name for path in options.models]
+    files += [f"--run {path.name}" for path in options.run]
+    asked = [f"--budget {options.budget}"] if options.budget else []
+    asked += ["--heads"] if options.heads else []
+    command = " ".join(["python -m benchmarks.chunking", *files, *asked])
+    write_record(options.json, command, results)
     return 0
 
 

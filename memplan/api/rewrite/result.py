@@ -126,6 +126,7 @@ class Rewrite(Summary):
             "bound_fraction": plan.bound_fraction,
             "bound_kind": plan.bound_kind,
             "passes": [step.as_json() for step in self.waterfall],
+            "chunk": self.options.chunk,
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,

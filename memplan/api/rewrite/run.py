@@ -367,7 +367,7 @@ def _answer(
     placed = (source.placement.note,) if source.placement.note else ()
     plain = planned.plain.notes if planned.plain else ()
     redrawn = (_REDRAWN,) if equivalence.redrawn else ()
-    chunks = chunk_notes(goal.options.chunk, planned.steps, equivalence)
+    chunks = chunk_notes(goal.options.chunk, planned, equivalence)
     notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn, *chunks)
     return Rewrite(
         path=path,

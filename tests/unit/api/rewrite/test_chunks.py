@@ -1,0 +1,85 @@
+"""``rewrite --chunk``: the file, the report, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers.chunking import head
+from helpers.graphs import parse
+from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
+from memplan.errors import UsageError
+from memplan.passes.chunk.choose import Chunk
+from memplan.proto.metadata import CHUNKED, get_metadata
+from memplan.report.terminal.rewrite import equivalence_line
+from memplan.units import parse_size
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A loss head whose logits are most of it."""
+    path = tmp_path_factory.mktemp("model") / "head.onnx"
+    onnx.save(parse(head(rows=1024, width=8, classes=256)), path)
+    return path
+
+
+def rewritten(model: Path, chunk: str, budget: str = "50%", **more: str) -> Rewrite:
+    options = RewriteOptions(
+        parse_size(budget),
+        chunk=chunk,
+        optimize="none",
+        strategy="greedy",
+        **more,  # type: ignore[arg-type]
+    )
+    return rewrite(model, options, dry_run=True)
+
+
+def test_chunks_fit_what_recomputation_cannot(model: Path) -> None:
+    result = rewritten(model, "auto")
+    step = next(step for step in result.passes if step.name == Chunk.name)
+    assert step.changed
+    assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
+    assert result.plan.clones == 0
+    assert get_metadata(result.model)[CHUNKED] is True
+    assert result.as_json()["chunk"] == "auto"
+
+
+def test_the_report_does_not_claim_the_same_bits(model: Path) -> None:
+    result = rewritten(model, "auto")
+    assert result.equivalence.reason is None
+    assert result.equivalence.rounded
+    assert "equivalent" not in equivalence_line(result.equivalence)
+    assert "but for rounding" in equivalence_line(result.equivalence)
+    assert any("may differ in the last bits" in note for note in result.assumptions)
+    assert any("more time (estimated)" in note for note in result.assumptions)
+
+
+def test_by_default_there_are_none(model: Path) -> None:
+    result = rewritten(model, "none", "100%")
+    assert not [step for step in result.passes if step.name == Chunk.name]
+    assert result.equivalence.proved
+    assert CHUNKED not in get_metadata(result.model)
+
+
+def test_the_report_says_why_there_are_none(model: Path) -> None:
+    notes = rewritten(model, "auto", "100%").assumptions
+    assert "no chunks: not needed: the budget holds" in notes
+    assert "no chunks: no region would save anything" in rewritten(model, "3", "99%").assumptions
+
+
+def test_the_number_is_that_which_was_asked_for(model: Path) -> None:
+    result = rewritten(model, "16", "60%")
+    step = next(step for step in result.passes if step.name == Chunk.name)
+    assert step.note.endswith("in 16 chunks")
+
+
+def test_plain_sessions_are_refused(model: Path) -> None:
+    with pytest.raises(UsageError, match="tuned session only"):
+        rewritten(model, "auto", session="default")
+
+
+def test_what_is_no_number_is_refused(model: Path) -> None:
+    with pytest.raises(UsageError, match="not a number of chunks"):
+        rewritten(model, "some")

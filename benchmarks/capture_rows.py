@@ -45,6 +45,13 @@ def compared(record: dict[str, Any], part: str) -> list[str]:
     return table(_HEAD, rows)
 
 
+def libraries(record: dict[str, Any], introduction: str) -> list[str]:
+    """The same for networks of libraries, where some were installed."""
+    if not any(_rows(record, "libraries")):
+        return []
+    return [introduction, *compared(record, "libraries")]
+
+
 def full(record: dict[str, Any]) -> list[str]:
     """A row per network at full size and road."""
     rows = []
@@ -55,6 +62,7 @@ def full(record: dict[str, Any]) -> list[str]:
                 row["name"],
                 row["road"],
                 f"{row['seconds']:.0f}",
+                f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "",
                 f"{row['nodes']:,}",
                 f"{row['weight_bytes'] / 1e6:,.0f}",
                 f"{row['file_bytes'] / 1e6:,.0f}",
@@ -68,6 +76,7 @@ def full(record: dict[str, Any]) -> list[str]:
         "network",
         "road",
         "s",
+        "s of CPU",
         "nodes",
         "weights MB",
         "files MB",

@@ -30,14 +30,14 @@ def network(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]], Any]:
             (w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in walk
         ]
         return module, batches, torch.optim.AdamW(module.parameters(), lr=1e-3)
-    layers: list[nn.Module] = [*conv_norm(3, 16, 3, 2), nn.ReLU()]
+    layers: list[nn.Module] = [*conv_norm(3, 16, 3, 2), nn.GELU()]
     for _ in range(12):
-        layers += [*conv_norm(16, 16, 3), nn.ReLU()]
+        layers += [*conv_norm(16, 16, 3), nn.GELU()]
     module = Classified(nn.Sequential(*layers), 16)
     labels = torch.randint(0, 5, (STEPS, 16))
     marks = torch.randn(5, 3, 1, 1)
     batches = [(marks[each] + torch.randn(16, 3, 24, 24), each) for each in labels]
-    return module, batches, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    return module, batches, torch.optim.SGD(module.parameters(), lr=0.003, momentum=0.9)
 
 
 def curves(name: str, road: str) -> dict[str, object]:

@@ -48,10 +48,12 @@ CAPTURED = """
 tensor; gradients that are zero but for rounding are compared with the largest of all. Stash and
 peak are simulated at the sizes of the example batch.
 
-Small networks of `benchmarks/capture_nets.py`, compared in float64, sizes in float32:
+Small networks of `benchmarks/capture_nets.py`, compared in float64, sizes in float32 (seconds on a
+busy machine):
 """
 FULL = """
-At published sizes, with AdamW; memory is what the process grew by, the networks' own weights apart:
+At published sizes, with AdamW; memory is what the process grew by, the networks' own weights apart.
+Ten other jobs ran on the two cores, so the seconds of CPU tell more than those of the clock:
 """
 TRAINED = """
 200 steps beside PyTorch, the captured file rewritten at 50% of its peak. The last column is how far
@@ -214,8 +216,7 @@ def document() -> list[str]:
         f"\n{origin(generated)}",
         CAPTURED,
         *capture_rows.compared(captures, "families"),
-        LIBRARIES,
-        *capture_rows.compared(captures, "libraries"),
+        *capture_rows.libraries(captures, LIBRARIES),
         FULL,
         *capture_rows.full(captures),
         TRAINED,

@@ -191,8 +191,8 @@ class _Finder:
                 self.new_values[out] = new
             elif fitting := [x for x in of if self._fits(out, x)]:
                 self.gradients[out] = fitting[0]
-            else:
-                turned.update({out: x for x in of})
+            elif of:
+                turned[out] = of[0]
         if turned:
             first, given = next(iter(turned.items()))
             self.notes.append(

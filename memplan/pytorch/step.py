@@ -21,8 +21,9 @@ class TorchStep:
         model: a ``torch.nn.Module``, in the mode in which it is to be trained.
         loss: a function that is called as ``loss(model, *batch)``, or as
             ``loss(model, **batch)`` where the batch is a dictionary, and returns a scalar tensor. A
-            ``torch.nn`` loss is called as ``loss(model(*batch[:-1]), batch[-1])``. None: the model
-            itself returns the loss, or something with a field ``loss``.
+            ``torch.nn`` loss, or a function of ``torch.nn.functional``, is called as
+            ``loss(model(*batch[:-1]), batch[-1])``. None: the model itself returns the loss, or
+            something with a field ``loss``.
         batch: example tensors: one, a sequence, or a dictionary of names. The names become those of
             the graph's inputs; in a sequence they are those of the function's parameters.
         optimizer: a ``torch.optim`` instance; None: the gradients are outputs.

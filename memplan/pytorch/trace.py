@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.nn import functional
 
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
@@ -132,9 +133,9 @@ def _calling(
             return lambda **given: model(*(given[name] for name in order))
 
         return parameter_names(model.forward, 0), own
-    if isinstance(loss, nn.Module):
+    if isinstance(loss, nn.Module) or getattr(loss, "__module__", "") == functional.__name__:
         inputs = parameter_names(model.forward, 0)
-        targets = parameter_names(loss.forward, 1)
+        targets = parameter_names(loss.forward if isinstance(loss, nn.Module) else loss, 1)
         count = len(batch) if isinstance(batch, Mapping | Sequence) else 1
 
         def criterion(order: tuple[str, ...]) -> Callable[..., Any]:

@@ -22,6 +22,10 @@ from helpers.models import DIMS, ROOT, SAMPLES, SHARED
 from memplan.api.state import bindings, settled
 from memplan.errors import RuntimeUnavailableError
 from memplan.ops.kernels import COPY_OPS
+from memplan.passes.manager import PassManager
+from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
+from memplan.passes.release import Release
 from memplan.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs
@@ -181,6 +185,44 @@ def test_copies_are_named_with_their_bytes(cuda_stub: Path, tmp_path: Path) -> N
     }
     assert sum(n.op == "MemcpyToHost" for n in ran.measured.nodes) == 3
     assert sum(n.op == "MemcpyFromHost" for n in ran.measured.nodes) == 5  # w among them
+
+
+# What free passes change: a pool as PyTorch exports it, half of a split, a mask that is read late.
+FREED = """<ir_version: 8, opset_import: ["" : 18]>
+freed (float[2,4,16,16] x) => (float[2,4,16,16] y, int64[2,4,8,8] z)
+<int64[2] first = {0, 0}, int64[2] second = {1, 1}, int64[2] axes = {2, 3}, float zero = {0},
+ int64 one = {1}>
+{
+    a = Sigmoid(x)
+    v, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a)
+    same, own = MaxPool<kernel_shape = [1, 1]>(a)
+    planes = Slice(own, first, second, axes)
+    t = Sub(i, planes)
+    p, q = Split<axis = 1, num_outputs = 2>(a)
+    b = Relu(a)
+    c = Concat<axis = 1>(p, p)
+    d = Mul(c, b)
+    e = Sigmoid(d)
+    f = Mul(e, d)
+    h = Mul(f, b)
+    m = LessOrEqual(a, zero)
+    y = Where(m, h, f)
+    z = Add(t, one)
+}"""
+
+
+def test_what_is_freed_stays_on_the_device(cuda_stub: Path, tmp_path: Path) -> None:
+    path = write(FREED, tmp_path)
+    kind = session_kind("tuned", "cuda")
+    model = open_model(path)
+    first = simulate(model.graph, kind)
+    steps = PassManager([Release(), Masks(), Narrow(any_price=True)]).run(model, first)
+    assert all(step.changed for step in steps)
+    onnx.save(steps[-1].model.prepared.proto, path)
+    ran = run(path)
+    check(ran)
+    assert not any(n.op in COPY_OPS for n in ran.model.graph.nodes)
+    assert ran.timeline.dynamic_peak_bytes < first.dynamic_peak_bytes
 
 
 @pytest.mark.parametrize("session", ["tuned", "default"])

@@ -161,6 +161,10 @@ def test_json_holds_what_the_text_says(tmp_path: Path) -> None:
     ("loss", "batch"),
     [
         (nn.CrossEntropyLoss(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))),
+        (
+            nn.functional.cross_entropy,
+            (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)),
+        ),
         (lambda model, x: {"loss": model(x).mean()}, torch.zeros(2, 4)),
         (lambda model, x: (model(x).mean(), x), [torch.zeros(2, 4)]),
     ],

@@ -19,6 +19,7 @@ from memplan.ops.kernels import COPY_OPS, Kernels, cuda_kernels, schema_version
 
 _SMALL = 100  # elements of an initializer that does not keep a node on the device
 _NAMED = 3  # nodes that a note names
+_BFLOAT16 = onnx.TensorProto.BFLOAT16
 _DEVICE_ONLY = frozenset(
     {
         onnx.TensorProto.FLOAT16,
@@ -38,6 +39,7 @@ class Fallback:
     ``to_host_bytes`` are those of its inputs that device nodes make, ``to_device_bytes`` those of
     its outputs that device nodes read. A tensor that several nodes share counts with each.
     ``by_choice``: it has a CUDA kernel, but works on tensors that are on the host anyway.
+    ``bfloat16``: it works on that type, for which the CPU has next to no kernels.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Fallback:
     to_host_bytes: int
     to_device_bytes: int
     by_choice: bool
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +149,24 @@ def _elements(tensor: Tensor) -> int:
 
 
 def fallback_notes(devices: Devices | None) -> list[str]:
-    """One line for nodes without a kernel, one for those that stay on the host by choice."""
+    """A line for nodes without a kernel, one for those that stay on the host by choice, and one for
+    those that may not run anywhere."""
     if devices is None:
         return []
     return [
         *_line([f for f in devices.fallbacks if not f.by_choice], "have no CUDA kernel and"),
         *_line([f for f in devices.fallbacks if f.by_choice], "compute on host tensors and"),
+        *_refused([f for f in devices.fallbacks if f.bfloat16 and not f.by_choice]),
+    ]
+
+
+def _refused(fallbacks: list[Fallback]) -> list[str]:
+    if not fallbacks:
+        return []
+    ops = ", ".join(sorted({f.op for f in fallbacks})[:8])
+    return [
+        "bfloat16: the CPU has next to no kernels of that type, so ONNX Runtime may refuse the "
+        f"file ({ops}); compute such nodes in float32"
     ]
 
 
@@ -269,6 +284,7 @@ class _Copier:
                     sum(size[t].nbytes for t in reads),
                     sum(size[t].nbytes for t in writes),
                     node.id in preferred,
+                    any(self.tensors[t].dtype == _BFLOAT16 for t in (*node.reads, *node.writes)),
                 )
             )
         return tuple(found)

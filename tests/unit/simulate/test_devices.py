@@ -114,6 +114,17 @@ def test_fallbacks_are_named_with_what_they_drag_across(tmp_path: Path) -> None:
     assert fallback_notes(None) == []
 
 
+def test_what_neither_provider_computes_in_bfloat16_is_told() -> None:
+    text = """t (bfloat16[8] x, bfloat16[8] z) => (bool[8] y, bfloat16[8] r)
+        { y = Greater(x, z) r = Relu(x) }"""
+    _, devices = place(graph_of(text))
+    notes = fallback_notes(devices)
+    assert len(notes) == 2
+    assert "may refuse the file (Greater)" in notes[1]
+    _, wide = place(graph_of(text.replace("bfloat16", "float")))
+    assert fallback_notes(wide) == []
+
+
 def test_analyze_reports_cpu_nodes_on_cuda_only() -> None:
     path = SAMPLES / "mlp_adamw.onnx"
     on_cuda = analyze(path, provider="cuda").as_json()

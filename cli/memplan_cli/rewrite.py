@@ -76,6 +76,14 @@ from memplan_cli.progress import planning_progress
     "elide,prune,release,masks,narrow,order,early-update.",
 )
 @click.option(
+    "--chunk",
+    default="none",
+    show_default=True,
+    metavar="N",
+    help="Run regions of large tensors, such as logits and loss, in N chunks, forward and backward "
+    "together; auto: as many as save most. Results may differ in the last bits.",
+)
+@click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
 )
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")

@@ -86,6 +86,48 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The elements of ``root``, repeated to ``shape``."""
+
+    root: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The range from ``start`` to before ``stop`` of ``root`` along ``axis``."""
+
+    root: int
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``alpha`` times the product of two matrices, transposed or not, and ``added`` to it."""
+
+    a: int
+    trans_a: bool
+    b: int
+    trans_b: bool
+    alpha: float
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Of the sum ``root`` of ``size`` summands those from ``start`` to before ``stop``, counted
+    along ``axis`` of what is summed (of products: the inner one, 0)."""
+
+    root: int
+    axis: int
+    start: int
+    stop: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class SizeOf:
     """How many elements ``source`` has."""
 
@@ -185,6 +227,10 @@ Form = (
     | View
     | Transposed
     | Converted
+    | Broadcast
+    | Part
+    | Product
+    | Summed
     | SizeOf
     | Formal
     | State

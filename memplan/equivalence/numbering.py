@@ -8,7 +8,7 @@ statements are never believed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -16,14 +16,17 @@ import onnx
 from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
     Applied,
+    Broadcast,
     Core,
     Final,
     Formal,
     Input,
     Opaque,
+    Output,
     Stack,
     State,
 )
+from memplan.equivalence.parts import Parts, product_of
 from memplan.equivalence.rules import same_as
 from memplan.equivalence.scans import Steps, read_scan
 from memplan.equivalence.terms import (
@@ -80,6 +83,7 @@ class Numbering:
         opset: of the standard operators.
         functions: digests of model-local functions, with all that they may call, by
             ``domain:name``.
+        parts: what follows chunks; None for the reference, which has none.
     """
 
     terms: Terms
@@ -87,6 +91,7 @@ class Numbering:
     folder: Path
     opset: int
     functions: Mapping[str, str] = field(default_factory=dict)
+    parts: Parts | None = None
     names: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, int] = field(default_factory=dict)
     nodes: list[Numbered] = field(default_factory=list)
@@ -135,8 +140,10 @@ class Numbering:
             applied, found = self._scan(node, reads, names, depth)
         else:
             applied = self._applied(node, reads, names, depth)
-            first = self._by_rule(node, applied, depth)
-            found = {} if first is None else {0: first}
+            found = self._in_parts(node, applied) if self.parts and not depth else {}
+            if not found:
+                first = self._by_rule(node, applied, depth)
+                found = {} if first is None else {0: first}
         outputs = []
         for slot, name in enumerate(node.output):
             if not name:
@@ -147,7 +154,22 @@ class Numbering:
             self.terms.learn(term, fact)
             outputs.append(term)
             names[name] = term
+        if self.parts is not None and not depth and not found:
+            self.parts.note_slice(applied, plain_attributes(node), outputs[0])
+        if self.parts is None and not depth:
+            self._note_product(node, applied, outputs)
         return Numbered(node, applied, tuple(outputs), bool(found))
+
+    def _in_parts(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
+        """Output terms of an operator on chunks. What the reference computes alike is none."""
+        if self.parts is None or self.terms.has(Output(applied, 0)):
+            return {}
+        return self.parts.outputs(applied, plain_attributes(node), len(node.output))
+
+    def _note_product(self, node: onnx.NodeProto, applied: Applied, outputs: list[int]) -> None:
+        product = product_of(applied, plain_attributes(node), self.terms)
+        if product is not None and outputs[0] != ABSENT:
+            self.terms.products.setdefault(product, outputs[0])
 
     def _by_rule(self, node: onnx.NodeProto, applied: Applied, depth: int) -> int | None:
         if applied.domain or not node.output:
@@ -156,12 +178,19 @@ class Numbering:
             return self.terms.first[applied]
         known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
         attributes, reads = plain_attributes(node), applied.reads
-        found = same_as(
-            Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
-        )
+        call = Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
+        found = self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
         if found is not None:
             self.terms.first[applied] = found
         return found
+
+    def _filled(self, applied: Applied, call: Call) -> int | None:
+        """One value, repeated: known by that and the shape, however the shape is written."""
+        shape = call.ints(0)
+        if shape is None or 0 in shape:
+            return None
+        value = self.terms.output(replace(applied, reads=()), 0, Fact(call.result.dtype, ()))
+        return self.terms.of(Broadcast(value, tuple(shape)), Fact(call.result.dtype, tuple(shape)))
 
     def _scan(
         self, node: onnx.NodeProto, reads: tuple[int, ...], outer: dict[str, int], depth: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -26,6 +26,7 @@ from memplan.equivalence.numbering import (
     unseeded,
     with_inner,
 )
+from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
@@ -44,8 +45,10 @@ class Equivalence:
     ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
     which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
     reference that are not there. ``redrawn``: operators without a seed draw other random numbers
-    than they would there. Counts of nodes: ``kept`` as they were, ``recomputed`` a further time,
-    ``explained`` by a rule (a shortened view, a rebuilt Dropout, a fence), ``pins``.
+    than they would there. ``rounded``: tensors of the reference that are put together from chunks:
+    equal in exact arithmetic, so equal up to rounding, as is all that follows from them.
+    Counts of nodes: ``kept`` as they were, ``recomputed`` a further time, ``explained`` by a rule
+    (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
 
     reason: str | None
@@ -56,11 +59,13 @@ class Equivalence:
     removed_outputs: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     redrawn: bool = False
+    rounded: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
         """Whether the graphs are equivalent by construction, nothing assumed."""
-        return self.reason is None and not self.assumed and not self.redrawn
+        taken = self.assumed or self.redrawn or self.rounded
+        return self.reason is None and not taken
 
     def as_json(self) -> dict[str, object]:
         """All of it by name."""
@@ -74,6 +79,7 @@ class Equivalence:
             "removed_outputs": list(self.removed_outputs),
             "assumed_loops": list(self.assumed),
             "random_numbers_in_other_order": self.redrawn,
+            "assumed_up_to_rounding": list(self.rounded),
         }
 
 
@@ -114,12 +120,15 @@ class _Proof:
         _same_opsets(self.first, self.second)
         self.terms = Terms(provider)
         self.old = _numbering(reference, self.terms, reference.facts)
-        self.new = _numbering(other, self.terms, {})
+        self.new = replace(
+            _numbering(other, self.terms, {}), parts=Parts(self.terms, self.old.opset)
+        )
         self.old.graph(self.first.graph)
         self.known = len(self.terms.forms)
         self.applied = Counter(n.applied for n in self.old.nodes)
         self.by_name = {occurrence_of(n.node): n for n in self.old.nodes}
-        self.pending: dict[int, Numbered] = {}
+        self.pending: dict[int, list[Numbered]] = {}
+        self.explained: set[int] = set()  # by identity: nodes that look alike are several
         self.counts: Counter[str] = Counter()
         self.assumed: list[str] = []
 
@@ -128,7 +137,7 @@ class _Proof:
         self._inputs()
         self._number_second()
         if self.pending:
-            raise _Refuted(self._difference(next(iter(self.pending.values()))))
+            raise _Refuted(self._difference(next(iter(self.pending.values()))[0]))
         removed = self._outputs()
         self._occurrences()
         return Equivalence(
@@ -140,7 +149,18 @@ class _Proof:
             removed,
             tuple(self.assumed),
             _draws(self.old.nodes, among=self.new.nodes) != _draws(self.new.nodes),
+            self._rounded(),
         )
+
+    def _rounded(self) -> tuple[str, ...]:
+        """Names in the reference of what is put together from chunks."""
+        assert self.new.parts is not None
+        whole = self.new.parts.rounded
+        names: dict[int, str] = {}
+        for name, term in self.old.names.items():
+            if term in whole:
+                names.setdefault(term, name)
+        return tuple(names[term] for term in whole if term in names)
 
     def _inputs(self) -> None:
         types = {value.name: type_bytes(value) for value in self.first.graph.input}
@@ -205,18 +225,18 @@ class _Proof:
         """Outputs that the reference does not have are to be explained by who reads them."""
         for term in numbered.outputs:
             if term >= self.known:
-                self.pending.setdefault(term, numbered)
+                self.pending.setdefault(term, []).append(numbered)
 
     def _explain(self, reads: Iterable[int]) -> None:
         """What only led to an explained node needs no other explanation."""
         waiting = list(reads)
         while waiting:
-            numbered = self.pending.pop(waiting.pop(), None)
-            if numbered is not None:
-                for term in numbered.outputs:
-                    self.pending.pop(term, None)
+            for numbered in self.pending.pop(waiting.pop(), ()):
+                if id(numbered) in self.explained:
+                    continue
+                self.explained.add(id(numbered))
                 self.counts["explained"] += 1
-                waiting.extend(numbered.applied.reads)
+                waiting.extend((*numbered.outputs, *numbered.applied.reads))
 
     def _assume(self, numbered: Numbered) -> bool:
         """Take a loop with another body for the loop of that name, output by output name."""
@@ -287,9 +307,15 @@ class _Proof:
         return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
 
 
-def reference_side(prepared: PreparedModel) -> Side:
-    """A prepared model as the reference, with its types; shapes only where every run has them."""
-    exact = not symbolic_dims(prepared.proto) and not prepared.bounded
+def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None) -> Side:
+    """A prepared model as the reference, with its types; shapes only where every run has them.
+
+    ``other``: what it is the reference for. If that is for one size only, so is the reference.
+    """
+    symbolic = bool(symbolic_dims(prepared.proto))
+    if symbolic and other is not None and not symbolic_dims(other):
+        prepared, symbolic = replace(prepared, proto=prepared.bound), False
+    exact = not symbolic and not prepared.bounded
     facts = {
         name: Fact(value.dtype, value.sizes if exact else None)
         for name, value in prepared.types.items()

@@ -15,7 +15,15 @@ import numpy as np
 import onnx
 
 from memplan.equivalence.call import Call, attributes_of
-from memplan.equivalence.forms import Applied, Converted, Output, Transposed, View
+from memplan.equivalence.forms import (
+    Applied,
+    Broadcast,
+    Converted,
+    Output,
+    Part,
+    Transposed,
+    View,
+)
 from memplan.equivalence.pools import plane_begins, take_constants, takes_first_index
 from memplan.equivalence.terms import ABSENT, UNKNOWN, Array, Fact, Terms
 
@@ -110,7 +118,7 @@ def _bounds(terms: Terms, term: int, depth: int) -> Bounds | None:
     if value is not None:
         whole = value.size and value.dtype.kind in "biu"
         return (int(value.min()), int(value.max())) if whole else None
-    if isinstance(form, View | Transposed):
+    if isinstance(form, Broadcast | Part | View | Transposed):
         return bounds_of(terms, form.root, depth + 1)
     if isinstance(form, Converted):
         whole = type_bounds(terms.fact(form.source).dtype) is not None

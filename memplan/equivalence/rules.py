@@ -14,7 +14,7 @@ import numpy as np
 
 from memplan.equivalence.call import Call
 from memplan.equivalence.comparisons import COMPARISONS, compared
-from memplan.equivalence.forms import Converted, SizeOf, Transposed, View
+from memplan.equivalence.forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.pools import first_index
 from memplan.equivalence.ranges import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
@@ -156,14 +156,22 @@ def _transpose(call: Call) -> int | None:
 
 
 def _expand(call: Call) -> int | None:
-    """Expanding to a shape that broadcasts to what is there repeats nothing."""
+    """Expanding to a shape that broadcasts to what is there repeats nothing. Else it is known by
+    what is repeated and the shape of the result, however that is written."""
     shape, wanted = call.fact().shape, call.ints(1)
-    if shape is not None and shape == call.result.shape:
-        return call.read(0)
-    if shape is None or wanted is None or len(wanted) > len(shape):
+    result = call.result.shape
+    if shape is not None and result is None and wanted is not None and 0 not in wanted:
+        try:
+            result = tuple(np.broadcast_shapes(shape, tuple(wanted)))
+        except ValueError:
+            return None
+    if shape is None or result is None:
         return None
-    fits = all(w in (1, d) for w, d in zip(reversed(wanted), reversed(shape), strict=False))
-    return call.read(0) if fits else None
+    if shape == result:
+        return call.read(0)
+    free = call.terms.free[call.read(0)]
+    fact = Fact(call.fact().dtype, result)
+    return call.terms.of(Broadcast(call.read(0), result), fact, free)
 
 
 def _tile(call: Call) -> int | None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from memplan.equivalence.forms import Applied, Constant, Form, Output
+from memplan.equivalence.forms import Applied, Constant, Form, Output, Product
 from memplan.proto.elements import tensor_bytes
 
 Array = npt.NDArray[np.generic]
@@ -58,7 +58,8 @@ class Terms:
 
     ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
     constants; ``first`` the first output of what was applied, where a rule has found it: the
-    reference may know a shape that the other graph does not state. ``provider``: whose kernels run.
+    reference may know a shape that the other graph does not state; ``products`` are those of the
+    reference. ``provider``: whose kernels run.
     """
 
     provider: str = "cpu"
@@ -67,6 +68,7 @@ class Terms:
     free: list[int] = field(default_factory=list)
     values: dict[int, Array] = field(default_factory=dict)
     first: dict[Applied, int] = field(default_factory=dict)
+    products: dict[Product, int] = field(default_factory=dict)
     _numbers: dict[Form, int] = field(default_factory=dict)
 
     def of(self, form: Form, fact: Fact = UNKNOWN, free: int = 0) -> int:
@@ -80,6 +82,10 @@ class Terms:
         else:
             self.learn(number, fact)
         return number
+
+    def has(self, form: Form) -> bool:
+        """Whether there is such a term already."""
+        return form in self._numbers
 
     def learn(self, term: int, fact: Fact) -> None:
         """Note what is known of a term, unless something is already."""

@@ -131,6 +131,13 @@ def passes_for(
     return make_passes(names, wrt, seconds, rounds)
 
 
+def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:
+    """The passes with one more ahead of those that move nodes."""
+    moves = (Order.name, EarlyUpdate.name)
+    place = next((k for k, each in enumerate(passes) if each.name in moves), len(passes))
+    return (*passes[:place], more, *passes[place:])
+
+
 @dataclass(frozen=True, slots=True)
 class PassManager:
     """Passes, one after the other."""

@@ -31,6 +31,12 @@ STATE = "state"
 """On a model, ``memplan.state``: :data:`IN_PLACE` if it was planned for sessions that write new
 values over the old ones."""
 IN_PLACE = "in-place"
+CHUNKED = "chunked"
+"""On a model, ``memplan.chunked``: regions of it run in chunks, so that it equals its original up
+to rounding."""
+BOUND_DIMS = "bound_dims"
+"""On a model, ``memplan.bound_dims``: symbolic dimensions of the original, for whose sizes alone
+this model is."""
 _CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, STATE)
 _YES = frozenset({"1", "true"})
 

@@ -19,6 +19,10 @@ TOLERANCE = 1e-4
 are in another order (docs/how/memory-model.md)."""
 NOISE = 4.0
 """How many times what an output differs from itself in two runs it may differ from another."""
+ROUNDING = 1e-5
+"""What a float output may differ from another that is proved to be the same but for rounding,
+relative to its largest element. Sums of float32 training graphs in chunks differ by at most 2e-6
+(docs/how/chunking.md)."""
 _PEEK = 64
 
 
@@ -37,6 +41,12 @@ class OutputDifference:
     max_rel_diff: float
     excess: float
     is_float: bool
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether it may be rounding alone, where a proof leaves nothing else. It says less than
+        :meth:`allowed`: a large element would hide what small ones lack."""
+        return not self.mismatch and self.is_float and self.max_rel_diff <= ROUNDING
 
     def allowed(self, itself: OutputDifference | None) -> bool:
         """Whether it may pass as equal. ``itself``: what the output differs from itself.

@@ -10,6 +10,7 @@ from memplan.api.analyze import Analysis
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.base import Pass
+from memplan.passes.chunk.choose import NONE as NO_CHUNKS
 from memplan.passes.manager import ALL
 from memplan.planning.costs import NodeCosts
 from memplan.proto.weights import NO_WEIGHTS, Placement
@@ -33,6 +34,9 @@ class RewriteOptions:
     :func:`memplan.api.rewrite.loops.loops_policy`; ``weights`` in
     :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state`. ``budget`` may be
     ``min``: the lowest peak that is found, at the least extra time for it.
+
+    ``chunk``: ``auto`` or a number of chunks for regions of large tensors
+    (:class:`memplan.passes.chunk.choose.Chunk`), whose results may then differ in the last bits.
 
     ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
     on every machine; with ``seed``. ``gap``: percentage points within which of the bound a plan of
@@ -60,6 +64,7 @@ class RewriteOptions:
     scan_recompute: str = ""
     weights: str = "auto"
     state: tuple[str, ...] = ()
+    chunk: str = NO_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)

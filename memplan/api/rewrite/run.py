@@ -23,6 +23,7 @@ from memplan.api.analyze import (
     no_backward_notes,
 )
 from memplan.api.rewrite.cheapest import Planned, find_plan
+from memplan.api.rewrite.chunks import chunk_notes
 from memplan.api.rewrite.goal import (
     Goal,
     RewriteOptions,
@@ -40,8 +41,9 @@ from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
+from memplan.passes.chunk.choose import Chunk, parse_chunks
 from memplan.passes.elide import Elide
-from memplan.passes.manager import REWIRING, passes_for, recorded
+from memplan.passes.manager import REWIRING, before_orders, passes_for, recorded
 from memplan.passes.order import in_state_order
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
@@ -49,11 +51,12 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
-from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind, session_kind
@@ -115,6 +118,7 @@ def _rewrite(
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
     check_cost_options(options)
+    chunks = _chunks(options)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
     passes = _passes(options, session)
@@ -126,12 +130,15 @@ def _rewrite(
         if target is not None:
             placement = plan_weights(proto, path, target, options.weights, force)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
+        budget = budget_bytes(options, source.original)
+        if chunks is not None:
+            passes = before_orders(passes, Chunk(chunks, budget))
         goal = Goal(
             options=options,
             session=session,
             strategy=strategy,
             passes=passes,
-            budget_bytes=budget_bytes(options, source.original),
+            budget_bytes=budget,
             costs=given_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
             progress=progress,
@@ -153,8 +160,8 @@ def _rewrite(
 def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]:
     """A plan, the model that it makes, and the proof that this computes the same.
 
-    The proof knows less of shapes and constants than the passes that change what nodes compute, so
-    it may not follow them; the plan is then made without.
+    The proof knows less of shapes and constants than the passes that change what nodes compute or
+    make chunks, so it may not follow them; the plan is then made without.
 
     Raises:
         InfeasibleError: no plan keeps the budget.
@@ -172,9 +179,9 @@ def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]
 
 
 def _more_provable(passes: tuple[Pass, ...]) -> tuple[Pass, ...] | None:
-    """Without the pass that removes copies, then without any that changes what nodes compute; None
-    where there is nothing to leave out."""
-    for left_out in ((Elide.name,), REWIRING):
+    """Without the pass that removes copies, then without any that changes what nodes compute, then
+    without chunks; None where there is nothing to leave out."""
+    for left_out in ((Elide.name,), REWIRING, (Chunk.name,)):
         kept = tuple(each for each in passes if each.name not in left_out)
         if len(kept) < len(passes):
             return kept
@@ -188,6 +195,21 @@ def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleErr
     return InfeasibleError(
         f"{NO_BACKWARD}: {error.message}", f"{grad_command(model)} makes a training graph of it"
     )
+
+
+def _chunks(options: RewriteOptions) -> int | None:
+    """Into how many chunks regions go; 0: what saves most, None: no chunks.
+
+    Raises:
+        UsageError: the option is not understood, or cannot be had.
+    """
+    chunks = parse_chunks(options.chunk)
+    if chunks is not None and options.session != "tuned":
+        raise UsageError(
+            "chunks run one after the other in a tuned session only",
+            "leave out --chunk, or --session default",
+        )
+    return chunks
 
 
 def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
@@ -267,7 +289,8 @@ def _prove(planned: Planned, applied: _Applied, goal: Goal) -> Equivalence:
         MemplanError: it may not; our bug, and nothing is written.
     """
     before = planned.candidate.variant.model.prepared
-    found = prove(reference_side(before), Side(applied.model, before.folder), goal.session.provider)
+    reference, other = reference_side(before, applied.model), Side(applied.model, before.folder)
+    found = prove(reference, other, goal.session.provider)
     if found.reason is not None:
         raise MemplanError(
             f"the plan was rejected: it would not compute the same: {found.reason}",
@@ -315,9 +338,19 @@ def _record(applied: _Applied, planned: Planned, goal: Goal) -> None:
             "predicted_peak_bytes": applied.timeline.peak_bytes,
             "predicted_peak_with_workspace_bytes": applied.timeline.peak_with_workspace_bytes,
             **recorded(planned.steps),
+            **_recorded_chunks(planned, applied),
         }
     )
     set_metadata(applied.model, values)
+
+
+def _recorded_chunks(planned: Planned, applied: _Applied) -> dict[str, object]:
+    """What the file says of its chunks, for which its dimensions are no longer symbolic."""
+    if not any(step.changed and step.name == Chunk.name for step in planned.steps):
+        return {}
+    variant = planned.candidate.variant.model.prepared
+    bound = {} if symbolic_dims(applied.model) else dict(variant.dims)
+    return {CHUNKED: True, **({BOUND_DIMS: bound} if bound else {})}
 
 
 def _answer(
@@ -334,7 +367,8 @@ def _answer(
     placed = (source.placement.note,) if source.placement.note else ()
     plain = planned.plain.notes if planned.plain else ()
     redrawn = (_REDRAWN,) if equivalence.redrawn else ()
-    notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn)
+    chunks = chunk_notes(goal.options.chunk, planned.steps, equivalence)
+    notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn, *chunks)
     return Rewrite(
         path=path,
         output=output,

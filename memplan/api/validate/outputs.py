@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from memplan.api.validate.bench import Bench, Ran, digests_comparable
 from memplan.api.validate.interface import some_names
 from memplan.ir.graph import Graph
-from memplan.runtime.compare import Comparison
+from memplan.runtime.compare import ROUNDING, Comparison
 from memplan.simulate.opened import OpenModel
 from memplan.units import counted
 
+_ROUNDED = (
+    f"judged up to rounding: outputs may differ by {ROUNDING:g} of their largest element, as "
+    "chunks add in another order"
+)
 # Kernels whose CPU implementation adds in a different order from run to run.
 _UNREPEATABLE = (("ScatterND", "reduction"),)
 
@@ -30,11 +34,20 @@ class Judgement:
     notes: tuple[str, ...]
 
 
-def judge(bench: Bench, original: OpenModel, session: str, first: Ran, second: Ran) -> Judgement:
+def judge(
+    bench: Bench,
+    original: OpenModel,
+    session: str,
+    first: Ran,
+    second: Ran,
+    *,
+    rounded: bool = False,
+) -> Judgement:
     """Compare what the original (``first``) and the rewritten model gave.
 
     Where bits differ, the original is run once more, in a session of its own: an output may differ
-    by what it differs from itself there.
+    by what it differs from itself there. ``rounded``: the models are proved equal but for rounding;
+    then an output may differ by :data:`memplan.runtime.compare.ROUNDING` of its largest element.
     """
     comparisons = first.compared_with(second)
     names = digests_comparable(first.measured.output_names, comparisons)
@@ -46,7 +59,7 @@ def judge(bench: Bench, original: OpenModel, session: str, first: Ran, second: R
     again = bench.run(original, "original again", session, timed=False)
     itself = first.compared_with(again)
     noisy = {d.name for c in itself for d in c.differences} | {*first.later_differences(again)}
-    wrong, excused = _wrong(comparisons, itself), [name for name in later if name in noisy]
+    wrong, excused = _wrong(comparisons, itself, rounded), [n for n in later if n in noisy]
     unexcused = [name for name in later if name not in noisy]
     findings = [f"the outputs differ: {text}" for text in wrong[:1]]
     if unexcused:
@@ -61,17 +74,21 @@ def judge(bench: Bench, original: OpenModel, session: str, first: Ran, second: R
         not later and bitwise,
         vacuous,
         tuple(findings),
-        tuple(_notes(original.graph, itself, noisy, excused)),
+        (*([_ROUNDED] if rounded else []), *_notes(original.graph, itself, noisy, excused)),
     )
 
 
-def _wrong(comparisons: Sequence[Comparison], itself: Sequence[Comparison]) -> list[str]:
+def _wrong(
+    comparisons: Sequence[Comparison], itself: Sequence[Comparison], rounded: bool
+) -> list[str]:
     """Outputs that may not pass, the worst first, in words."""
     found = []
     for k, compared in enumerate(comparisons):
         where = f" in draw {k + 1}" if len(comparisons) > 1 else ""
         own = itself[k] if k < len(itself) else None
         for d in compared.differences:
+            if rounded and d.is_rounding:
+                continue
             if not d.allowed(own.difference_of(d.name) if own is not None else None):
                 text = d.mismatch or f"by {d.max_rel_diff:.3g} relative"
                 found.append((d.excess, f"{d.name} {text}{where}"))

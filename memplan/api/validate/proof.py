@@ -17,7 +17,7 @@ def equivalence_of(
         provider: whose kernels run both.
     """
     other = Side(rewritten.proto, rewritten.path.parent)
-    return prove(reference_side(reference), other, provider)
+    return prove(reference_side(reference, rewritten.proto), other, provider)
 
 
 def proof_findings(found: Equivalence) -> list[str]:
@@ -38,6 +38,12 @@ def proof_line(found: Equivalence) -> str:
         (found.pins, "pins"),
     ]
     nodes = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    if found.rounded:
+        more = f" and {len(found.rounded) - 1} more" if len(found.rounded) > 1 else ""
+        return (
+            f"construction: every node ({nodes}), but what is put together from chunks "
+            f"('{found.rounded[0]}'{more}) is assumed equal up to rounding"
+        )
     if found.assumed:
         more = f" and {len(found.assumed) - 1} more" if len(found.assumed) > 1 else ""
         return (

@@ -34,7 +34,7 @@ from memplan.equivalence.prove import Equivalence
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.external import settle_links
-from memplan.proto.metadata import get_metadata
+from memplan.proto.metadata import BOUND_DIMS, get_metadata
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
@@ -89,7 +89,15 @@ def _of_files(
     first, second = read_model(original), read_model(rewritten)
     metadata = get_metadata(second)
     bound = dict(dims or _dims(metadata))
+    fixed = _dims(metadata, BOUND_DIMS)
+    for name in fixed.keys() & bound.keys():
+        if bound.pop(name) != fixed[name]:
+            raise UsageError(
+                f"--dim {name}: the chunks of the rewritten file are for {name}={fixed[name]}",
+                "rewrite the original anew for another size",
+            )
     after = opened(prepare(second, rewritten, bound))
+    bound |= fixed
     after = confirmed(settled(after, session_kind(_session(metadata)), options.state))
     before = like_state(opened(prepare(first, original, bound)), after)
     removed = removed_names(metadata)
@@ -150,8 +158,8 @@ def _session(metadata: Mapping[str, object]) -> str:
     return "default" if metadata.get("session") == "default" else "tuned"
 
 
-def _dims(metadata: Mapping[str, object]) -> dict[str, int]:
-    dims = metadata.get("dims", {})
+def _dims(metadata: Mapping[str, object], key: str = "dims") -> dict[str, int]:
+    dims = metadata.get(key, {})
     if not isinstance(dims, dict):
         return {}
     return {str(k): v for k, v in dims.items() if isinstance(v, int) and v > 0}
@@ -191,7 +199,8 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     before_run, before_doubt = _run(label, first.measured, treated, kind, bench)
     after_run, after_doubt = _run("rewritten", second.measured, after, kind, bench, timeline)
     other, other_comparison = _other(bench, case, kind, second) if case.plain else (None, None)
-    judged = judge(bench, treated, kind.name, first, second)
+    rounded = equivalence.reason is None and bool(equivalence.rounded)
+    judged = judge(bench, treated, kind.name, first, second, rounded=rounded)
     clones, ran = clone_names(after), {node.name for node in second.measured.nodes}
     kept = order_kept(after, timeline, second.measured)
     unrun, unrun_notes = unrun_draws(bench, first, second)

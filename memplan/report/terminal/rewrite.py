@@ -94,6 +94,9 @@ def _how_good(plan: Plan) -> str:
 
 def _bits_line(result: Rewrite) -> str:
     """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
+    if result.equivalence.rounded:
+        fused = "" if result.optimize_level == "none" else f" ({result.optimize_level})"
+        return f"its bits: those of the original under the same fusions{fused}, but for rounding"
     if result.plain is not None:
         return "its bits: those of the original in a plain session, which fuses both alike"
     if result.optimize_level == "none":
@@ -116,6 +119,11 @@ def equivalence_line(found: Equivalence) -> str:
             f"equivalent by construction ({', '.join(counts)}) apart from {loops} whose body "
             f"changed ({found.assumed[0]}{', ...' if len(found.assumed) > 1 else ''}): validate "
             "compares what they give"
+        )
+    if found.rounded:
+        return (
+            f"the same by construction ({', '.join(counts)}), but for rounding: "
+            f"{counted(len(found.rounded), 'tensor')} put together from chunks"
         )
     return f"equivalent by construction: {', '.join(counts)}"
 

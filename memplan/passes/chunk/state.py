@@ -1,0 +1,102 @@
+"""A model on the way into chunks: written, opened again and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+from memplan.ir.build import build_graph
+from memplan.ir.graph import Graph, TensorKind
+from memplan.ir.phases import Phases
+from memplan.passes.chunk.region import Region
+from memplan.passes.chunk.write import Chunked, write_chunks
+from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.prepare import fingerprint
+from memplan.simulate.floor import structural_floor
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.state import rebound
+from memplan.simulate.timeline import Timeline, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A model on the way, with its simulation and floor (bytes, resident ones and workspace
+    included). ``pieces``: tensors that are chunks already."""
+
+    model: OpenModel
+    timeline: Timeline
+    floor_bytes: int
+    pieces: frozenset[str] = frozenset()
+
+    @property
+    def peak_bytes(self) -> int:
+        """What a budget is held against."""
+        return self.timeline.peak_with_workspace_bytes
+
+    def gain_over(self, before: State) -> float:
+        """By what share peak and floor are lower, added: the lower the floor, the more
+        recomputation can do."""
+        return log(before.peak_bytes / self.peak_bytes) + log(before.floor_bytes / self.floor_bytes)
+
+
+def with_sizes(model: OpenModel) -> OpenModel:
+    """The model with its dimensions bound in the file: chunks are for one size."""
+    prepared = model.prepared
+    if not symbolic_dims(prepared.proto):
+        return model
+    return replace(model, prepared=replace(prepared, proto=prepared.bound))
+
+
+def state_of(model: OpenModel, timeline: Timeline) -> State:
+    floor = structural_floor(model.graph, timeline).with_workspace
+    return State(model, timeline, timeline.resident_bytes + floor)
+
+
+def chunked(state: State, regions: Sequence[Region], count: int) -> State:
+    """The model with ``regions``, which share no node, in ``count`` chunks each."""
+    model = state.model
+    written = write_chunks(model.prepared.proto, model.graph, regions, count)
+    after = _reopened(model, written)
+    found = state_of(after, simulate(after.graph, state.timeline.session))
+    return replace(found, pieces=state.pieces | written.types.keys())
+
+
+def _reopened(model: OpenModel, written: Chunked) -> OpenModel:
+    """A model that was written in chunks, with the phases and modules of its origins."""
+    prepared, old = model.prepared, model.graph
+    types = {**prepared.types, **written.types}
+    graph = rebound(build_graph(written.model, types), old)
+    place = {node.name: node.id for node in old.nodes}
+    origin = [place[written.origin.get(node.name, node.name)] for node in graph.nodes]
+    phases = model.phases
+    loss = None
+    if phases.loss is not None:
+        found = graph.tensor_named(old.tensors[phases.loss].name)
+        loss = None if found is None else found.id
+    return OpenModel(
+        replace(
+            prepared,
+            proto=written.model,
+            bound=written.model,
+            dims={},
+            types=types,
+            fingerprint=fingerprint(written.model, {}),
+        ),
+        graph,
+        Phases(
+            tuple(phases.of[index] for index in origin),
+            loss,
+            _same(old, graph, phases.parameters),
+            _same(old, graph, phases.state),
+        ),
+        tuple(model.modules[index] for index in origin),
+    )
+
+
+def _same(old: Graph, graph: Graph, chosen: frozenset[int]) -> frozenset[int]:
+    """Inputs and constants of the same name."""
+    names = {old.tensors[t].name for t in chosen}
+    return frozenset(
+        t.id for t in graph.tensors if t.kind is not TensorKind.COMPUTED and t.name in names
+    )

@@ -1,0 +1,279 @@
+"""A region in chunks, as nodes of a file.
+
+Every block runs its chunks one after the other: slices of what it reads from outside, a copy of
+each node, and sums that go on from those of the chunks before. What others read is joined at the
+end of the block.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.passes.chunk.region import Region, merged
+from memplan.passes.chunk.uses import SUM, WHOLE, Use, int_attribute
+from memplan.passes.surgery import node_protos
+from memplan.proto.edit import copied, remove_unread, replace_nodes
+from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.nodes import is_constant, names_read
+from memplan.shapes.tensor_type import TensorType
+
+_GEMM_TYPES = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.DOUBLE,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A model with a region in chunks. ``types`` of the new tensors; ``origin``: new node → the
+    node that it computes a part of, by name."""
+
+    model: onnx.ModelProto
+    types: Mapping[str, TensorType]
+    origin: Mapping[str, str]
+
+
+def write_chunks(
+    model: onnx.ModelProto, graph: Graph, regions: Sequence[Region], count: int
+) -> Chunked:
+    """A copy of ``model``, whose graph is ``graph``, with ``regions``, which share no node, in
+    ``count`` chunks each."""
+    writer = _Writer(model, graph, merged(regions), count)
+    result = copied(model)
+    constants = [node for node in model.graph.node if is_constant(node)]
+    nodes = list(writer.nodes())
+    replace_nodes(result.graph, [*constants, *nodes])
+    result.graph.initializer.extend(writer.constants.values())
+    remove_unread(result.graph, stays=lambda _: True, read_before=names_read(model.graph.node))
+    return Chunked(result, writer.types, writer.origin)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One chunk of a block while it is written: the names of its slices, by tensor and axis."""
+
+    place: int
+    slices: dict[tuple[int, int], str] = field(default_factory=dict)
+
+
+class _Writer:
+    """Writes the nodes of a graph, those of a region in chunks."""
+
+    def __init__(self, model: onnx.ModelProto, graph: Graph, region: Region, count: int) -> None:
+        self.graph, self.region, self.count = graph, region, count
+        self.protos = node_protos(model)
+        self.names = NameAuthority(defined_names(model.graph))
+        self.names.taken.update(node.name for node in graph.nodes)
+        self.constants: dict[object, onnx.TensorProto] = {}
+        self.types: dict[str, TensorType] = {}
+        self.origin: dict[str, str] = {}
+        self.pieces: dict[tuple[int, int], str] = {}
+        self.sums: dict[int, str] = {}
+        self.blocks: dict[int, list[int]] = {}
+        for node, block in region.block.items():
+            self.blocks.setdefault(block, []).append(node)
+
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        """All nodes: the others in their order, a block as soon as it can run."""
+        for item in self._order():
+            if item < 0:
+                yield from self._block(self.blocks[-1 - item])
+            elif item in self.region.late:
+                yield self._late(item)
+            else:
+                yield self.protos[item]
+
+    def _order(self) -> Iterator[int]:
+        """Nodes outside and ``-1 - block``: whatever can run and stands first in the file."""
+        before = self._dependencies()
+        after: dict[int, list[int]] = {}
+        for item, needs in before.items():
+            for need in needs:
+                after.setdefault(need, []).append(item)
+        missing = {item: len(needs) for item, needs in before.items()}
+        place = {item: item if item >= 0 else self.blocks[-1 - item][0] for item in before}
+        ready = [(place[item], item) for item, needs in missing.items() if not needs]
+        heapq.heapify(ready)
+        while ready:
+            _, item = heapq.heappop(ready)
+            yield item
+            for reader in after.get(item, ()):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(ready, (place[reader], reader))
+
+    def _dependencies(self) -> dict[int, set[int]]:
+        """What must run before each item; a late addition is an item of its own."""
+        block, late = self.region.block, self.region.late
+        before: dict[int, set[int]] = {}
+        for node in self.graph.nodes:
+            inside = node.id in block
+            item = -1 - block[node.id] if inside else node.id
+            needs = before.setdefault(item, set())
+            for slot, tensor in enumerate((*node.inputs, *node.captured)):
+                producer = self.graph.tensors[tensor].producer if tensor != ABSENT else -1
+                if producer < 0 or (inside and slot == self.region.uses[node.id].shape_slot):
+                    continue
+                source = -1 - block[producer] if producer in block else producer
+                if producer in late:
+                    source = producer
+                if inside and node.id in late and slot == self.region.uses[node.id].addend:
+                    before.setdefault(node.id, {item}).add(source)
+                elif source != item:
+                    needs.add(source)
+        return before
+
+    def _block(self, members: list[int]) -> Iterator[onnx.NodeProto]:
+        for place in range(self.count):
+            chunk = _Chunk(place)
+            for member in members:
+                yield from self._part(self.graph.nodes[member], chunk)
+        for member in members:
+            yield from self._joined(self.graph.nodes[member], frozenset(members))
+
+    def _part(self, node: Node, chunk: _Chunk) -> Iterator[onnx.NodeProto]:
+        """A node of the region in one chunk, behind the slices that it is the first to read."""
+        use = self.region.uses[node.id]
+        reads: list[str] = []
+        for slot, (tensor, axis) in enumerate(zip(node.inputs, use.reads, strict=True)):
+            if tensor == ABSENT:
+                reads.append("")
+            elif slot == use.shape_slot:
+                made = node.outputs[0]
+                reads.append(self._ints(list(self._shape(made, use.makes[0]))))
+            elif axis == WHOLE:
+                reads.append(self.graph.tensors[tensor].name)
+            elif tensor in self.region.axis:
+                reads.append(self.pieces[tensor, chunk.place])
+            else:
+                if (tensor, axis) not in chunk.slices:
+                    yield self._slice(tensor, axis, chunk, node)
+                reads.append(chunk.slices[tensor, axis])
+        part = copied(self.protos[node.id])
+        part.name = self._node(f"{node.name}/chunk{chunk.place}", node)
+        part.input[:] = reads
+        for slot, tensor in enumerate(node.outputs):
+            if tensor != ABSENT and use.makes[slot] != SUM:
+                name = self._tensor(tensor, f"/chunk{chunk.place}", use.makes[slot])
+                self.pieces[tensor, chunk.place] = part.output[slot] = name
+        if use.sums:
+            yield from self._summand(node, use, part, chunk.place)
+        else:
+            yield part
+
+    def _slice(self, tensor: int, axis: int, chunk: _Chunk, reader: Node) -> onnx.NodeProto:
+        value = self.graph.tensors[tensor]
+        length = value.shape[axis] // self.count
+        name = self._tensor(tensor, f"/chunk{chunk.place}", axis)
+        chunk.slices[tensor, axis] = name
+        bounds = [chunk.place * length, (chunk.place + 1) * length, axis]
+        reads = [value.name, *(self._ints([bound]) for bound in bounds)]
+        label = self._node(f"{value.name}/slice{chunk.place}", reader)
+        return helper.make_node("Slice", reads, [name], name=label)
+
+    def _summand(
+        self, node: Node, use: Use, part: onnx.NodeProto, place: int
+    ) -> Iterator[onnx.NodeProto]:
+        """The part, added to the sum of those before; the last sum has the name of the whole."""
+        made = node.outputs[0]
+        last, late = place == self.count - 1, node.id in self.region.late
+        if place == 0:
+            if late:
+                del part.input[use.addend :]
+            total = self._tensor(made, "/sum0", WHOLE)
+            part.output[0] = self.sums[made] = total
+            yield part
+            return
+        whole = last and not late
+        total = self.graph.tensors[made].name if whole else self._tensor(made, f"/sum{place}")
+        before, self.sums[made] = self.sums[made], total
+        product = self._accumulated(node, part, before)
+        if product is not None:
+            product.output[0] = total
+            yield product
+            return
+        if use.addend >= 0:
+            del part.input[use.addend :]
+        part.output[0] = self._tensor(made, f"/summand{place}")
+        yield part
+        label = self._node(f"{node.name}/sum{place}", node)
+        yield helper.make_node("Add", [before, part.output[0]], [total], name=label)
+
+    def _accumulated(self, node: Node, part: onnx.NodeProto, before: str) -> onnx.NodeProto | None:
+        """The product of two matrices on top of a sum, which its kernel adds to; else None."""
+        tensors = self.graph.tensors
+        if node.op not in ("MatMul", "FusedMatMul", "Gemm"):
+            return None
+        factors = [tensors[t] for t in node.inputs[:2]]
+        if any(len(t.shape) != 2 or t.dtype not in _GEMM_TYPES for t in factors):
+            return None
+        alpha = node.attributes.get("alpha", 1.0)
+        return helper.make_node(
+            "Gemm",
+            [*part.input[:2], before],
+            [""],
+            name=part.name,
+            alpha=float(alpha) if isinstance(alpha, int | float) else 1.0,
+            transA=int_attribute(node, "transA", 0),
+            transB=int_attribute(node, "transB", 0),
+        )
+
+    def _late(self, index: int) -> onnx.NodeProto:
+        """What a sum of products gets added behind the region."""
+        node = self.graph.nodes[index]
+        made, added = (self.graph.tensors[t].name for t in (node.outputs[0], node.inputs[2]))
+        total = self.sums[node.outputs[0]]
+        return helper.make_node(
+            "Add", [total, added], [made], name=self._node(f"{node.name}/add", node)
+        )
+
+    def _joined(self, node: Node, members: frozenset[int]) -> Iterator[onnx.NodeProto]:
+        """The whole of every output that is read outside the region."""
+        for tensor, axis in zip(node.outputs, self.region.uses[node.id].makes, strict=True):
+            if tensor == ABSENT or axis == SUM:
+                continue
+            value = self.graph.tensors[tensor]
+            if not value.is_output and all(r in self.region.uses for r in value.readers):
+                continue
+            pieces = [self.pieces[tensor, place] for place in range(self.count)]
+            label = self._node(f"{value.name}/join", node)
+            yield helper.make_node("Concat", pieces, [value.name], name=label, axis=axis)
+
+    def _shape(self, tensor: int, axis: int = WHOLE) -> tuple[int, ...]:
+        """The shape of a tensor, or of its chunks along an axis."""
+        shape = self.graph.tensors[tensor].shape
+        return tuple(d // self.count if k == axis else d for k, d in enumerate(shape))
+
+    def _tensor(self, tensor: int, suffix: str, axis: int = WHOLE) -> str:
+        """A new name for a part of a tensor."""
+        value = self.graph.tensors[tensor]
+        name = self.names.fresh(value.name + suffix)
+        self.types[name] = TensorType(value.dtype, self._shape(tensor, axis))
+        return name
+
+    def _node(self, stem: str, origin: Node) -> str:
+        name = self.names.fresh(stem)
+        self.origin[name] = origin.name
+        return name
+
+    def _ints(self, values: list[int]) -> str:
+        """The name of a constant of whole numbers."""
+        key = tuple(values)
+        if key not in self.constants:
+            stem = "chunk/" + "x".join(str(value) for value in values)
+            name = self.names.fresh(stem)
+            array = np.asarray(values, np.int64)
+            self.constants[key] = numpy_helper.from_array(array, name)
+            self.types[name] = TensorType(onnx.TensorProto.INT64, array.shape)
+        return self.constants[key].name

@@ -1,0 +1,140 @@
+"""Graphs for chunks, and how they are chunked and run in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from helpers.graphs import TUNED, open_text, tensor
+from memplan.passes.chunk.candidates import facts_of
+from memplan.passes.chunk.region import Region, grow
+from memplan.passes.chunk.state import State, chunked, state_of
+from memplan.passes.prune import Prune
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import simulate
+
+Array = npt.NDArray[np.generic]
+
+HEAD = """
+g (float[R, D] x, float[V, D] w, int64[R] labels) => (float l, float[R, D] dx, float[V, D] dw)
+<float minus = {-1}, int64[1] one = {1}, int64[1] none = {0}, int64[2] rv = {R, V},
+ int64[2] r1 = {R, 1}, float zero = {0}, float share = {S}> {
+    [h] h = Tanh(x)
+    [wt] wt = Transpose <perm: ints = [1, 0]>(w)
+    [mm] logits = MatMul(h, wt)
+    [ls] ls = LogSoftmax <axis: int = 1>(logits)
+    [at] at = Unsqueeze(labels, one)
+    [pick] pick = GatherElements <axis: int = 1>(ls, at)
+    [loss] l0 = ReduceMean <keepdims: int = 0>(pick, none)
+    [neg] l1 = Neg(l0)
+    [flat] l = Squeeze(l1)
+    [zeros] zeros = Expand(zero, rv)
+    [g] g = Expand(share, r1)
+    [scatter] scatter = ScatterElements <axis: int = 1>(zeros, at, g)
+    [exp] exp = Exp(ls)
+    [total] total = ReduceSum(scatter, one)
+    [back] back = Mul(exp, total)
+    [dl] dl = Sub(scatter, back)
+    [dh] dh = MatMul(dl, w)
+    [dt] dt = Transpose <perm: ints = [1, 0]>(dl)
+    [dw] dw = MatMul(dt, h)
+    [hh] hh = Mul(h, h)
+    [one] dh1 = Mul(dh, hh)
+    [dx] dx = Sub(dh, dh1)
+}
+"""
+"""Logits, cross-entropy and their gradients, as PyTorch exports them. R rows, D wide, V classes."""
+
+
+def head(rows: int = 8, width: int = 4, classes: int = 64) -> str:
+    """:data:`HEAD` at some size."""
+    sizes = {"R": rows, "D": width, "V": classes, "S": -1.0 / rows}
+    text = HEAD
+    for name, size in sizes.items():
+        for left in ("[", "{", " "):
+            for right in ("]", "}", ","):
+                text = text.replace(f"{left}{name}{right}", f"{left}{size}{right}")
+    return text
+
+
+ATTENTION = """
+g (float[4, 16, 2] q, float[4, 2, 16] k, float[4, 16, 2] v, float[4, 16, 2] g)
+=> (float[4, 16, 2] y, float[4, 16, 2] dv, float[4, 16, 2] dq)
+<int64[1] last = {-1}, int64[1] first = {0}> {
+    [qk] s = MatMul(q, k)
+    [p] p = Softmax(s)
+    [y] y = MatMul(p, v)
+    [top] top = ReduceMax(y, first)
+    [far] y2 = Mul(y, top)
+    [dy] dy = Add(y2, g)
+    [pt] pt = Transpose <perm: ints = [0, 2, 1]>(p)
+    [dv] dv = MatMul(pt, dy)
+    [vt] vt = Transpose <perm: ints = [0, 2, 1]>(v)
+    [dp] dp = MatMul(dy, vt)
+    [m] m = Mul(dp, p)
+    [t] t = ReduceSum(m, last)
+    [pm] pm = Mul(p, t)
+    [ds] ds = Sub(m, pm)
+    [kt] kt = Transpose <perm: ints = [0, 2, 1]>(k)
+    [dq] dq = MatMul(ds, kt)
+}
+"""
+"""Attention and its gradients. What stands between needs the results of all batches."""
+
+
+def state_from(text: str | onnx.ModelProto, dims: dict[str, int] | None = None) -> State:
+    """A graph that nothing is chunked in and that has no dead nodes, simulated."""
+    model = open_text(text, dims=dims)
+    timeline = simulate(model.graph, TUNED)
+    model = Prune().apply(model, timeline).model  # as it runs ahead of the chunks
+    return state_of(model, simulate(model.graph, TUNED))
+
+
+def region_of(state: State, name: str, axis: int, smallest: int | None = None) -> Region | None:
+    """The region around a tensor; ``smallest``: a quarter of its bytes, unless given."""
+    seed = tensor(state.model.graph, name)
+    return grow(facts_of(state), seed.id, axis, seed.nbytes // 4 if smallest is None else smallest)
+
+
+def in_chunks(state: State, name: str, axis: int, count: int) -> State:
+    """The graph with the region around a tensor in chunks."""
+    region = region_of(state, name, axis)
+    assert region is not None
+    return chunked(state, [region], count)
+
+
+def member_names(state: State, region: Region) -> str:
+    """The nodes of a region."""
+    return " ".join(state.model.graph.nodes[n].name for n in region.uses)
+
+
+def runs(model: OpenModel | onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """What a model gives on ONNX Runtime, unoptimized, by output."""
+    import onnxruntime
+
+    proto = model.prepared.proto if isinstance(model, OpenModel) else model
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, dict(feeds)), strict=True))
+
+
+def drawn(model: OpenModel, seed: int = 0, classes: int = 2) -> dict[str, Array]:
+    """Inputs for a graph: floats around 0, whole numbers below ``classes``."""
+    source = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for index in model.graph.inputs:
+        value = model.graph.tensors[index]
+        if value.dtype == onnx.TensorProto.FLOAT:
+            feeds[value.name] = source.standard_normal(value.shape).astype(np.float32)
+        else:
+            feeds[value.name] = source.integers(0, classes, value.shape)
+    return feeds

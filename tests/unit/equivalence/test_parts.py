@@ -1,0 +1,210 @@
+"""The proof of chunks: what it follows, and the wrong chunks that it does not."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from helpers.chunking import ATTENTION, head, in_chunks, state_from
+from helpers.graphs import parse
+from helpers.proofs import proof
+from memplan.proto.edit import copied
+
+SLICES = """
+<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] four = {4}> {
+    [a] h = Exp(x)
+    [s0] h0 = Slice(h, zero, two, zero)
+    [s1] h1 = Slice(h, two, four, zero)
+    [n0] y0 = MatMul(h0, w)
+    [n1] y1 = MatMul(h1, w)
+    [j] y = Concat <axis: int = 0>(y0, y1)
+}"""
+WHOLE = (
+    "g (float[4, 3] x, float[3, 2] w) => (float[4, 2] y) { [a] h = Exp(x) [n] y = MatMul(h, w) }"
+)
+CHUNKS = "g (float[4, 3] x, float[3, 2] w) => (float[4, 2] y) " + SLICES
+
+SUM = """g (float[4, 3] x, float[4, 2] w, float[3, 2] c) => (float[3, 2] y)
+{ [a] h = Exp(x) [n] y = Gemm <transA: int = 1>(h, w, c) }"""
+SUMMED = """g (float[4, 3] x, float[4, 2] w, float[3, 2] c) => (float[3, 2] y)
+<int64[1] zero = {0}, int64[1] two = {2}, int64[1] four = {4}> {
+    [a] h = Exp(x)
+    [s0] h0 = Slice(h, zero, two, zero)
+    [t0] w0 = Slice(w, zero, two, zero)
+    [n0] y0 = Gemm <transA: int = 1>(h0, w0, c)
+    [s1] h1 = Slice(h, two, four, zero)
+    [t1] w1 = Slice(w, two, four, zero)
+    [n1] y = Gemm <transA: int = 1>(h1, w1, y0)
+}"""
+LATE = """g (float[4, 3] x, float[4, 2] w, float[3, 2] c) => (float[3, 2] y)
+<int64[1] zero = {0}, int64[1] two = {2}, int64[1] four = {4}> {
+    [a] h = Exp(x)
+    [s0] h0 = Slice(h, zero, two, zero)
+    [t0] w0 = Slice(w, zero, two, zero)
+    [n0] y0 = Gemm <transA: int = 1>(h0, w0)
+    [s1] h1 = Slice(h, two, four, zero)
+    [t1] w1 = Slice(w, two, four, zero)
+    [n1] y1 = Gemm <transA: int = 1>(h1, w1, y0)
+    [late] y = Add(y1, c)
+}"""
+
+
+def test_rows_that_are_joined_are_the_whole_up_to_rounding() -> None:
+    found = proof(WHOLE, CHUNKS)
+    assert found.reason is None
+    assert found.rounded == ("y",)
+    assert not found.proved
+    assert found.as_json()["assumed_up_to_rounding"] == ["y"]
+
+
+@pytest.mark.parametrize("text", [SUMMED, LATE], ids=["from the addend on", "added behind"])
+def test_summands_that_are_added_are_the_whole(text: str) -> None:
+    found = proof(SUM, text)
+    assert found.reason is None
+    assert found.rounded == ("y",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Slice(h, two, four, zero)", "Slice(h, one, four, zero)"),  # overlap, or another shape
+        ("Slice(h, two, four, zero)", "Slice(h, zero, two, zero)"),  # the first rows twice
+        ("Concat <axis: int = 0>(y0, y1)", "Concat <axis: int = 0>(y1, y0)"),
+        ("Concat <axis: int = 0>(y0, y1)", "Concat <axis: int = 1>(y0, y1)"),
+        ("Concat <axis: int = 0>(y0, y1)", "Identity(y0)"),  # half of it
+        ("[n1] y1 = MatMul(h1, w)", "[n1] y1 = MatMul(h1, w1) [w1] w1 = Neg(w)"),
+        ("Slice(h, zero, two, zero)", "Slice(x, zero, two, zero)"),  # before the Exp
+        ("Slice(h, zero, two, zero)", "Slice(h, zero, two, one)"),  # columns
+    ],
+)
+def test_wrong_rows_are_refused(old: str, new: str) -> None:
+    assert old in CHUNKS
+    text = CHUNKS.replace(old, new).replace(
+        "[n1] y1 = MatMul(h1, w1) [w1] w1 = Neg(w)", "[w1] w1 = Neg(w) [n1] y1 = MatMul(h1, w1)"
+    )
+    assert proof(WHOLE, text).reason is not None
+
+
+@pytest.mark.parametrize("text", [SUMMED, LATE], ids=["from the addend on", "added behind"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Slice(h, two, four, zero)", "Slice(h, zero, two, zero)"),  # other rows than of w
+        ("Slice(w, two, four, zero)", "Slice(x, two, four, zero)"),
+        ("(h1, w1, y0)", "(h1, w1, y0) [z] z = Neg(y0)"),  # what nothing reads may not stay
+        ("(h1, w1, y0)", "(h1, w1, c)"),  # the first summand is lost
+        ("(h1, w1, y0)", "(h0, w0, y0)"),  # the first one twice
+        ("<transA: int = 1>(h1, w1, y0)", "<transA: int = 1, beta: float = 2.0>(h1, w1, y0)"),
+        ("<transA: int = 1>(h1, w1, y0)", "<transA: int = 1, alpha: float = 2.0>(h1, w1, y0)"),
+    ],
+)
+def test_wrong_sums_are_refused(text: str, old: str, new: str) -> None:
+    assert proof(SUM, text.replace(old, new)).reason is not None or old not in text
+
+
+def test_what_is_added_is_added_once() -> None:
+    twice = SUMMED.replace("[n1] y =", "[n1] y1 =").replace(
+        "(h1, w1, y0)", "(h1, w1, y0) [late] y = Add(y1, c)"
+    )
+    assert proof(SUM, twice).reason is not None
+    apart = SUMMED.replace("[n1] y =", "[n1] y1 =").replace(
+        "(h1, w1, y0)", "(h1, w1, c) [late] y = Add(y0, y1)"
+    )
+    assert proof(SUM, apart).reason is not None
+
+
+def test_sums_along_different_axes_do_not_add_up() -> None:
+    whole = """g (float[4, 4] x) => (float y)
+    { [a] h = Exp(x) [n] y = ReduceSum <keepdims: int = 0>(h) }"""
+    halves = """g (float[4, 4] x) => (float y)
+    <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}> {{
+        [a] h = Exp(x)
+        [s0] h0 = Slice(h, zero, two, zero)
+        [s1] h1 = Slice(h, two, four, {0})
+        [n0] y0 = ReduceSum <keepdims: int = 0>(h0)
+        [n1] y1 = ReduceSum <keepdims: int = 0>(h1)
+        [sum] y = Add(y0, y1)
+    }}"""
+    assert proof(whole, halves.format("zero")).reason is None
+    assert proof(whole, halves.format("one")).reason is not None
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMean"])
+def test_other_reductions_are_not_sums(op: str) -> None:
+    whole = (
+        f"g (float[4, 4] x) => (float y) {{ [a] h = Exp(x) [n] y = {op} <keepdims: int = 0>(h) }}"
+    )
+    halves = f"""g (float[4, 4] x) => (float y)
+    <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] four = {{4}}> {{
+        [a] h = Exp(x)
+        [s0] h0 = Slice(h, zero, two, zero)
+        [s1] h1 = Slice(h, two, four, zero)
+        [n0] y0 = {op} <keepdims: int = 0>(h0)
+        [n1] y1 = {op} <keepdims: int = 0>(h1)
+        [sum] y = Add(y0, y1)
+    }}"""
+    assert proof(whole, halves).reason is not None
+
+
+def test_a_slice_that_the_original_has_is_none_of_a_chunk() -> None:
+    """Nothing is assumed where the files have the same nodes."""
+    text = """g (float[4, 3] x) => (float[2, 3] y)
+    <int64[1] zero = {0}, int64[1] two = {2}>
+    { [s] h = Slice(x, zero, two, zero) [n] y = Exp(h) }"""
+    found = proof(text, text)
+    assert found.proved
+    assert found.kept == 2
+
+
+@pytest.mark.parametrize(("text", "seed"), [(head(), "logits"), (ATTENTION, "s")])
+def test_every_node_of_chunks_counts(text: str, seed: str) -> None:
+    """Whatever one node of a chunked graph reads instead of what it should, the proof sees it."""
+    before = state_from(text)
+    after = in_chunks(before, seed, 0, 2)
+    reference = before.model.prepared.proto
+    graph = after.model.prepared.proto.graph
+    assert proof(reference, after.model.prepared.proto).reason is None
+    tried = 0
+    for place, node in enumerate(graph.node):
+        for slot, name in enumerate(node.input):
+            other = _other_chunk(name, {output for n in graph.node[:place] for output in n.output})
+            if other is None:
+                continue
+            wrong = copied(after.model.prepared.proto)
+            wrong.graph.node[place].input[slot] = other
+            assert proof(reference, wrong).reason is not None, (node.name, name, other)
+            tried += 1
+    assert tried > 15
+
+
+def _other_chunk(name: str, made: set[str]) -> str | None:
+    """The same tensor of the chunk before, if there is one; constants are equal in all chunks."""
+    equal = name.startswith(("zeros/", "g/"))
+    other = "" if equal else name.replace("/chunk1", "/chunk0")
+    return other if other in made and other != name else None
+
+
+def test_bounds_of_slices_count() -> None:
+    before = state_from(head())
+    after = in_chunks(before, "logits", 0, 2)
+    model = copied(after.model.prepared.proto)
+    for tensor in model.graph.initializer:
+        if tensor.name == "chunk/4":
+            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, [1], [3]))
+    assert proof(before.model.prepared.proto, model).reason is not None
+
+
+def test_repeated_values_are_known_by_value_and_shape() -> None:
+    one = "g (float[2] x) => (float[3, 2] y) <int64[2] s = {3, 2}> { [n] y = Expand(x, s) }"
+    other = "g (float[2] x) => (float[3, 2] y) <int64[2] s = {3, 1}> { [n] y = Expand(x, s) }"
+    assert proof(one, other).proved
+    assert proof(
+        one, one.replace("Expand(x", "Expand(u").replace("[n]", "[u] u = Neg(x) [n]")
+    ).reason
+    zeros = (
+        "g () => (float[2, 2] y) <int64[2] s = {2, 2}> "
+        "{ [n] y = ConstantOfShape <value: tensor = float[1] {0}>(s) }"
+    )
+    assert parse(zeros)
+    assert proof(zeros, zeros).proved
+    assert proof(zeros, zeros.replace("{0}", "{1}")).reason is not None

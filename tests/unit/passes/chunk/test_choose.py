@@ -1,0 +1,135 @@
+"""What the pass chooses, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from helpers.chunking import ATTENTION, drawn, head, in_chunks, runs, state_from
+from helpers.graphs import REUSING, TUNED
+from helpers.proofs import proof
+from memplan.equivalence.prove import Side, prove, reference_side
+from memplan.errors import UsageError
+from memplan.ir.graph import Graph
+from memplan.ops.cost import flops
+from memplan.passes.chunk.choose import Chunk, parse_chunks
+from memplan.passes.chunk.state import State, state_of
+from memplan.simulate.timeline import simulate
+
+BIG = head(rows=2048, width=8, classes=512)
+
+
+def products(graph: Graph) -> float:
+    """FLOPs of all products."""
+    return sum(flops(graph, node) for node in graph.nodes if node.op in ("MatMul", "Gemm"))
+
+
+def chunked_by_pass(text: str, count: int = 0, budget: int = 0) -> tuple[State, State, str]:
+    """Before, after, and what was done."""
+    state = state_from(text)
+    found = Chunk(count, budget).apply(state.model, state.timeline)
+    after = found.model
+    return state, state_of(after, simulate(after.graph, TUNED)), found.note
+
+
+@pytest.mark.parametrize(
+    ("text", "chunks"), [("auto", 0), ("none", None), ("", None), ("2", 2), ("16", 16)]
+)
+def test_parse(text: str, chunks: int | None) -> None:
+    assert parse_chunks(text) == chunks
+
+
+@pytest.mark.parametrize("text", ["1", "0", "-2", "many", "2.0"])
+def test_parse_refuses(text: str) -> None:
+    with pytest.raises(UsageError, match="not a number of chunks"):
+        parse_chunks(text)
+
+
+def test_logits_in_chunks_lower_peak_and_floor_at_no_more_flops() -> None:
+    before, after, note = chunked_by_pass(BIG)
+    assert note == "the region of 'logits' in 8 chunks"
+    assert after.peak_bytes < 0.4 * before.peak_bytes
+    assert after.floor_bytes < 0.3 * before.floor_bytes
+    assert products(after.model.graph) == products(before.model.graph)
+    onnx.checker.check_model(after.model.prepared.proto, full_check=True)
+
+
+def test_chunks_run_one_after_the_other() -> None:
+    after = in_chunks(state_from(head()), "logits", 0, 4)
+    places = [
+        int(node.name.split("/chunk")[1])
+        for node in after.model.graph.nodes
+        if "/chunk" in node.name
+    ]
+    assert places == sorted(places)
+    assert set(places) == {0, 1, 2, 3}
+
+
+def test_products_go_on_from_the_sum_so_far() -> None:
+    after = in_chunks(state_from(head()), "logits", 0, 4)
+    sums = [node for node in after.model.graph.nodes if node.name.startswith("dw/chunk")]
+    assert [node.op for node in sums] == ["MatMul", "Gemm", "Gemm", "Gemm"]
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize(("text", "seed"), [(head(), "logits"), (ATTENTION, "s")])
+@pytest.mark.parametrize("count", [2, 4])
+def test_results_are_those_of_the_whole(text: str, seed: str, count: int) -> None:
+    before = state_from(text)
+    after = in_chunks(before, seed, 0, count)
+    feeds = drawn(before.model, classes=64)
+    expected = runs(before.model, feeds)
+    for name, value in runs(after.model, feeds).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    found = proof(before.model.prepared.proto, after.model.prepared.proto)
+    assert found.reason is None
+    assert found.rounded
+    assert not found.proved
+
+
+def test_an_axis_that_does_not_divide_stays_whole() -> None:
+    before, after, note = chunked_by_pass(BIG, count=3)
+    assert note == "no region would save anything"
+    assert after.model is before.model
+
+
+def test_a_budget_that_holds_needs_no_chunks() -> None:
+    state = state_from(BIG)
+    before, after, note = chunked_by_pass(BIG, budget=state.peak_bytes)
+    assert note == "not needed: the budget holds"
+    assert after.model is before.model
+
+
+def test_a_budget_ends_the_search() -> None:
+    state = state_from(BIG)
+    _, after, _ = chunked_by_pass(BIG, budget=state.peak_bytes // 2)
+    assert after.peak_bytes <= state.peak_bytes // 2
+
+
+def test_other_sessions_and_opsets_are_left_alone() -> None:
+    state = state_from(BIG)
+    plain = simulate(state.model.graph, REUSING)
+    assert Chunk().apply(state.model, plain).model is state.model
+    old = state_from(
+        '<ir_version: 8, opset_import: ["" : 12]> g (float[8, 4] x) => (float[8, 4] y) '
+        "{ [n] y = Exp(x) }"
+    )
+    assert "opset" in Chunk().apply(old.model, old.timeline).note
+
+
+def test_symbolic_dimensions_are_bound_in_the_file() -> None:
+    text = BIG.replace("float[2048, 8] x", "float[N, 8] x").replace(
+        "int64[2048] labels", "int64[N] labels"
+    )
+    state = state_from(text, dims={"N": 2048})
+    found = Chunk().apply(state.model, state.timeline)
+    shapes = {
+        v.name: v.type.tensor_type.shape.dim[0] for v in found.model.prepared.proto.graph.input
+    }
+    assert shapes["x"].dim_value == 2048
+    proto = found.model.prepared.proto
+    assert proof(state.model.prepared.bound, proto).reason is None
+    assert prove(reference_side(state.model.prepared, proto), Side(proto, Path())).reason is None

@@ -1,0 +1,143 @@
+"""Where a region ends, and in which blocks it runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.chunking import (
+    ATTENTION,
+    drawn,
+    head,
+    in_chunks,
+    member_names,
+    region_of,
+    runs,
+    state_from,
+)
+from memplan.passes.chunk.uses import SUM
+
+
+def test_logits_and_loss_are_one_region_forward_and_backward() -> None:
+    state = state_from(head())
+    region = region_of(state, "logits", 0)
+    assert region is not None
+    assert member_names(state, region) == ("mm ls pick zeros scatter exp total back dl dh dt dw")
+    assert set(region.block.values()) == {0}
+    names = {state.model.graph.tensors[t].name: axis for t, axis in region.axis.items()}
+    assert names["dw"] == SUM
+    assert names["dt"] == 1
+    assert region.divisor(state.model.graph) == 8
+
+
+def test_small_tensors_end_a_region() -> None:
+    state = state_from(head())
+    whole = region_of(state, "logits", 0, smallest=0)
+    assert whole is not None
+    # Followed everywhere, the region takes in what stands before the logits as well.
+    assert {"h", "hh", "dx"} <= set(member_names(state, whole).split())
+
+
+def test_forward_and_backward_apart_are_two_blocks_that_hand_on_pieces() -> None:
+    state = state_from(ATTENTION)
+    region = region_of(state, "s", 0)
+    assert region is not None
+    blocks: dict[int, str] = {}
+    for node, block in region.block.items():
+        name = state.model.graph.nodes[node].name
+        blocks[block] = f"{blocks.get(block, '')} {name}".strip()
+    # ``pt`` could run at once, but nobody reads it before ``dv``.
+    assert blocks == {0: "qk p y", 1: "pt dv dp m t pm ds dq"}
+    after = in_chunks(state, "s", 0, 2)
+    joined = [node.name for node in after.model.graph.nodes if node.op == "Concat"]
+    assert not [name for name in joined if name.startswith("p/")]
+
+
+def test_what_lies_between_joins_where_it_is_little() -> None:
+    """A softmax in parts: the sums are small, and lead from the region back into it."""
+    state = state_from(
+        """g (float[8, 4] x, float[4, 64] w) => (float[8, 4] y) <int64[1] last = {1}> {
+            [mm] s = MatMul(x, w)
+            [max] m = ReduceMax(s, last)
+            [sub] d = Sub(s, m)
+            [exp] e = Exp(d)
+            [sum] t = ReduceSum(e, last)
+            [div] p = Div(e, t)
+            [wt] wt = Transpose(w)
+            [out] y = MatMul(p, wt)
+        }"""
+    )
+    region = region_of(state, "e", 0)
+    assert region is not None
+    assert member_names(state, region) == "mm max sub exp sum div out"
+    assert set(region.block.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "members"),
+    [
+        # A maximum over the chunked axis is no sum: it is outside, and what it reads is joined.
+        ("wide", 0, "mm wide"),
+        # The mean over the chunked axis likewise.
+        ("other", 0, "mm2 other"),
+    ],
+)
+def test_reductions_over_the_chunked_axis_other_than_sums_stay_outside(
+    name: str, axis: int, members: str
+) -> None:
+    state = state_from(
+        """g (float[8, 4] x, float[4, 64] w) => (float[1, 64] y, float[1, 64] z)
+        <int64[1] first = {0}> {
+            [mm] a = MatMul(x, w)
+            [wide] wide = Exp(a)
+            [max] y = ReduceMax(wide, first)
+            [mm2] b = MatMul(x, w)
+            [other] other = Tanh(b)
+            [mean] z = ReduceMean(other, first)
+        }"""
+    )
+    region = region_of(state, name, axis)
+    assert region is not None
+    assert member_names(state, region) == members
+
+
+def test_a_node_that_reads_the_whole_of_what_is_chunked_does_not_join() -> None:
+    """Rows of ``a`` with all of its columns: each product needs every chunk."""
+    state = state_from(
+        """g (float[8, 8] x) => (float[8, 8] y) {
+            [exp] a = Exp(x)
+            [mm] b = MatMul(x, a)
+            [out] y = Tanh(b)
+        }"""
+    )
+    region = region_of(state, "b", 0)
+    assert region is not None
+    assert member_names(state, region) == "mm out"
+
+
+def test_a_sum_that_is_added_to_something_later() -> None:
+    """As ONNX Runtime fuses the gradients of a tied embedding: the addend waits for the end."""
+    state = state_from(
+        """g (float[8, 4] x, float[4, 64] w, float[64, 4] e) => (float[64, 4] dw) {
+            [xt] xt = Transpose(x)
+            [mm] s = MatMul(x, w)
+            [exp] p = Exp(s)
+            [wt] wt = Transpose(w)
+            [dx] dx = MatMul(p, wt)
+            [sq] dx0 = MatMul(xt, dx)
+            [far] far = MatMul(e, dx0)
+            [dw] dw = Gemm <transA: int = 1>(p, x, far)
+        }"""
+    )
+    region = region_of(state, "p", 0)
+    assert region is not None
+    names = {state.model.graph.nodes[n].name for n in region.late}
+    assert names == {"dw"}
+    assert set(region.block.values()) == {0}
+    after = in_chunks(state, "p", 0, 4)
+    last = after.model.graph.nodes[-1]
+    assert (last.op, last.name) == ("Add", "dw/add")
+    feeds = drawn(state.model)
+    np.testing.assert_allclose(
+        runs(after.model, feeds)["dw"], runs(state.model, feeds)["dw"], rtol=1e-4, atol=1e-5
+    )

@@ -109,9 +109,9 @@ def _rewired(facts: Facts, source: Tensor, step_of: tuple[int, ...]) -> Mapping[
     found: dict[int, str] = {}
     for test in readers:
         for activation in readers:
-            if step_of[activation.id] < step_of[test.id] and _tells(
-                facts, test, activation, source
-            ):
+            # Before it in the file, too: a plain session runs nodes in another order.
+            earlier = activation.id < test.id and step_of[activation.id] < step_of[test.id]
+            if earlier and _tells(facts, test, activation, source):
                 found[test.id] = graph.tensors[activation.outputs[0]].name
                 break
     return found

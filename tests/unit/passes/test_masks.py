@@ -9,8 +9,10 @@ from helpers.passes import applied, nodes
 from memplan.passes.early import early_results
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
+from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
+PLAIN = session_kind("default")
 HEAD = """g (float[8, 64] i) => (float[8, 64] g)
  <float zero = {0}, float six = {6}, float[64] many = {0}>"""
 RELU6 = (
@@ -109,3 +111,20 @@ def test_what_tells_the_same(activation: str, test: str, reads: str) -> None:
     graph = applied(text, Masks()).graph
     node = next(node for node in graph.nodes if node.name == "test")
     assert reads in [graph.tensors[t].name for t in node.inputs]
+
+
+def test_a_comparison_that_the_file_has_before_the_activation_stays() -> None:
+    """A plain session may run it behind the activation all the same."""
+    text = (
+        HEAD.replace(", float[64] many = {0}", "")
+        + """{ [x] x = Neg(i)
+ [low] a = Greater(x, zero) [high] b = Less(x, six) [act] y = Clip(x, zero, six) [next] z = Sin(y)
+ [after] w = Mul(z, y) [both] m = And(a, b) [gy] v = Mul(w, y) [gradient] g = Where(m, v, zero) }"""
+    )
+    model = open_text(text)
+    for session in (PLAIN, TUNED):
+        before = simulate(model.graph, session)
+        step = PassManager([Masks()]).run(model, before)[0]
+        by_name = {node.name: node for node in step.model.graph.nodes}
+        tensors = step.model.graph.tensors
+        assert [tensors[by_name[name].inputs[0]].name for name in ("low", "high")] == ["x", "x"]

@@ -181,7 +181,7 @@ def _planned(folder: Path, original: Path, budget: int) -> tuple[Path, dict[str,
 
     path = folder / f"{budget}.onnx"
     options = memplan.RewriteOptions(
-        budget=memplan.parse_size(str(budget)), state=("in-place",), time_limit=20.0
+        budget=memplan.parse_size(str(budget)), state=("in-place",), time_limit=8.0
     )
     try:
         found = memplan.rewrite(original, options, path)

@@ -12,11 +12,11 @@ from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.runtime.failures import explain
 from memplan.runtime.messages import RunRequest
+from memplan.simulate.state import EARLY
 from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
 from memplan.training.predict import bytes_between, predict, stand_in_sizes
 
 PLAIN = "the session decides on the order of its nodes"
-EARLY = "it is made before the loss is known, and must be undone if that is not a number"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
 
 

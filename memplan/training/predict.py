@@ -95,5 +95,7 @@ def _timeline(
     copy.CopyFrom(model)
     kind = session_kind("tuned", request.provider)
     found = opened(prepare(copy, Path("step.onnx"), sizes, partly=True))
-    placed = on_devices(with_state(found, pairs, reasons), kind)
+    # What is made before the loss has its reason among the others, where it is guarded.
+    bound = with_state(found, pairs, reasons, loss_first=False)
+    placed = on_devices(bound, kind)
     return simulate(placed.graph, kind, placed.devices)

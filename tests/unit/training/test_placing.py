@@ -144,6 +144,7 @@ def test_what_is_made_before_the_loss_can_be_undone_by_a_second_buffer_only() ->
     assert "before the loss is known" in why(trainer)["w_new"]
     unguarded, _, _ = trained(model, guard=False)
     assert why(unguarded) == {}
+    assert unguarded.predicted().resident_bytes == 16 + 16 + 4  # w, x, lr: no second buffer
 
 
 def test_in_place_can_be_left() -> None:

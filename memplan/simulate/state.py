@@ -26,6 +26,7 @@ JAX's ``donate_argnums``, the caller gives up the old value.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,8 +50,6 @@ Pairs = Mapping[str, str]
 class _Pair:
     """A pair that may be in place: ``before`` are the nodes that must have run by then."""
 
-    output: int
-    given: int
     maker: int
     views: frozenset[int]
     before: frozenset[int]
@@ -79,32 +78,33 @@ def bind_state(
             empty.
     """
     free = unbound(graph)
-    rules = semantics(provider)
     refused = refused or {}
-    claims = _claims(free, pairs)
     known = _maker_of(free, loss)
+    claims = _claims(free, pairs)
     step_of = [0] * len(free.nodes)
     for step, node in enumerate(order):
         step_of[node] = step
-    in_place: dict[int, int] = {}
+    in_place: dict[int, _Pair] = {}
     apart: dict[int, str] = {}
-    found: dict[int, _Pair] = {}
-    for output, given in claims.items():
-        judged: _Pair | str = refused.get(free.tensors[output].name, "")
-        judged = judged or _judge(free, output, given, claims, rules)
-        if isinstance(judged, _Pair):
-            late = [n for n in judged.before if step_of[n] > step_of[judged.maker]]
-            if late:
-                last = max(late, key=lambda n: step_of[n])
-                judged = f"{free.nodes[last].name} reads the old value after the new one is made"
-            elif known != ABSENT and step_of[known] > step_of[judged.maker]:
-                judged = EARLY
-            else:
-                in_place[output] = given
-                found[output] = judged
-                continue
-        apart[output] = judged
-    return _with_memory(free, claims, in_place, apart, found, refused, loss)
+    for output, judged in _judged(free, claims, known, semantics(provider)).items():
+        reason = refused.get(free.tensors[output].name, "")
+        if not reason:
+            reason = judged if isinstance(judged, str) else _too_late(free, judged, known, step_of)
+        if reason or isinstance(judged, str):
+            apart[output] = reason
+        else:
+            in_place[output] = judged
+    return _with_memory(free, claims, in_place, apart, refused, loss)
+
+
+def _too_late(graph: Graph, pair: _Pair, known: int, step_of: Sequence[int]) -> str:
+    """What should have run before the maker and does not; empty if all has."""
+    late = [node for node in pair.before if step_of[node] > step_of[pair.maker]]
+    readers = [node for node in late if node != known]
+    if readers:
+        last = max(readers, key=lambda node: step_of[node])
+        return f"{graph.nodes[last].name} reads the old value after the new one is made"
+    return EARLY if late else ""
 
 
 def unbound(graph: Graph) -> Graph:
@@ -143,14 +143,11 @@ def ordered_for_state(
     of them goes ahead, and its pair stays apart.
     """
     free = unbound(graph)
-    rules = semantics(provider)
-    claims = _claims(free, pairs)
+    claims, known = _claims(free, pairs), _maker_of(free, loss)
     behind: dict[int, set[int]] = {}
-    for output, given in claims.items():
-        judged = _judge(free, output, given, claims, rules)
+    for judged in _judged(free, claims, known, semantics(provider)).values():
         if isinstance(judged, _Pair):
             behind.setdefault(judged.maker, set()).update(judged.before)
-            behind[judged.maker].update({_maker_of(free, loss)} - {ABSENT, judged.maker})
     waiting = [0] * len(free.nodes)
     followers: list[list[int]] = [[] for _ in free.nodes]
     for node in free.nodes:
@@ -209,14 +206,26 @@ def _claims(graph: Graph, pairs: Pairs) -> dict[int, int]:
     return claims
 
 
+def _judged(
+    graph: Graph, claims: Mapping[int, int], known: int, rules: MemorySemantics
+) -> dict[int, _Pair | str]:
+    """By output: the pair and what must run before its maker, ``known`` (the node that makes the
+    loss) among it, or why it stays apart in any order."""
+    often = Counter(claims.values())
+    return {
+        output: _judge(graph, output, given, known, rules)
+        if often[given] == 1
+        else "several outputs are its next value"
+        for output, given in claims.items()
+    }
+
+
 def _judge(
-    graph: Graph, output: int, given: int, claims: Mapping[int, int], rules: MemorySemantics
+    graph: Graph, output: int, given: int, known: int, rules: MemorySemantics
 ) -> _Pair | str:
-    """Rules 1, 2 and 4: the pair and what must run before its maker, or why it stays apart."""
+    """The same for one pair, which no other claims: rules 1, 2 and 4."""
     made, old = graph.tensors[output], graph.tensors[given]
     maker = graph.nodes[made.producer]
-    if sum(other == given for other in claims.values()) > 1:
-        return "several outputs are its next value"
     if (made.dtype, made.shape) != (old.dtype, old.shape) or not (made.counted and old.counted):
         return "type or shape differ"
     if not made.static or not old.static or made.seen != old.seen:
@@ -241,8 +250,8 @@ def _judge(
             return f"{maker.name} ({maker.op}) does not read it element by element"
         if len(maker.writes) > 1:
             return f"{maker.name} ({maker.op}) makes other outputs, too"
-    before = {reader for t in views for reader in graph.tensors[t].readers} - {maker.id}
-    return _Pair(output, given, maker.id, frozenset(views), frozenset(before))
+    before = {known, *(reader for t in views for reader in graph.tensors[t].readers)}
+    return _Pair(maker.id, frozenset(views), frozenset(before - {ABSENT, maker.id}))
 
 
 def _may_keep(node: Node) -> bool:
@@ -278,27 +287,23 @@ def _views_made(node: Node, tensor: int, rules: MemorySemantics) -> list[int]:
 def _with_memory(
     graph: Graph,
     claims: Mapping[int, int],
-    in_place: Mapping[int, int],
+    in_place: Mapping[int, _Pair],
     apart: Mapping[int, str],
-    pairs: Mapping[int, _Pair],
     refused: Mapping[str, str],
     loss: str,
 ) -> Graph:
-    known = _maker_of(graph, loss)
     tensors = list(graph.tensors)
     for output in claims:
         tensors[output] = replace(tensors[output], nbytes=0)
-    overwriter = {t: pair.maker for pair in pairs.values() for t in pair.views}
     before: dict[int, frozenset[int]] = {}
-    for pair in pairs.values():
-        needed = pair.before | ({known} - {ABSENT, pair.maker})
-        before[pair.maker] = before.get(pair.maker, frozenset()) | needed
+    for pair in in_place.values():
+        before[pair.maker] = before.get(pair.maker, frozenset()) | pair.before
     state = StateMemory(
-        pairs=dict(claims),
-        in_place=dict(in_place),
-        apart=dict(apart),
+        pairs=claims,
+        in_place={output: claims[output] for output in in_place},
+        apart=apart,
         second_bytes=sum(graph.tensors[claims[output]].nbytes for output in apart),
-        overwriter=overwriter,
+        overwriter={t: pair.maker for pair in in_place.values() for t in pair.views},
         before=before,
         refused=refused,
         loss=loss,

@@ -248,9 +248,9 @@ def _read(
         model = opened(prepare(raised, copy, dims, weights), options.loss)
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
     model = settled(model, session, options.state)
-    original = _original(confirmed(model), session, options.loss)
-    planned = confirmed(in_state_order(model))
-    return Source(planned, original, notes, analyzed=model)
+    bound, moved = confirmed(model), in_state_order(model)
+    original = _original(bound, session, options.loss)
+    return Source(bound if moved is model else confirmed(moved), original, notes, analyzed=bound)
 
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.sessions import as_array, fed
+from memplan.runtime.sessions import as_array, shared
 
 Array = npt.NDArray[np.generic]
 
@@ -36,9 +36,7 @@ def bind_step(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
             held[name] = placed(value, device)
             binding.bind_ortvalue_input(name, held[name])
         else:
-            given = fed(value)
-            given = given if isinstance(given, ort.OrtValue) else _on_host(given)
-            binding.bind_ortvalue_input(name, given)
+            binding.bind_ortvalue_input(name, shared(value))
     for output in session.get_outputs():
         if output.name in request.in_place:
             binding.bind_ortvalue_output(output.name, held[request.in_place[output.name]])
@@ -53,19 +51,14 @@ def bind_step(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
     return binding
 
 
-def _on_host(value: Array) -> Any:
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
-
-
 def placed(value: Array, device: tuple[str, int]) -> Any:
     """A copy on the device, of any type that sessions take (on the CPU an ``OrtValue`` shares the
     memory of its array)."""
-    copy = np.array(value, order="C")
-    if copy.dtype != BFLOAT16:
-        return ort.OrtValue.ortvalue_from_numpy(copy, *device)
-    given = fed(copy)
     if device[0] == "cpu":
-        return given
+        return shared(np.array(value, order="C"))
+    if value.dtype != BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), *device)
+    given = shared(value)
     there = ort.OrtValue.ortvalue_from_shape_and_type(given.shape(), given.element_type(), *device)
     there.update_inplace(given)
     return there

@@ -58,16 +58,12 @@ def run_step(session: Any, feeds: Feeds) -> list[Any]:
     Raises:
         Exception: whatever the runtime raises.
     """
-    given = {name: fed(value) for name, value in feeds.items()}
     outputs = session.get_outputs()
     names = [output.name for output in outputs]
     if not any(output.type == "tensor(bfloat16)" for output in outputs):
-        result: list[Any] = session.run(names, given)
+        result: list[Any] = session.run(names, {n: fed(value) for n, value in feeds.items()})
         return result
-    values = {
-        name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value)
-        for name, value in given.items()
-    }
+    values = {name: shared(value) for name, value in feeds.items()}
     return [as_array(value) for value in session.run_with_ort_values(names, values)]
 
 
@@ -78,9 +74,22 @@ def fed(value: Array) -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), _BFLOAT16)
 
 
+def shared(value: Array) -> Any:
+    """An ``OrtValue`` in the memory of an array, on the CPU; of a copy of it where that is not in C
+    order."""
+    given = fed(np.asarray(value, order="C"))  # ascontiguousarray gives scalars a dimension
+    return given if isinstance(given, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(given)
+
+
 def as_array(value: Any) -> Array:
-    """A copy of an output as an array."""
+    """A copy of an ``OrtValue`` as an array, wherever it lies."""
     if value.data_type() != "tensor(bfloat16)":
         return np.array(value.numpy())
+    if value.device_name() != "cpu":
+        there, value = (
+            value,
+            ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), _BFLOAT16, "cpu", 0),
+        )
+        value.update_inplace(there)
     content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(content, BFLOAT16).reshape(value.shape())

@@ -7,7 +7,6 @@ caller, whose training it is.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,16 +18,16 @@ import onnxruntime as ort
 
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import BFLOAT16
+from memplan.runtime.bound import placed
 from memplan.runtime.failures import explain
 from memplan.runtime.loaded_order import point_to_weights
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
 from memplan.runtime.profiled import dynamic_peaks
-from memplan.runtime.sessions import open_session
+from memplan.runtime.sessions import as_array, open_session, shared
 
 Array = npt.NDArray[Any]
 
-_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 # As the runtime's own buffers: sums run in another order where an array begins elsewhere.
 _ALIGNMENT = 64
 
@@ -40,49 +39,21 @@ class Buffer:
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
-        self._host = _aligned(value) if provider != "cuda" or value.dtype == BFLOAT16 else None
-        self.value = self._placed(value, provider)
-
-    def _placed(self, value: Array, provider: str) -> Any:
-        if self._host is None:
-            return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), "cuda", 0)
-        if value.dtype != BFLOAT16:
-            return ort.OrtValue.ortvalue_from_numpy(self._host)
-        bits = self._host.view(np.uint16)
-        held = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
-        if provider != "cuda":
-            return held
-        self._host = None
-        there = ort.OrtValue.ortvalue_from_shape_and_type(list(self.shape), _BFLOAT16, "cuda", 0)
-        there.update_inplace(held)
-        return there
+        self._host = None if provider == "cuda" else _aligned(value)
+        self.value = placed(value, ("cuda", 0)) if self._host is None else shared(self._host)
 
     def read(self) -> Array:
         """A copy of what is there."""
-        return np.array(self._host) if self._host is not None else array_of(self.value)
+        return np.array(self._host) if self._host is not None else as_array(self.value)
 
     def write(self, value: Array) -> None:
         """Replace what is there by an array of the same type and shape."""
         if self._host is not None:
             np.copyto(self._host, value)
         elif self.dtype == BFLOAT16:
-            bits = np.ascontiguousarray(value).view(np.uint16)
-            held = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
-            self.value.update_inplace(held)
+            self.value.update_inplace(shared(value))
         else:
-            self.value.update_inplace(np.ascontiguousarray(value))
-
-
-def array_of(value: Any) -> Array:
-    """A copy of an ``OrtValue`` as an array."""
-    if value.data_type() != "tensor(bfloat16)":
-        return np.array(value.numpy())
-    on_host = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), _BFLOAT16, "cpu", 0)
-    if value.device_name() != "cpu":
-        on_host.update_inplace(value)
-        value = on_host
-    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(content, BFLOAT16).reshape(value.shape())
+            self.value.update_inplace(np.asarray(value, order="C"))
 
 
 def _aligned(value: Array) -> Array:
@@ -220,7 +191,7 @@ class TrainingSession:
         finally:
             self._steps_measured += self._measured
         values = binding.get_outputs()  # in the order in which they were first bound
-        found = {name: array_of(value) for name, value in zip(self.wanted, values, strict=False)}
+        found = {name: as_array(value) for name, value in zip(self.wanted, values, strict=False)}
         del values
         for name in self.wanted:
             self._release(name)

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from helpers.graphs import parse
 from helpers.state_graphs import feeds, state_step
 from memplan import RewriteOptions, ValidateOptions, analyze, rewrite, validate
 from memplan.api.state import bindings, settled
@@ -75,6 +76,15 @@ def test_what_lies_in_place_gives_the_bits_of_a_plain_loop(seed: int) -> None:
     model = state_step(seed)
     given = feeds(seed, model)
     assert _same_bits(_fed(model, given, 3), _bound(model, given, 3))
+
+
+def test_scalars_stay_scalars_in_a_run_with_bound_state() -> None:
+    model = parse(
+        "g (float lr, float[3] w) => (float r, float[3] w_new) { r = Mul(lr, lr) w_new = Mul(w, lr) }"
+    )
+    given = {"lr": np.asarray(2, np.float32), "w": np.ones(3, np.float32)}
+    found = run_bound(_session(model), given, RunRequest(in_place={"w_new": "w"}))
+    assert [output.shape for output in found] == [(), (3,)]
 
 
 def test_the_random_steps_have_pairs_of_both_kinds() -> None:

@@ -13,7 +13,7 @@ from memplan_cli.options import (
     Report,
     bound,
     dim_option,
-    emit,
+    emit_model,
     keep_inputs,
     one_on_stdout,
     optimizer_names,
@@ -118,11 +118,7 @@ def command(
             force=report.force,
         )
     if to_stdout:
-        if options["weights"] == "embed":
-            from memplan.proto.weights import embed_weights
-
-            embed_weights(result.model, forward)
-        emit(result.model.SerializeToString())
+        emit_model(result.model, forward, options["weights"])
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -11,7 +11,7 @@ from memplan_cli.command import memplan_command
 from memplan_cli.options import (
     PATH,
     Report,
-    emit,
+    emit_model,
     keep_inputs,
     one_on_stdout,
     refuse_copy,
@@ -69,11 +69,7 @@ def command(training_model: Path, output: Path, report: Report, **options: Any) 
             force=report.force,
         )
     if to_stdout:
-        if options["weights"] == "embed":
-            from memplan.proto.weights import embed_weights
-
-            embed_weights(result.model, training_model)
-        emit(result.model.SerializeToString())
+        emit_model(result.model, training_model, options["weights"])
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

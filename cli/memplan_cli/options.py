@@ -18,6 +18,7 @@ import click
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
     from rich.console import RenderableType
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -334,6 +335,16 @@ def one_on_stdout(output: Path | None, form: str, product: str) -> bool:
     if to_stdout and form == "json":
         raise UsageError(f"{product} cannot both go to stdout", "give a file name to -o")
     return to_stdout
+
+
+def emit_model(model: ModelProto, source: Path, weights: str) -> None:
+    """Write a model to stdout, with the weights that it takes from beside ``source`` if they are
+    to be embedded."""
+    if weights == "embed":
+        from memplan.proto.weights import embed_weights
+
+        embed_weights(model, source)
+    emit(model.SerializeToString())
 
 
 def emit(result: str | bytes, output: Path | None = None, force: bool = False) -> None:

@@ -14,7 +14,7 @@ from memplan_cli.options import (
     Report,
     bound,
     dim_option,
-    emit,
+    emit_model,
     finite,
     keep_inputs,
     loss_option,
@@ -164,11 +164,7 @@ def command(
             error.hint = _percent_hint(budget) or error.hint
             raise
     if to_stdout:
-        if options["weights"] == "embed":
-            from memplan.proto.weights import embed_weights
-
-            embed_weights(result.model, model)
-        emit(result.model.SerializeToString())
+        emit_model(result.model, model, options["weights"])
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

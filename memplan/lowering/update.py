@@ -163,22 +163,13 @@ def fold_updates(
     return Folded(
         outputs,
         updates.new_values,
-        _roles(updates),
+        updates.inputs.roles(),
         frozenset(node.name for node in _made(emitter) if id(node) not in before),
     )
 
 
 def _made(emitter: Emitter) -> list[onnx.NodeProto]:
     return [node for nodes in (*emitter.behind.values(), emitter.nodes) for node in nodes]
-
-
-def _roles(updates: Updates) -> dict[str, Role]:
-    inputs = updates.inputs
-    roles = dict.fromkeys(inputs.states, Role.OPTIMIZER_STATE)
-    roles |= dict.fromkeys(inputs.hyperparameters, Role.HYPERPARAMETER)
-    if inputs.counter is not None:
-        roles[inputs.counter[0]] = Role.STEP_COUNTER
-    return roles
 
 
 def _places(

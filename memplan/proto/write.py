@@ -109,10 +109,21 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
-    """Write ``data`` to ``path`` through a temporary file in the same folder.
+    """Write ``data`` to ``path``, all of it or nothing: see :func:`written_atomically`.
+
+    Raises:
+        UsageError: the output cannot be written.
+    """
+    with written_atomically(path, force=force) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def written_atomically(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
+    """A stream to what ``path`` is to hold, through a temporary file in the same folder.
 
     A link is followed. Whatever happens on the way (a full disk, Ctrl-C), ``path`` holds either
-    what it held before or all of ``data``, and no temporary file is left.
+    what it held before or all that was written, and no temporary file is left.
 
     Raises:
         UsageError: the output cannot be written.
@@ -121,7 +132,7 @@ def write_atomically(path: Path, data: bytes, *, force: bool = False) -> None:
     path = followed(path)
     try:
         with made_beside(path) as made:
-            made.stream.write(data)
+            yield made.stream
         try:
             put(made.name, path, force)
         finally:

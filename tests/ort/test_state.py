@@ -80,7 +80,8 @@ def test_what_lies_in_place_gives_the_bits_of_a_plain_loop(seed: int) -> None:
 
 def test_scalars_stay_scalars_in_a_run_with_bound_state() -> None:
     model = parse(
-        "g (float lr, float[3] w) => (float r, float[3] w_new) { r = Mul(lr, lr) w_new = Mul(w, lr) }"
+        "g (float lr, float[3] w) => (float r, float[3] w_new)"
+        " { r = Mul(lr, lr) w_new = Mul(w, lr) }"
     )
     given = {"lr": np.asarray(2, np.float32), "w": np.ones(3, np.float32)}
     found = run_bound(_session(model), given, RunRequest(in_place={"w_new": "w"}))

@@ -11,13 +11,12 @@ from memplan.autodiff.activity import find_activity
 from memplan.autodiff.assemble import append
 from memplan.autodiff.build import GradientSink, Request, build_gradients
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.finish import finished
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
-from memplan.errors import MemplanError, ModelError
-from memplan.proto.checks import find_fault
+from memplan.errors import ModelError
 from memplan.proto.edit import copied, live_nodes, replace_nodes
-from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import TensorType
 
 Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
@@ -49,7 +48,7 @@ def by_grad(
     _require_some(wrt)
     sink = make_sink(wrt, types)
     built = build_gradients(flat, Request((loss,), wrt), sink)
-    return Trained(_finished(built), wrt, sink)
+    return Trained(finished(built), wrt, sink)
 
 
 def by_autograd(joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink: Sink) -> Trained:
@@ -75,7 +74,7 @@ def by_autograd(joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink:
     append(flat, emitter, outputs)
     nodes = _early(list(flat.graph.node), before)
     replace_nodes(flat.graph, live_nodes(nodes, [value.name for value in flat.graph.output]))
-    return Trained(_finished(flat), wrt, sink)
+    return Trained(finished(flat), wrt, sink)
 
 
 def _hide(graph: onnx.GraphProto, names: Collection[str]) -> None:
@@ -104,15 +103,3 @@ def _require_some(wrt: Collection[str]) -> None:
             "no parameter that requires a gradient leads to the loss",
             "unfreeze what is to be trained, and check that nothing is detached on the way",
         )
-
-
-def _finished(model: onnx.ModelProto) -> onnx.ModelProto:
-    model, _ = inline_functions(model)
-    name_nodes(model.graph)
-    fault = find_fault(model)
-    if fault is not None:
-        raise MemplanError(
-            f"the training graph was rejected: {fault}",
-            "nothing was written; please report this with the model",
-        )
-    return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +12,7 @@ import onnx
 from memplan.errors import UsageError
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.external import set_external_entries
-from memplan.proto.write import check_output, followed, made_beside, put, write_model
+from memplan.proto.write import followed, write_model, written_atomically
 from memplan.units import format_bytes
 
 _MOST_EMBEDDED = 1 << 28
@@ -107,32 +106,21 @@ def write_captured(
 def _write_beside(
     model: onnx.ModelProto, weights: Mapping[str, Weight], data: Path, force: bool
 ) -> None:
-    check_output(data, force)
-    try:
-        with made_beside(data) as made:
-            for name, weight in weights.items():
-                offset = -(-made.stream.tell() // _ALIGNMENT) * _ALIGNMENT
-                made.stream.seek(offset)
-                made.stream.write(weight.content())
-                tensor = model.graph.initializer.add(
-                    name=name, data_type=weight.dtype, dims=list(weight.shape)
-                )
-                set_external_entries(
-                    tensor,
-                    {
-                        "location": data.name,
-                        "offset": str(offset),
-                        "length": str(weight.nbytes),
-                    },
-                )
-                tensor.data_location = onnx.TensorProto.EXTERNAL
-        try:
-            put(made.name, data, force)
-        finally:
-            if os.path.lexists(made.name):
-                os.unlink(made.name)
-    except OSError as error:
-        raise UsageError(f"{data} cannot be written: {error.strerror}") from None
+    with written_atomically(data, force=force) as stream:
+        for name, weight in weights.items():
+            offset = -(-stream.tell() // _ALIGNMENT) * _ALIGNMENT
+            stream.seek(offset)
+            stream.write(weight.content())
+            tensor = model.graph.initializer.add(
+                name=name, data_type=weight.dtype, dims=list(weight.shape)
+            )
+            place = {
+                "location": data.name,
+                "offset": str(offset),
+                "length": str(weight.nbytes),
+            }
+            set_external_entries(tensor, place)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
 
 
 def declare_constants(model: onnx.ModelProto, names: Sequence[str]) -> None:

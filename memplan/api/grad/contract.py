@@ -47,7 +47,7 @@ def state_contract(
     if data != parameters:
         parameters -= data
     made = sink.inputs if isinstance(sink, Updates) else _NO_INPUTS
-    roles = _update_roles(made) | dict.fromkeys(parameters, Role.PARAMETER)
+    roles = made.roles() | dict.fromkeys(parameters, Role.PARAMETER)
     for name in new_values.values():
         roles.setdefault(name, Role.RUNNING_STATISTIC)
     return _contract(model.graph, roles, {loss: Role.LOSS}, new_values, sink.gradients)
@@ -63,17 +63,9 @@ def update_contract(
         gradients: gradient → parameter.
         updates: what made it.
     """
-    roles = _update_roles(updates.inputs) | dict.fromkeys(gradients.values(), Role.PARAMETER)
+    roles = updates.inputs.roles() | dict.fromkeys(gradients.values(), Role.PARAMETER)
     roles |= dict.fromkeys(gradients, Role.GRADIENT)
     return _contract(model.graph, roles, {}, updates.new_values, gradients)
-
-
-def _update_roles(made: UpdateInputs) -> dict[str, Role]:
-    roles = dict.fromkeys(made.hyperparameters, Role.HYPERPARAMETER)
-    roles |= dict.fromkeys(made.states, Role.OPTIMIZER_STATE)
-    if made.counter is not None:
-        roles[made.counter[0]] = Role.STEP_COUNTER
-    return roles
 
 
 def _contract(

@@ -13,6 +13,7 @@ from memplan.api.grad.notes import notes_on_clipping, notes_on_logits, notes_on_
 from memplan.api.grad.result import GradOptions, TrainingGraph, UpdateFile
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.build import GradientSink, Request, Seed, build_gradients
+from memplan.autodiff.finish import finished
 from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.losses import KINDS as LOSSES
@@ -23,16 +24,14 @@ from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.autodiff.statistics import Statistics, renew_statistics
-from memplan.errors import MemplanError, ModelError, UsageError
+from memplan.errors import ModelError, UsageError
 from memplan.loops.layers import scan_layers
-from memplan.proto.checks import find_fault
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, followed, write_model
 from memplan.shapes.checks import check_stated
 from memplan.shapes.infer import stated_types
-from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 Checkpoints = str | Sequence[str]
@@ -77,7 +76,7 @@ def gradients(
     again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
     request = Request(_names(ys), _names(xs), seeds, again)
     flat = _flat(proto)
-    result = _finished(build_gradients(flat, request))
+    result = finished(build_gradients(flat, request))
     return _checkpointed(result, path, checkpoints, dims or {}, None)
 
 
@@ -178,7 +177,7 @@ def _grad(
     candidates = find_candidates(flat.graph, types, [loss], statistics.names)
     built = _built(flat, options, loss, candidates, types)
     _require_output(built.model.graph, loss, types[loss].dtype)
-    result = _finished(built.model)
+    result = finished(built.model)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims, loss)
     contract = state_contract(result, loss, built.wrt, built.sink, statistics, candidates)
@@ -276,7 +275,7 @@ def _update_file(
 ) -> UpdateFile:
     """The graph of updates, and where it is to be written."""
     made = build_update(step, built.sink.gradients, types, built.members)
-    result = _finished(made.model)
+    result = finished(made.model)
     contract = update_contract(result, built.sink.gradients, made.updates)
     set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
     return UpdateFile(result, targets.update, contract, made.updates.inputs.hyperparameters)
@@ -362,22 +361,3 @@ def _require_output(graph: onnx.GraphProto, name: str, dtype: int) -> None:
     copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
     del graph.value_info[:]
     graph.value_info.extend(copies)
-
-
-def _finished(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What is left to do on a training graph: function operators that no runtime has a kernel for
-    are inlined, so that its order stays the file's.
-
-    Raises:
-        MemplanError: the ONNX checker refuses the result; our bug.
-    """
-    model, _ = inline_functions(model)
-    name_nodes(model.graph)
-    set_metadata(model, {})
-    fault = find_fault(model)
-    if fault is not None:
-        raise MemplanError(
-            f"the training graph was rejected: {fault}",
-            "nothing was written; please report this with the model",
-        )
-    return model

@@ -23,6 +23,7 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Number, Value
 from memplan.errors import UsageError
+from memplan.ir.contract import Role
 from memplan.shapes.tensor_type import Shape, TensorType
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -116,6 +117,14 @@ class UpdateInputs:
     hyperparameters: dict[str, float] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
     counter: tuple[str, Value] | None = None
+
+    def roles(self) -> dict[str, Role]:
+        """What each of them is to training."""
+        found = dict.fromkeys(self.hyperparameters, Role.HYPERPARAMETER)
+        found |= dict.fromkeys(self.states, Role.OPTIMIZER_STATE)
+        if self.counter is not None:
+            found[self.counter[0]] = Role.STEP_COUNTER
+        return found
 
 
 class UpdateBuilder:

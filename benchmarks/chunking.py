@@ -97,7 +97,7 @@ def fused(path: Path, folder: Path) -> Path:
 def chunk_states(path: Path, *, small: bool = False) -> tuple[State, State, str, float]:
     """Before and after, what was done, and the CPU seconds for it; ``small``: two chunks where the
     tensors are too small for the choice of its own."""
-    from memplan.passes.chunk.choose import Chunk
+    from memplan.passes.chunk.choose import ChunkRegions
     from memplan.passes.chunk.state import state_of
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
@@ -106,9 +106,9 @@ def chunk_states(path: Path, *, small: bool = False) -> tuple[State, State, str,
     model = open_model(path)
     timeline = simulate(model.graph, session_kind("tuned"))
     begin = time.process_time()
-    found = Chunk().apply(model, timeline)
+    found = ChunkRegions().apply(model, timeline)
     if found.model is model and small:
-        found = Chunk(2).apply(model, timeline)
+        found = ChunkRegions(2).apply(model, timeline)
     seconds = time.process_time() - begin
     after = simulate(found.model.graph, timeline.session)
     return state_of(model, timeline), state_of(found.model, after), found.note, seconds

@@ -17,6 +17,9 @@ from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.api.state import like_state
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
+from memplan.passes.chunk.asked import REGIONS
+from memplan.passes.chunk.choose import ChunkRegions
+from memplan.passes.chunk.layers import ChunkLayers
 from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
@@ -51,13 +54,20 @@ class Candidate:
     """A model that may be planned.
 
     ``analysis`` is the variant's. ``loops`` changes what its loops store (empty: as they are),
-    which makes any plan cost at least ``least_cost``, a fraction of the step's seconds.
+    which makes any plan cost at least ``least_cost``, a fraction of the step's seconds. ``chunk``
+    makes chunks before nodes are ordered; None: there are none.
     """
 
     variant: Variant
     analysis: Analysis
     loops: tuple[LoopStep, ...] = ()
     least_cost: float = 0.0
+    chunk: ChunkRegions | ChunkLayers | None = None
+
+    @property
+    def kind(self) -> str:
+        """What goes into chunks, in a word."""
+        return "without" if self.chunk is None else self.chunk.kind
 
     @property
     def model(self) -> OpenModel:
@@ -123,11 +133,25 @@ def _as_held(source: OpenModel, goal: Goal) -> Variant:
 
 
 def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candidate]:
-    """The variant with every choice of what its loops store, by rising cost.
+    """The variant with every choice of what its loops store, by rising cost; then with chunks, if
+    they may be made.
 
     Raises:
         UsageError: what is asked of the loops cannot be done.
     """
+    every = tuple(_with_loops(variant, source, goal))
+    if goal.chunk is None or goal.chunk.optional:
+        yield from every
+    if goal.chunk is not None:
+        whole = every[:1] if goal.chunk.optional else every
+        for each in whole:
+            for kind in goal.chunk.kinds:
+                made = ChunkRegions if kind == REGIONS else ChunkLayers
+                yield replace(each, chunk=made(goal.chunk.count, goal.budget_bytes))
+
+
+def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candidate]:
+    """The variant with every choice of what its loops store, by rising cost."""
     model = variant.model
     alike = source.analyzed is model and goal.session.name == "tuned"
     analysis = source.original if alike else analyze_open(model, goal.session, held=variant.held)

@@ -10,7 +10,8 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import with_loops
 from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import InfeasibleError, MemplanError, UsageError
-from memplan.passes.manager import PassManager, PassStep, without_order
+from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
 from memplan.plain.finish import PlainModel
 from memplan.plain.plan import plan_plain
 from memplan.planning.confirm import confirmed_plan
@@ -27,7 +28,8 @@ class Planned:
     """A candidate with a plan that keeps the budget.
 
     ``steps`` lead from the variant to what was planned: changed loops, then passes. ``plain`` is
-    there for plain sessions.
+    there for plain sessions. ``chunk_cost``: of chunks, as a fraction of the step's seconds;
+    ``tried``: what came of every candidate where chunks were a choice.
     """
 
     candidate: Candidate
@@ -35,6 +37,8 @@ class Planned:
     costs: NodeCosts
     plan: Plan
     plain: PlainModel | None = None
+    chunk_cost: float = 0.0
+    tried: tuple[str, ...] = ()
 
     @property
     def model(self) -> OpenModel:
@@ -43,8 +47,8 @@ class Planned:
 
     @property
     def extra_cost(self) -> float:
-        """Of the plan, as a fraction of the step's seconds; that of the loops included."""
-        return self.plan.extra_cost_fraction
+        """Of the plan, as a fraction of the step's seconds; those of loops and chunks included."""
+        return (1 + self.plan.extra_cost_fraction) * (1 + self.chunk_cost) - 1
 
     @property
     def peak_bytes(self) -> int:
@@ -82,18 +86,25 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
     """
     seconds = goal.seconds / len(every)
     plans: list[Planned] = []
+    tried: list[str] = []
     failure: InfeasibleError | None = None
     for candidate in every:
         if not goal.lowest and any(p.extra_cost <= candidate.least_cost for p in plans):
             break
+        steps = steps_of(candidate, goal)
+        if reason := _nothing_new(candidate, steps, goal):
+            tried.append(f"{candidate.kind}: {reason}")
+            continue
         try:
-            plans.append(try_plan(candidate, goal, seconds))
+            plans.append(try_plan(candidate, steps, goal, seconds))
+            tried.append(f"{candidate.kind}: {100 * plans[-1].extra_cost:.2f}% more time")
         except InfeasibleError as error:
             failure = error
+            tried.append(f"{candidate.kind}: no plan")
     if not plans:
         assert failure is not None
         raise failure
-    return _preferred(plans, goal)
+    return replace(_preferred(plans, goal), tried=tuple(tried))
 
 
 def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:
@@ -103,11 +114,39 @@ def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:
     return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
 
 
-def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
+def steps_of(candidate: Candidate, goal: Goal) -> tuple[PassStep, ...]:
+    """What is done to a candidate before anything is recomputed.
+
+    Raises:
+        UsageError: an option of a pass names what is not there.
+    """
+    chunk = candidate.chunk
+    passes = goal.passes if chunk is None else before_orders(goal.passes, chunk)
+    ran = PassManager(passes).run(candidate.model, candidate.timeline)
+    return (*candidate.loops, *ran)
+
+
+def _nothing_new(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> str:
+    """Why no chunks were made where a plan without any was tried before; else empty."""
+    optional = goal.chunk is not None and goal.chunk.optional
+    if not optional or candidate.chunk is None or chunk_step(steps) is not None:
+        return ""
+    return next(step.note for step in steps if step.name == CHUNK)
+
+
+def chunk_step(steps: Sequence[PassStep]) -> int | None:
+    """The place of the step that made chunks; None: there are none."""
+    return next((k for k, step in enumerate(steps) if step.changed and step.name == CHUNK), None)
+
+
+def try_plan(
+    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds: float
+) -> Planned:
     """The best plan of one candidate behind the free passes.
 
     Args:
         candidate: what to plan.
+        steps: what was done to it before (:func:`steps_of`).
         goal: the budget, and how to plan.
         seconds: for the strategy, in every node order that it tries.
 
@@ -115,10 +154,6 @@ def try_plan(candidate: Candidate, goal: Goal, seconds: float) -> Planned:
         InfeasibleError: no plan keeps the budget.
         UsageError: the strategy cannot work on this graph, or a glob matches nothing.
     """
-    steps = (
-        *candidate.loops,
-        *PassManager(goal.passes).run(candidate.model, candidate.timeline),
-    )
     plans: list[Planned] = []
     failure: MemplanError | None = None
     for ordered in _orders(steps, goal.strategy):
@@ -153,4 +188,14 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     else:
         plan = confirmed_plan(model.prepared, request, goal.strategy, seconds, goal.progress).plan
     plan = with_loops(plan, candidate.loops, costs, model.graph)
-    return Planned(candidate, steps, costs, plan, plain)
+    return Planned(candidate, steps, costs, plan, plain, _chunk_cost(candidate, steps, goal))
+
+
+def _chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> float:
+    """What chunks take, estimated for all nodes: those of chunks were never measured."""
+    place = chunk_step(steps)
+    if place is None:
+        return 0.0
+    before = steps[place - 1].model if place else candidate.model
+    estimate = goal.early_costs.estimate
+    return float(sum(estimate(steps[place].model.graph)) / sum(estimate(before.graph)) - 1)

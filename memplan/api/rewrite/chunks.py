@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from memplan.api.rewrite.cheapest import Planned
-from memplan.api.rewrite.loops import step_seconds
+from memplan.api.rewrite.cheapest import Planned, chunk_step
+from memplan.api.rewrite.goal import Goal
 from memplan.equivalence.prove import Equivalence
-from memplan.ir.graph import Graph
-from memplan.passes.chunk.choose import NONE, Chunk
-from memplan.passes.manager import PassStep
+from memplan.passes.chunk.asked import NAME, NONE
 from memplan.units import counted
 
 
-def chunk_notes(asked: str, planned: Planned, equivalence: Equivalence) -> tuple[str, ...]:
+def chunk_notes(goal: Goal, planned: Planned, equivalence: Equivalence) -> tuple[str, ...]:
     """What chunks may change and what their copies take; or why there are none, though they were
     asked for."""
-    if asked == NONE:
+    if goal.options.chunk in ("", NONE):
         return ()
-    steps = planned.steps
-    place = next((k for k, step in enumerate(steps) if step.name == Chunk.name), None)
-    if place is None:
+    if goal.chunk is None:
         return ("no chunks: the proof does not follow them in this graph",)
-    if not steps[place].changed:
-        return (f"no chunks: {steps[place].note}",)
-    before = steps[place - 1].model.graph if place else planned.candidate.model.graph
-    return (_time_note(planned, before, steps[place]), *_rounding_notes(equivalence))
+    place = chunk_step(planned.steps)
+    if place is None:
+        return (f"no chunks: {_why_none(goal, planned)}",)
+    return (*_time_notes(planned, place), *_rounding_notes(equivalence))
 
 
-def _time_note(planned: Planned, before: Graph, step: PassStep) -> str:
-    costs, after = planned.costs, step.model.graph
-    more = step_seconds(costs, after) / step_seconds(costs, before) - 1
-    added = len(after.nodes) - len(before.nodes)
-    return (
+def _why_none(goal: Goal, planned: Planned) -> str:
+    """Of a plan without chunks."""
+    unchanged = (step.note for step in planned.steps if step.name == NAME)
+    if (note := next(unchanged, "")) or not goal.chunk:
+        return note
+    if not planned.plan.extra_cost_fraction and not goal.lowest:
+        return "not needed: the budget holds"
+    return f"tried {'; '.join(planned.tried)}"
+
+
+def _time_notes(planned: Planned, place: int) -> tuple[str, ...]:
+    steps = planned.steps
+    before = (steps[place - 1].model if place else planned.candidate.model).graph
+    added = len(steps[place].model.graph.nodes) - len(before.nodes)
+    found = (
         f"chunks: {counted(added, 'more node')}; their starts, slices and joins take "
-        f"{100 * more:.2f}% more time (estimated), on top of what is recomputed"
+        f"{100 * planned.chunk_cost:.2f}% more time (estimated), on top of what is recomputed"
     )
+    if len(planned.tried) < _CHOICE:
+        return (found,)
+    return (found, f"chunks: the best of {len(planned.tried)} ({'; '.join(planned.tried)})")
+
+
+_CHOICE = 2
 
 
 def _rounding_notes(equivalence: Equivalence) -> tuple[str, ...]:

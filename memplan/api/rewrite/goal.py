@@ -10,7 +10,8 @@ from memplan.api.analyze import Analysis
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.base import Pass
-from memplan.passes.chunk.choose import NONE as NO_CHUNKS
+from memplan.passes.chunk.asked import NONE as NO_CHUNKS
+from memplan.passes.chunk.asked import Asked
 from memplan.passes.manager import ALL
 from memplan.planning.costs import NodeCosts
 from memplan.proto.weights import NO_WEIGHTS, Placement
@@ -35,8 +36,8 @@ class RewriteOptions:
     :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state`. ``budget`` may be
     ``min``: the lowest peak that is found, at the least extra time for it.
 
-    ``chunk``: ``auto`` or a number of chunks for regions of large tensors
-    (:class:`memplan.passes.chunk.choose.Chunk`), whose results may then differ in the last bits.
+    ``chunk``: what may go into chunks (:func:`memplan.passes.chunk.asked.parse_chunks`), whose
+    results may then differ in the last bits.
 
     ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
     on every machine; with ``seed``. ``gap``: percentage points within which of the bound a plan of
@@ -87,7 +88,7 @@ class Goal:
 
     ``budget_bytes`` bounds resident and dynamic bytes with workspace. ``costs`` is None where
     seconds are to be measured on the graph that is planned. ``loops`` is the policy for loops
-    (:func:`memplan.api.rewrite.loops.loops_policy`).
+    (:func:`memplan.api.rewrite.loops.loops_policy`), ``chunk`` that for chunks, None: none.
     """
 
     options: RewriteOptions
@@ -97,6 +98,7 @@ class Goal:
     budget_bytes: int
     costs: NodeCosts | None
     loops: str
+    chunk: Asked | None = None
     progress: Progress | None = None
 
     @property

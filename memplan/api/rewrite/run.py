@@ -41,9 +41,10 @@ from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
-from memplan.passes.chunk.choose import Chunk, parse_chunks
+from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.chunk.asked import Asked, parse_chunks
 from memplan.passes.elide import Elide
-from memplan.passes.manager import REWIRING, before_orders, passes_for, recorded
+from memplan.passes.manager import REWIRING, passes_for, recorded
 from memplan.passes.order import in_state_order
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
@@ -131,8 +132,6 @@ def _rewrite(
             placement = plan_weights(proto, path, target, options.weights, force)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
         budget = budget_bytes(options, source.original)
-        if chunks is not None:
-            passes = before_orders(passes, Chunk(chunks, budget))
         goal = Goal(
             options=options,
             session=session,
@@ -141,6 +140,7 @@ def _rewrite(
             budget_bytes=budget,
             costs=given_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
+            chunk=chunks,
             progress=progress,
         )
         try:
@@ -172,20 +172,20 @@ def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]
     try:
         return planned, applied, _prove(planned, applied, goal)
     except MemplanError as error:
-        if (kept := _more_provable(goal.passes)) is None:
+        if (fewer := _more_provable(goal)) is None:
             raise
         _LOG.info("planned again with fewer passes: %s", error.message)
-        return _proved(source, replace(goal, passes=kept))
+        return _proved(source, fewer)
 
 
-def _more_provable(passes: tuple[Pass, ...]) -> tuple[Pass, ...] | None:
+def _more_provable(goal: Goal) -> Goal | None:
     """Without the pass that removes copies, then without any that changes what nodes compute, then
     without chunks; None where there is nothing to leave out."""
-    for left_out in ((Elide.name,), REWIRING, (Chunk.name,)):
-        kept = tuple(each for each in passes if each.name not in left_out)
-        if len(kept) < len(passes):
-            return kept
-    return None
+    for left_out in ((Elide.name,), REWIRING):
+        kept = tuple(each for each in goal.passes if each.name not in left_out)
+        if len(kept) < len(goal.passes):
+            return replace(goal, passes=kept)
+    return replace(goal, chunk=None) if goal.chunk is not None else None
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
@@ -197,8 +197,8 @@ def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleErr
     )
 
 
-def _chunks(options: RewriteOptions) -> int | None:
-    """Into how many chunks regions go; 0: what saves most, None: no chunks.
+def _chunks(options: RewriteOptions) -> Asked | None:
+    """What may go into chunks; None: nothing.
 
     Raises:
         UsageError: the option is not understood, or cannot be had.
@@ -346,7 +346,7 @@ def _record(applied: _Applied, planned: Planned, goal: Goal) -> None:
 
 def _recorded_chunks(planned: Planned, applied: _Applied) -> dict[str, object]:
     """What the file says of its chunks, for which its dimensions are no longer symbolic."""
-    if not any(step.changed and step.name == Chunk.name for step in planned.steps):
+    if not any(step.changed and step.name == CHUNK for step in planned.steps):
         return {}
     variant = planned.candidate.variant.model.prepared
     bound = {} if symbolic_dims(applied.model) else dict(variant.dims)
@@ -367,7 +367,7 @@ def _answer(
     placed = (source.placement.note,) if source.placement.note else ()
     plain = planned.plain.notes if planned.plain else ()
     redrawn = (_REDRAWN,) if equivalence.redrawn else ()
-    chunks = chunk_notes(goal.options.chunk, planned, equivalence)
+    chunks = chunk_notes(goal, planned, equivalence)
     notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn, *chunks)
     return Rewrite(
         path=path,

@@ -59,7 +59,7 @@ def candidates(state: State, least_bytes: float) -> Iterator[Candidate]:
     facts = facts_of(state)
     graph = facts.graph
     seen: set[tuple[object, ...]] = set()
-    for seed in _seeds(state, least_bytes):
+    for seed in seeds(state, least_bytes):
         shape = graph.tensors[seed].shape
         for axis in range(len(shape)):
             if shape[axis] < COUNTS[0]:
@@ -86,7 +86,7 @@ def again(state: State, candidate: Candidate) -> Candidate | None:
     return Candidate(candidate.seeds, candidate.axis, tuple(regions))
 
 
-def _seeds(state: State, least_bytes: float) -> list[int]:
+def seeds(state: State, least_bytes: float) -> list[int]:
     """The largest tensors at the floor and at the peak, one of each kind."""
     graph, timeline = state.model.graph, state.timeline
     pinned = structural_floor(graph, timeline).loaded.tensors

@@ -6,39 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.errors import UsageError
 from memplan.passes.base import Applied, peak_did_not_rise
-from memplan.passes.chunk.candidates import COUNTS, Candidate, again, candidates
+from memplan.passes.chunk.asked import NAME, REGIONS, reason_against
+from memplan.passes.chunk.candidates import Candidate, again, candidates
 from memplan.passes.chunk.state import State, chunked, state_of, with_sizes
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
-AUTO, NONE = "auto", "none"
-OLDEST_OPSET = 13
-"""Before it, axes and bounds are attributes, and Softmax flattens."""
-# By what share peak and floor must fall, together; for twice as many chunks, too.
-_LEAST_GAIN = 0.01
+LEAST_GAIN = 0.01
+"""By what share peak and floor must fall, together; for twice as many chunks, too."""
 # Smaller tensors, as a share of the floor, are not looked at.
 _LEAST_SEED = 0.02
 _ROUNDS = 8
 _TYPICAL = 8
-
-
-def parse_chunks(text: str) -> int | None:
-    """``auto`` or a number → chunks of every region, 0: what saves most; None: no chunks.
-
-    Raises:
-        UsageError: it is neither, nor ``none``.
-    """
-    if text in ("", NONE):
-        return None
-    if text == AUTO:
-        return 0
-    if not text.isdecimal() or int(text) < COUNTS[0]:
-        raise UsageError(
-            f"'{text}' is not a number of chunks", f"{AUTO}, {NONE} or a number from {COUNTS[0]} on"
-        )
-    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +34,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkRegions:
     """``count``: chunks of every region, 0: what saves most. ``budget_bytes``: a peak that is low
     enough (0: none is)."""
 
-    name: ClassVar[str] = "chunk"
+    name: ClassVar[str] = NAME
+    kind: ClassVar[str] = REGIONS
     summary: ClassVar[str] = "regions of large tensors in chunks, forward and backward together"
     count: int = 0
     budget_bytes: int = 0
@@ -70,12 +51,9 @@ class Chunk:
         many chunks that bring most. Afterwards more chunks are tried for each, as what bounded them
         may be gone.
         """
-        if not timeline.session.priority_order or timeline.session.reuse:
-            return Applied(model, note="a default session has an order of its own")
-        if model.graph.opset < OLDEST_OPSET or model.prepared.bounded:
-            return Applied(model, note="the opset is too old, or shapes are not known")
-        if timeline.peak_with_workspace_bytes <= self.budget_bytes:
-            return Applied(model, note="not needed: the budget holds")
+        reason = reason_against(model, timeline, self.budget_bytes)
+        if reason:
+            return Applied(model, note=reason)
         start = state_of(with_sizes(model), timeline)
         state, choices = self._chosen(start)
         if not choices:
@@ -100,7 +78,7 @@ class Chunk:
         best: tuple[State, Choice] | None = None
         for candidate in candidates(state, _LEAST_SEED * state.floor_bytes):
             found = self._best_count(candidate, state, start)
-            if found is not None and (best is None or found[0].gain_over(best[0]) >= _LEAST_GAIN):
+            if found is not None and (best is None or found[0].gain_over(best[0]) >= LEAST_GAIN):
                 best = found
         return best
 
@@ -116,21 +94,21 @@ class Chunk:
             return None
         # What brings nothing brings nothing in any number, mostly.
         tried = min(counts, key=lambda count: abs(count - _TYPICAL))
-        if not _lower(chunked(state, candidate.regions, tried), state, start):
+        if not is_lower(chunked(state, candidate.regions, tried), state, start):
             return None
         best: tuple[State, Choice] | None = None
         for count in counts:
             after = chunked(state, candidate.regions, count)
-            if _lower(after, state if best is None else best[0], start):
+            if is_lower(after, state if best is None else best[0], start):
                 best = after, Choice(candidate, count, candidate.describe(graph))
             elif best is not None:
                 break
         return best
 
 
-def _lower(after: State, before: State, start: State) -> bool:
+def is_lower(after: State, before: State, start: State) -> bool:
     """Whether enough is gained, and neither the floor nor the peak at the start is exceeded."""
-    if after.gain_over(before) < _LEAST_GAIN or after.floor_bytes > start.floor_bytes:
+    if after.gain_over(before) < LEAST_GAIN or after.floor_bytes > start.floor_bytes:
         return False
     return peak_did_not_rise(after.timeline, start.timeline)
 
@@ -143,7 +121,7 @@ def _refined(start: State, state: State, choices: list[Choice]) -> tuple[State, 
             more = Choice(choice.candidate, 2 * choice.count, choice.words)
             tried = [*choices[:place], more, *choices[place + 1 :]]
             after = _replayed(start, tried)
-            if after is None or not _lower(after, state, start):
+            if after is None or not is_lower(after, state, start):
                 break
             state, choices = after, tried
     return state, choices

@@ -94,14 +94,12 @@ def grow(facts: Facts, seed: int, axis: int, smallest: int) -> Region | None:
 
     ``smallest``: tensors of at most so many bytes are not followed.
     """
-    growth = _Growth(facts, smallest)
-    if not growth.start(seed, axis):
-        return None
-    return growth.region()
+    growth = Growth(facts, smallest)
+    return growth.region() if growth.start(seed, axis, _MOST_NODES) else None
 
 
-class _Growth:
-    """A region as it grows."""
+class Growth:
+    """A region as it grows; ``uses`` by node id, ``axis`` of every tensor that is made."""
 
     def __init__(self, facts: Facts, smallest: int) -> None:
         self.facts, self.graph, self.smallest = facts, facts.graph, smallest
@@ -111,13 +109,13 @@ class _Growth:
         self.whole: set[int] = set()  # what nodes in the region read whole
         self.waiting: list[tuple[int, int]] = []
 
-    def start(self, seed: int, axis: int) -> bool:
-        """Grow from a tensor; False if its producer does not join."""
+    def start(self, seed: int, axis: int, most: int) -> bool:
+        """Grow from a tensor to about ``most`` nodes; False if its producer does not join."""
         self.wanted[seed] = axis
         producer = self.graph.tensors[seed].producer
         if producer < 0 or not self.join(producer):
             return False
-        while self.waiting and len(self.uses) < _MOST_NODES:
+        while self.waiting and len(self.uses) < most:
             _, tensor = heapq.heappop(self.waiting)
             self.follow(tensor)
         return True
@@ -141,6 +139,16 @@ class _Growth:
         use = next((use for use in uses(self.facts, node) if self.fits(node, use)), None)
         if use is None:
             return False
+        touched = self.add(index, use)
+        for tensor in touched if follow else ():
+            nbytes = self.graph.tensors[tensor].nbytes
+            if nbytes > self.smallest:
+                heapq.heappush(self.waiting, (-nbytes, tensor))
+        return True
+
+    def add(self, index: int, use: Use) -> list[int]:
+        """Take a node in, by a use that agrees; the tensors that it is chunked along."""
+        node = self.graph.nodes[index]
         self.uses[index] = use
         touched: list[int] = []
         for tensor, axis in _reads(node, use):
@@ -153,11 +161,15 @@ class _Growth:
             if tensor != ABSENT:
                 self.axis[tensor] = axis
                 touched += [tensor] if axis >= 0 else []
-        for tensor in touched if follow else ():
-            nbytes = self.graph.tensors[tensor].nbytes
-            if nbytes > self.smallest:
-                heapq.heappush(self.waiting, (-nbytes, tensor))
-        return True
+        return touched
+
+    def among(self, nodes: Iterable[int]) -> Growth:
+        """What is left of it among some nodes, which grows no more."""
+        found = Growth(self.facts, self.smallest)
+        for index in nodes:
+            if index in self.uses:
+                found.add(index, self.uses[index])
+        return found
 
     def fits(self, node: Node, use: Use) -> bool:
         """Whether a use agrees with the region, and shares a chunked tensor with it."""
@@ -189,21 +201,23 @@ class _Growth:
             else:
                 self.uses, self.axis, self.wanted, self.whole = kept
         ordered = dict(sorted(self.uses.items()))
-        if self.repeats(ordered):
+        if self.repeats():
             return None
         return Region(ordered, dict(self.axis), block, frozenset(late))
 
-    def repeats(self, ordered: Mapping[int, Use]) -> bool:
-        """Whether a node would compute with nothing but repeated values, the same in all chunks."""
-        filled: set[int] = set()
-        for index, use in ordered.items():
+    def repeats(self) -> set[int]:
+        """Nodes that would compute the same in all chunks, with nothing but repeated values, and
+        those that make these values."""
+        made_by: dict[int, int] = {}
+        found: set[int] = set()
+        for index in sorted(self.uses):
             node = self.graph.nodes[index]
-            cut = [tensor for tensor, axis in _reads(node, use) if axis != WHOLE]
-            if filled.issuperset(cut):
+            cut = [tensor for tensor, axis in _reads(node, self.uses[index]) if axis != WHOLE]
+            if all(tensor in made_by for tensor in cut):
+                made_by.update(dict.fromkeys(node.writes, index))
                 if cut:
-                    return True
-                filled.update(node.writes)
-        return False
+                    found |= {index, *(made_by[tensor] for tensor in cut)}
+        return found
 
     def late_addends(self) -> set[int]:
         """Nodes with a sum to which something is added that depends on the region itself."""

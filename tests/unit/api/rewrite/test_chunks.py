@@ -11,7 +11,7 @@ from helpers.chunking import head
 from helpers.graphs import parse
 from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
 from memplan.errors import UsageError
-from memplan.passes.chunk.choose import Chunk
+from memplan.passes.chunk.choose import ChunkRegions
 from memplan.proto.metadata import CHUNKED, get_metadata
 from memplan.report.terminal.rewrite import equivalence_line
 from memplan.units import parse_size
@@ -38,7 +38,7 @@ def rewritten(model: Path, chunk: str, budget: str = "50%", **more: str) -> Rewr
 
 def test_chunks_fit_what_recomputation_cannot(model: Path) -> None:
     result = rewritten(model, "auto")
-    step = next(step for step in result.passes if step.name == Chunk.name)
+    step = next(step for step in result.passes if step.name == ChunkRegions.name)
     assert step.changed
     assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
     assert result.plan.clones == 0
@@ -58,7 +58,7 @@ def test_the_report_does_not_claim_the_same_bits(model: Path) -> None:
 
 def test_by_default_there_are_none(model: Path) -> None:
     result = rewritten(model, "none", "100%")
-    assert not [step for step in result.passes if step.name == Chunk.name]
+    assert not [step for step in result.passes if step.name == ChunkRegions.name]
     assert result.equivalence.proved
     assert CHUNKED not in get_metadata(result.model)
 
@@ -71,7 +71,7 @@ def test_the_report_says_why_there_are_none(model: Path) -> None:
 
 def test_the_number_is_that_which_was_asked_for(model: Path) -> None:
     result = rewritten(model, "16", "60%")
-    step = next(step for step in result.passes if step.name == Chunk.name)
+    step = next(step for step in result.passes if step.name == ChunkRegions.name)
     assert step.note.endswith("in 16 chunks")
 
 

@@ -15,7 +15,8 @@ from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.ops.cost import flops
-from memplan.passes.chunk.choose import Chunk, parse_chunks
+from memplan.passes.chunk.asked import LAYERS, REGIONS, Asked, parse_chunks
+from memplan.passes.chunk.choose import ChunkRegions
 from memplan.passes.chunk.state import State, state_of
 from memplan.simulate.timeline import simulate
 
@@ -30,16 +31,24 @@ def products(graph: Graph) -> float:
 def chunked_by_pass(text: str, count: int = 0, budget: int = 0) -> tuple[State, State, str]:
     """Before, after, and what was done."""
     state = state_from(text)
-    found = Chunk(count, budget).apply(state.model, state.timeline)
+    found = ChunkRegions(count, budget).apply(state.model, state.timeline)
     after = found.model
     return state, state_of(after, simulate(after.graph, TUNED)), found.note
 
 
 @pytest.mark.parametrize(
-    ("text", "chunks"), [("auto", 0), ("none", None), ("", None), ("2", 2), ("16", 16)]
+    ("text", "asked"),
+    [
+        ("auto", Asked((REGIONS, LAYERS), optional=True)),
+        ("regions", Asked((REGIONS,))),
+        ("layers", Asked((LAYERS,))),
+        ("none", None),
+        ("", None),
+        ("16", Asked((REGIONS, LAYERS), count=16)),
+    ],
 )
-def test_parse(text: str, chunks: int | None) -> None:
-    assert parse_chunks(text) == chunks
+def test_parse(text: str, asked: Asked | None) -> None:
+    assert parse_chunks(text) == asked
 
 
 @pytest.mark.parametrize("text", ["1", "0", "-2", "many", "2.0"])
@@ -112,12 +121,12 @@ def test_a_budget_ends_the_search() -> None:
 def test_other_sessions_and_opsets_are_left_alone() -> None:
     state = state_from(BIG)
     plain = simulate(state.model.graph, REUSING)
-    assert Chunk().apply(state.model, plain).model is state.model
+    assert ChunkRegions().apply(state.model, plain).model is state.model
     old = state_from(
         '<ir_version: 8, opset_import: ["" : 12]> g (float[8, 4] x) => (float[8, 4] y) '
         "{ [n] y = Exp(x) }"
     )
-    assert "opset" in Chunk().apply(old.model, old.timeline).note
+    assert "opset" in ChunkRegions().apply(old.model, old.timeline).note
 
 
 def test_symbolic_dimensions_are_bound_in_the_file() -> None:
@@ -125,7 +134,7 @@ def test_symbolic_dimensions_are_bound_in_the_file() -> None:
         "int64[2048] labels", "int64[N] labels"
     )
     state = state_from(text, dims={"N": 2048})
-    found = Chunk().apply(state.model, state.timeline)
+    found = ChunkRegions().apply(state.model, state.timeline)
     shapes = {
         v.name: v.type.tensor_type.shape.dim[0] for v in found.model.prepared.proto.graph.input
     }

@@ -23,7 +23,7 @@ from onnx import helper
 
 from memplan.errors import UsageError
 from memplan.proto.edit import copied
-from memplan.proto.metadata import node_metadata
+from memplan.proto.metadata import CHUNK_KEY, node_metadata
 from memplan.proto.nodes import is_standard
 
 OLDEST_OPSET = 13
@@ -103,11 +103,13 @@ def is_ours(node: onnx.NodeProto) -> bool:
 def fence_clones(
     nodes: Iterable[onnx.NodeProto], maker: FenceMaker
 ) -> tuple[list[onnx.NodeProto], int]:
-    """The nodes, with fences before recomputed ones that would be merged with what they repeat.
+    """The nodes, with fences before recomputed ones that would be merged with what they repeat, and
+    before those of chunks that would be with those of others.
 
     Walks the nodes as the optimizer's value numbering does (operator, attributes and the values
-    read): a recomputed node whose number is taken reads its first input through a fence. Those
-    that read results of it then have numbers of their own.
+    read): such a node whose number is taken reads its first input through a fence. Those that read
+    results of it then have numbers of their own. Slices of one tensor would become one Split that
+    makes all chunks at once, so all but the first read it through fences of their own.
 
     Args:
         nodes: in file order; recomputed ones are marked. They are changed in place.
@@ -119,7 +121,7 @@ def fence_clones(
     numbers: dict[str, int] = {}
     values: dict[object, int] = {}
     fences: dict[tuple[str, int], str] = {}
-    repeats: dict[object, int] = {}
+    cuts: dict[str, int] = {}
     result: list[onnx.NodeProto] = []
     fresh = itertools.count()
 
@@ -128,23 +130,34 @@ def fence_clones(
         inputs = tuple(numbers.setdefault(name, next(fresh)) for name in node.input)
         return node.domain, node.op_type, inputs, tuple(attributes)
 
+    def behind_fence(source: str, generation: int) -> str:
+        if generation and (source, generation) not in fences:
+            made = maker.hide(source, generation, "fence")
+            fences[source, generation] = made.output[0]
+            result.append(made)
+        return fences.get((source, generation), source)
+
     for node in nodes:
-        value = key(node)
-        recomputed = node_metadata(node).get("memplan.role") == "recompute"
         place = next((slot for slot, _ in data_inputs(node)), None)
-        if recomputed and place is not None and (value, 0) in values:
-            repeats[value] = generation = repeats.get(value, 0) + 1
-            fence = (node.input[place], generation)
-            if fence not in fences:
-                made = maker.hide(*fence, "fence")
-                fences[fence] = made.output[0]
-                result.append(made)
-            node.input[place] = fences[fence]
-            value = key(node)
+        in_chunks = CHUNK_KEY in node_metadata(node)
+        if place is not None and (in_chunks or _is_recomputed(node)):
+            source, first = node.input[place], 0
+            if in_chunks and node.op_type == "Slice":
+                first = cuts.get(source, 0)
+                cuts[source] = first + 1
+            for generation in itertools.count(first):
+                node.input[place] = behind_fence(source, generation)
+                if (key(node), 0) not in values:
+                    break
+        value = key(node)
         for slot, name in enumerate(node.output):
             numbers[name] = values.setdefault((value, slot), next(fresh))
         result.append(node)
     return result, len(fences)
+
+
+def _is_recomputed(node: onnx.NodeProto) -> bool:
+    return node_metadata(node).get("memplan.role") == "recompute"
 
 
 # Nodes that the runtime changes when it knows the dimensions of what they read: Shape is folded;

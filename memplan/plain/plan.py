@@ -187,14 +187,18 @@ def _finished(draft: Draft, limits: Limits, weights: Path, seconds: float) -> Pl
 
 def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
     """The request as the planner must see it: every node in its place and no shape known."""
-    session = replace(request.session, priority_order=True, reuse=False)
     return replace(
         request,
         graph=_without_shapes(request.graph),
-        session=session,
+        session=in_file_order(request.session),
         budget_bytes=budget,
         outputs_reserved=later,
     )
+
+
+def in_file_order(session: SessionKind) -> SessionKind:
+    """A plain session where every node has a pin and every input a fence."""
+    return replace(session, priority_order=True, reuse=False)
 
 
 def _without_shapes(graph: Graph) -> Graph:

@@ -19,6 +19,8 @@ FORWARD_KEY = "memplan.forward"
 CHECKPOINT_KEY = "memplan.checkpoint"
 """On a node or a value: ``true`` or ``1`` marks it as a checkpoint. The mark of a node speaks of
 all its outputs."""
+CHUNK_KEY = "memplan.chunk"
+"""On a node: the chunk that it belongs to, where another chunk may have an equal one."""
 NEW_VALUES = "new_values"
 """On a model, ``memplan.new_values``: graph output → the graph input that it is the next value of.
 It stays in files that are written from the model, those that have lost an output among them."""

@@ -11,14 +11,18 @@ from memplan.api.rewrite.loops import with_loops
 from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.chunk.choose import ChunkRegions
+from memplan.passes.chunk.layers import ChunkLayers
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
 from memplan.plain.finish import PlainModel
-from memplan.plain.plan import plan_plain
+from memplan.plain.plan import in_file_order, plan_plain
 from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
 from memplan.planning.planner import plan_request
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Strategy
 from memplan.strategies.builtin import Search
 
@@ -120,10 +124,24 @@ def steps_of(candidate: Candidate, goal: Goal) -> tuple[PassStep, ...]:
     Raises:
         UsageError: an option of a pass names what is not there.
     """
-    chunk = candidate.chunk
-    passes = goal.passes if chunk is None else before_orders(goal.passes, chunk)
+    chunk, tuned = candidate.chunk, goal.session.name == "tuned"
+    passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
     ran = PassManager(passes).run(candidate.model, candidate.timeline)
+    if chunk is not None and not tuned:
+        ran = (*ran, _pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
     return (*candidate.loops, *ran)
+
+
+def _pinned_chunks(
+    chunk: ChunkRegions | ChunkLayers, before: PassStep | Candidate, session: SessionKind
+) -> PassStep:
+    """Chunks for a plain session, which runs them one after the other because of the pins that the
+    plan adds: what they save shows behind these."""
+    pinned = simulate(before.model.graph, in_file_order(session))
+    found = chunk.apply(before.model, pinned)
+    changed = found.model is not before.model
+    after = simulate(found.model.graph, session) if changed else before.timeline
+    return PassStep(chunk.name, found.model, after, changed, note=found.note)
 
 
 def _nothing_new(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> str:

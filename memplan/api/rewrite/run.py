@@ -42,7 +42,7 @@ from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.base import Pass
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.asked import Asked, parse_chunks
+from memplan.passes.chunk.asked import parse_chunks
 from memplan.passes.elide import Elide
 from memplan.passes.manager import REWIRING, passes_for, recorded
 from memplan.passes.order import in_state_order
@@ -119,7 +119,7 @@ def _rewrite(
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
     check_cost_options(options)
-    chunks = _chunks(options)
+    chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
     passes = _passes(options, session)
@@ -195,21 +195,6 @@ def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleErr
     return InfeasibleError(
         f"{NO_BACKWARD}: {error.message}", f"{grad_command(model)} makes a training graph of it"
     )
-
-
-def _chunks(options: RewriteOptions) -> Asked | None:
-    """What may go into chunks; None: nothing.
-
-    Raises:
-        UsageError: the option is not understood, or cannot be had.
-    """
-    chunks = parse_chunks(options.chunk)
-    if chunks is not None and options.session != "tuned":
-        raise UsageError(
-            "chunks run one after the other in a tuned session only",
-            "leave out --chunk, or --session default",
-        )
-    return chunks
 
 
 def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:

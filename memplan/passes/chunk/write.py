@@ -20,6 +20,7 @@ from memplan.passes.chunk.region import Region, merged
 from memplan.passes.chunk.uses import SUM, WHOLE, Use, int_attribute
 from memplan.passes.surgery import node_protos
 from memplan.proto.edit import copied, remove_unread, replace_nodes
+from memplan.proto.metadata import CHUNK_KEY
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, names_read
 from memplan.shapes.tensor_type import TensorType
@@ -167,6 +168,8 @@ class _Writer:
             if tensor != ABSENT and use.makes[slot] != SUM:
                 name = self._tensor(tensor, f"/chunk{chunk.place}", use.makes[slot])
                 self.pieces[tensor, chunk.place] = part.output[slot] = name
+        if all(axis == WHOLE for axis in use.reads):
+            part.metadata_props.add(key=CHUNK_KEY, value=str(chunk.place))
         if use.sums:
             yield from self._summand(node, use, part, chunk.place)
         else:
@@ -180,7 +183,9 @@ class _Writer:
         bounds = [chunk.place * length, (chunk.place + 1) * length, axis]
         reads = [value.name, *(self._ints([bound]) for bound in bounds)]
         label = self._node(f"{value.name}/slice{chunk.place}", reader)
-        return helper.make_node("Slice", reads, [name], name=label)
+        cut = helper.make_node("Slice", reads, [name], name=label)
+        cut.metadata_props.add(key=CHUNK_KEY, value=str(chunk.place))
+        return cut
 
     def _summand(
         self, node: Node, use: Use, part: onnx.NodeProto, place: int

@@ -79,9 +79,10 @@ from memplan_cli.progress import planning_progress
     "--chunk",
     default="none",
     show_default=True,
-    metavar="N",
-    help="Run regions of large tensors, such as logits and loss, in N chunks, forward and backward "
-    "together; auto: as many as save most. Results may differ in the last bits.",
+    metavar="WHAT",
+    help="Run parts of the step in chunks, forward and backward together: regions of large tensors "
+    "such as logits and loss, the last layers in chunks of the batch, a number of chunks, none, or "
+    "auto (what makes the plan cheapest). Results may differ in the last bits.",
 )
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Declared by 'rewrite', with the same meaning here.
 _AS_REWRITE = (
     *("strategy", "optimize", "passes", "wrt", "keep", "recompute"),
-    *("scan_recompute", "reserve", "device"),
+    *("scan_recompute", "chunk", "reserve", "device"),
 )
 
 

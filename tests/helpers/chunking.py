@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from helpers.graphs import TUNED, open_text, tensor
+import memplan
+from helpers.graphs import TUNED, open_text, parse, tensor
 from memplan.passes.chunk.candidates import facts_of
 from memplan.passes.chunk.region import Region, grow
 from memplan.passes.chunk.state import State, chunked, state_of
@@ -138,3 +139,23 @@ def drawn(model: OpenModel, seed: int = 0, classes: int = 2) -> dict[str, Array]
         else:
             feeds[value.name] = source.integers(0, classes, value.shape)
     return feeds
+
+
+def layered(depth: int = 4, rows: int = 2048, width: int = 8) -> onnx.ModelProto:
+    """A training step of some layers, each with a residual: the mean squared error over the rows
+    that count, by the weights."""
+    lines = ["[count] count = ReduceSum <keepdims: int = 0>(mask)"]
+    shown = ["h0 = Identity(x)"]
+    for k in range(depth):
+        shown += [f"[a{k}] a{k} = MatMul(h{k}, u{k})", f"[t{k}] t{k} = Tanh(a{k})"]
+        shown += [f"[b{k}] b{k} = MatMul(t{k}, v{k})", f"[h{k + 1}] h{k + 1} = Add(h{k}, b{k})"]
+    shown += lines
+    weights = [f"{name}{k}" for k in range(depth) for name in "uv"]
+    sizes = {"u": f"float[{width}, {8 * width}]", "v": f"float[{8 * width}, {width}]"}
+    given = ", ".join(f"{sizes[name[0]]} {name}" for name in weights)
+    text = f"""g (float[{rows}, {width}] x, float[{rows}, 1] mask, {given}) => (float loss) {{
+        {chr(10).join(shown)}
+        [sq] sq = Mul(h{depth}, h{depth})  [on] on = Mul(sq, mask)
+        [sum] sum = ReduceSum <keepdims: int = 0>(on)  [loss] loss = Div(sum, count)
+    }}"""
+    return memplan.gradients(parse(text), "loss", weights)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from helpers.chunking import ATTENTION, Array, drawn, head, in_chunks, runs, state_from
+from helpers.chunking import ATTENTION, Array, drawn, head, in_chunks, layered, runs, state_from
 from helpers.graphs import TUNED, parse
 from helpers.models import runnable_models
 from helpers.proofs import proof
@@ -21,8 +21,9 @@ from memplan.api.validate.options import ValidateOptions
 from memplan.api.validate.run import validate
 from memplan.errors import UsageError
 from memplan.passes.chunk.candidates import facts_of
-from memplan.passes.chunk.region import grow
+from memplan.passes.chunk.region import Growth, grow
 from memplan.passes.chunk.state import State, chunked
+from memplan.passes.chunk.turn import between
 from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
@@ -191,6 +192,41 @@ def test_whatever_is_in_a_graph_stays_right(model: onnx.ModelProto, data: st.Dat
     assert region is not None
     assume(region.divisor(graph) % 2 == 0)
     check(before, chunked(before, [region], 2), dict(synthesize(graph)))
+
+
+@settings(QUIET, max_examples=40)
+@given(models(), st.data())
+def test_whatever_lies_between_two_places(model: onnx.ModelProto, data: st.DataObject) -> None:
+    """Layers are cut at any place of any graph, not at borders of layers alone."""
+    before = state_from(model)
+    graph = before.model.graph
+    found = [t for t in graph.tensors if t.producer >= 0 and t.shape and t.counted]
+    assume(found)
+    seed = data.draw(st.sampled_from(found))
+    growth = Growth(facts_of(before), -1)
+    assume(growth.start(seed.id, data.draw(st.sampled_from(range(len(seed.shape)))), 1000))
+    places = st.integers(0, len(graph.nodes) - 1)
+    region = between(growth, *sorted((data.draw(places), data.draw(places))))
+    assume(region is not None and region.divisor(graph) % 2 == 0)
+    assert region is not None
+    check(before, chunked(before, [region], 2), dict(synthesize(graph)))
+
+
+@pytest.mark.parametrize("kind", ["regions", "layers"])
+def test_plain_sessions(kind: str, tmp_path: Path) -> None:
+    """The runtime leaves the nodes as they are, in their order, and takes what was predicted."""
+    model = parse(head(rows=1024, width=16, classes=300)) if kind == "regions" else layered()
+    path, target = tmp_path / "model.onnx", tmp_path / "chunks.onnx"
+    onnx.save(model, path)
+    budget, search = parse_size("60%"), "search{iterations=6}"
+    options = RewriteOptions(budget, chunk=kind, strategy=search, session="default", effort=5)
+    result = rewrite(path, options, target)
+    assert result.chunked
+    assert not [note for note in result.assumptions if "changes the planned nodes" in note]
+    found = validate(path, target, ValidateOptions(runs=1, draws=1))
+    assert not found.findings
+    assert found.rewritten.as_predicted
+    assert found.rewritten.measured_peak_bytes <= result.budget_bytes
 
 
 @pytest.mark.parametrize(("text", "seed"), [(head(), "logits"), (ATTENTION, "s")])

@@ -52,12 +52,17 @@ class Planned:
     @property
     def extra_cost(self) -> float:
         """Of the plan, as a fraction of the step's seconds; those of loops and chunks included."""
-        return (1 + self.plan.extra_cost_fraction) * (1 + self.chunk_cost) - 1
+        return with_chunks(self.plan.extra_cost_fraction, self.chunk_cost)
 
     @property
     def peak_bytes(self) -> int:
         """Of the plan, workspace included."""
         return self.plan.predicted_peak_with_workspace_bytes
+
+
+def with_chunks(recomputing: float, chunking: float) -> float:
+    """Extra time of a plan for a graph in chunks, as a fraction of the step without either."""
+    return (1 + recomputing) * (1 + chunking) - 1
 
 
 def find_plan(source: Source, goal: Goal) -> Planned:

@@ -38,14 +38,11 @@ def _time_notes(planned: Planned, place: int) -> tuple[str, ...]:
     added = len(steps[place].model.graph.nodes) - len(before.nodes)
     found = (
         f"chunks: {counted(added, 'more node')}; their starts, slices and joins take "
-        f"{100 * planned.chunk_cost:.2f}% more time (estimated), on top of what is recomputed"
+        f"{100 * planned.chunk_cost:.2f}% more time (estimated), within that above"
     )
-    if len(planned.tried) < _CHOICE:
+    if len(planned.tried) == 1:
         return (found,)
     return (found, f"chunks: the best of {len(planned.tried)} ({'; '.join(planned.tried)})")
-
-
-_CHOICE = 2
 
 
 def _rounding_notes(equivalence: Equivalence) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.analyze import Analysis
+from memplan.api.rewrite.cheapest import chunk_step, with_chunks
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
@@ -36,7 +37,8 @@ class Rewrite(Summary):
     to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
     ``plain`` tells what was added for plain sessions, None for tuned ones. ``equivalence``: what is
     proved of the new graph and the optimized one. ``weights``: what became of weights in other
-    files; None: there are none, or nothing was written.
+    files; None: there are none, or nothing was written. ``chunk_cost``: what chunks take beside the
+    plan, as a fraction of the step's seconds.
     """
 
     path: Path
@@ -55,6 +57,17 @@ class Rewrite(Summary):
     plain: PlainModel | None = None
     passes: tuple[free.PassStep, ...] = ()
     weights: str | None = None
+    chunk_cost: float = 0.0
+
+    @property
+    def chunked(self) -> bool:
+        """Whether anything runs in chunks."""
+        return chunk_step(self.passes) is not None
+
+    @property
+    def extra_cost_fraction(self) -> float:
+        """Extra time of chunks and plan together, as a fraction of the step's seconds."""
+        return with_chunks(self.plan.extra_cost_fraction, self.chunk_cost)
 
     @property
     def planned(self) -> Graph:
@@ -97,7 +110,7 @@ class Rewrite(Summary):
                 "with workspace",
                 f"{before.peak_with_workspace_bytes:,} B -> {after.peak_with_workspace_bytes:,} B",
             ),
-            ("extra time", f"{100 * plan.extra_cost_fraction:.2f}% (estimated)"),
+            ("extra time", f"{100 * self.extra_cost_fraction:.2f}% (estimated)"),
             ("recomputed", counted(plan.clones, "node")),
             ("session", f"{self.options.session} on {self.options.provider}"),
             ("output", str(self.output) if self.output is not None else "nothing written"),
@@ -127,6 +140,7 @@ class Rewrite(Summary):
             "bound_kind": plan.bound_kind,
             "passes": [step.as_json() for step in self.waterfall],
             "chunk": self.options.chunk,
+            "chunk_cost_fraction": self.chunk_cost,
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,

@@ -375,4 +375,5 @@ def _answer(
         plain=planned.plain,
         passes=planned.steps,
         weights=source.placement.how,
+        chunk_cost=planned.chunk_cost,
     )

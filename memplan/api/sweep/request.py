@@ -10,6 +10,7 @@ from pathlib import Path
 from memplan.api.rewrite.goal import RewriteOptions, given_options
 from memplan.api.sweep.effort import DEFAULT_EFFORT, with_effort
 from memplan.errors import UsageError
+from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.manager import ALL
 from memplan.units import SizeSpec, did_you_mean
 
@@ -39,6 +40,7 @@ class SweepOptions:
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     scan_recompute: str = ""
+    chunk: str = NO_CHUNKS
     reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
     device: str | None = None
     loss: str | None = None
@@ -72,6 +74,7 @@ class SweepOptions:
             passes=self.passes,
             wrt=self.wrt,
             scan_recompute=self.scan_recompute,
+            chunk=self.chunk,
         )
         return with_effort(options, self.effort, self.seed, self.time_limit)
 

@@ -94,7 +94,7 @@ def _planned(task: Task) -> Planned:
         budget_bytes=found.budget_bytes,
         predicted_peak_bytes=found.timeline.peak_bytes,
         predicted_peak_with_workspace_bytes=found.timeline.peak_with_workspace_bytes,
-        extra_cost_fraction=found.plan.extra_cost_fraction,
+        extra_cost_fraction=found.extra_cost_fraction,
         bound_fraction=found.plan.bound_fraction,
         bound_kind=found.plan.bound_kind,
         recomputed_nodes=found.plan.clones,

@@ -61,7 +61,7 @@ class ChunkLayers:
         cuts = _cuts(start, self.count)
         found = self._cheapest(start, cuts) or _lowest(start, cuts)
         if found is None:
-            return Applied(model, note="no axis of the batch goes through forward and backward")
+            return Applied(model, note="no layers divide into chunks with enough rows")
         state, cut = found
         return Applied(state.model, cut.describe(start.model.graph))
 

@@ -57,14 +57,15 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
 def _headline(result: Rewrite) -> str:
     plan, loops = result.plan, sum(bool(pair.recomputed) for pair in result.pairs)
     peak = format_bytes(result.timeline.peak_with_workspace_bytes)
-    if plan.clones or loops:
-        what = [f"{counted(plan.clones, 'node')} recomputed"] if plan.clones else []
+    if plan.clones or loops or result.chunked:
+        what = ["in chunks"] if result.chunked else []
+        what += [f"{counted(plan.clones, 'node')} recomputed"] if plan.clones else []
         if loops:
             what.append(f"{counted(loops, 'loop')} {'stores' if loops == 1 else 'store'} less")
         source = "from measured seconds" if result.measured_nodes else "estimated"
         return (
             f"fits: peak {peak} within the budget, {', '.join(what)}, "
-            f"{100 * plan.extra_cost_fraction:.2f}% more time ({source})"
+            f"{100 * result.extra_cost_fraction:.2f}% more time ({source})"
         )
     if result.original.timeline.peak_with_workspace_bytes <= result.budget_bytes:
         return f"the budget already holds: peak {peak}, nothing is recomputed"
@@ -74,7 +75,8 @@ def _headline(result: Rewrite) -> str:
 
 def _planning_line(result: Rewrite) -> str:
     plan = result.plan
-    return f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; {_how_good(plan)}"
+    these = ", for these chunks" if result.chunked and plan.clones else ""
+    return f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; {_how_good(plan)}{these}"
 
 
 def _how_good(plan: Plan) -> str:

@@ -9,6 +9,7 @@ from onnx import helper
 from helpers.graphs import parse
 from memplan.errors import UsageError
 from memplan.plain.fences import data_inputs, fence_clones, fence_maker, read_instead
+from memplan.proto.metadata import CHUNK_KEY
 
 
 def clone(node: onnx.NodeProto, output: str, inputs: list[str] | None = None) -> onnx.NodeProto:
@@ -42,6 +43,28 @@ def test_only_the_first_of_a_chain_is_fenced() -> None:
     assert [n.op_type for n in nodes] == ["Mul", "Exp", "Mul", "Unsqueeze", "Mul", "Exp"]
     assert list(nodes[4].input) == [nodes[3].output[0], "w"]
     assert list(nodes[5].input) == ["a2"]
+
+
+def test_slices_for_chunks_read_through_fences_of_their_own() -> None:
+    """The runtime makes one Split of slices of a tensor, and so all chunks at once."""
+    cuts = [
+        helper.make_node("Slice", ["a", f"from{k}", f"to{k}", "axis"], [f"s{k}"], name=f"s{k}")
+        for k in range(3)
+    ]
+    for place, cut in enumerate(cuts):
+        helper.set_metadata_props(cut, {CHUNK_KEY: str(place)})
+    nodes, fences = fenced(cuts)
+    assert fences == 2
+    assert len({node.input[0] for node in nodes if node.op_type == "Slice"}) == 3
+
+
+def test_equal_nodes_of_chunks_stay_apart() -> None:
+    fills = [helper.make_node("Expand", ["w", "shape"], [f"e{k}"], name=f"e{k}") for k in range(3)]
+    for place, fill in enumerate(fills):
+        helper.set_metadata_props(fill, {CHUNK_KEY: str(place)})
+    nodes, fences = fenced(fills)
+    assert fences == 2
+    assert len({node.input[0] for node in nodes if node.op_type == "Expand"}) == 3
 
 
 def test_a_second_repetition_gets_other_axes() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from helpers.chunking import head
+from helpers.chunking import head, layered
 from helpers.graphs import parse
 from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
 from memplan.errors import UsageError
@@ -23,6 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "head.onnx"
     onnx.save(parse(head(rows=1024, width=8, classes=256)), path)
     return path
+
+
+KINDS = ("regions", "layers")
 
 
 def rewritten(model: Path, chunk: str, budget: str = "50%", **more: str) -> Rewrite:
@@ -75,9 +78,30 @@ def test_the_number_is_that_which_was_asked_for(model: Path) -> None:
     assert step.note.endswith("in 16 chunks")
 
 
-def test_plain_sessions_are_refused(model: Path) -> None:
-    with pytest.raises(UsageError, match="tuned session only"):
-        rewritten(model, "auto", session="default")
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers whose stash is most of it."""
+    path = tmp_path_factory.mktemp("model") / "layers.onnx"
+    onnx.save(layered(), path)
+    return path
+
+
+def test_the_least_extra_time_is_taken_of_what_chunks_there_may_be(layers: Path) -> None:
+    result = rewritten(layers, "auto", "40%")
+    note = next(note for note in result.assumptions if "the best of 3" in note)
+    costs = {kind: rewritten(layers, kind, "40%").extra_cost_fraction for kind in KINDS}
+    assert result.extra_cost_fraction == min(costs.values())
+    assert "without: no plan" in note or result.extra_cost_fraction > 0
+    assert result.as_json()["chunk_cost_fraction"] == result.chunk_cost > 0
+
+
+def test_a_plan_without_chunks_is_taken_where_it_is_cheaper(layers: Path) -> None:
+    options = RewriteOptions(parse_size("85%"), chunk="auto", optimize="none", effort=5)
+    result = rewrite(layers, options, dry_run=True)
+    assert not result.chunked
+    assert result.chunk_cost == 0
+    assert result.equivalence.proved
+    assert any(note.startswith("no chunks: tried without:") for note in result.assumptions)
 
 
 def test_what_is_no_number_is_refused(model: Path) -> None:

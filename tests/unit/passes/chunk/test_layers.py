@@ -1,0 +1,134 @@
+"""The last layers in chunks of the batch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+
+import memplan
+from helpers.chunking import Array, drawn, layered, runs, state_from
+from helpers.graphs import TUNED, parse
+from helpers.proofs import proof
+from memplan.ir.graph import Graph
+from memplan.ops.cost import flops
+from memplan.passes.chunk.candidates import facts_of, seeds
+from memplan.passes.chunk.layers import ChunkLayers
+from memplan.passes.chunk.state import State, chunked, state_of
+from memplan.passes.chunk.turn import Turn, turns
+from memplan.simulate.timeline import simulate
+
+
+def products(graph: Graph) -> float:
+    """FLOPs of all products."""
+    return sum(flops(graph, node) for node in graph.nodes if node.op in ("MatMul", "Gemm"))
+
+
+def turns_of(state: State, axis: int = 0) -> list[Turn]:
+    seed = seeds(state, 0)[0]
+    return list(turns(facts_of(state), state.model.phases.forward, seed, axis))
+
+
+def by_pass(model: onnx.ModelProto, count: int = 0, budget: int = 0) -> tuple[State, State, str]:
+    """Before, after, and what was done."""
+    state = state_from(model)
+    found = ChunkLayers(count, budget).apply(state.model, state.timeline)
+    after = found.model
+    return state, state_of(after, simulate(after.graph, TUNED)), found.note
+
+
+def given(model: onnx.ModelProto) -> dict[str, Array]:
+    """Inputs, a third of the rows of no account."""
+    source = np.random.default_rng(0)
+    feeds: dict[str, Array] = {}
+    for value in model.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        feeds[value.name] = source.standard_normal(shape).astype(np.float32) / 4
+    feeds["mask"] = (source.random(feeds["mask"].shape) > 1 / 3).astype(np.float32)
+    return feeds
+
+
+def test_regions_grow_from_the_loss_and_have_forward_and_backward_together() -> None:
+    state = state_from(layered())
+    found = turns_of(state)
+    assert len(found) > 2
+    for smaller, larger in itertools.pairwise(found):
+        assert smaller.region.uses.keys() < larger.region.uses.keys()
+    phases = state.model.phases.of
+    for turn in found:
+        assert set(turn.region.block.values()) == {0}
+        assert len({phases[node] for node in turn.region.uses}) > 1
+
+
+def test_what_counts_rows_is_computed_ahead() -> None:
+    state = state_from(layered())
+    names = {state.model.graph.nodes[n].name for n in turns_of(state)[-1].region.uses}
+    assert "sum" in names
+    assert "count" not in names
+
+
+def test_layers_lower_the_peak_at_no_more_flops() -> None:
+    before, after, note = by_pass(layered())
+    assert note.endswith("forward and backward, in 8 chunks")
+    assert after.peak_bytes < 0.4 * before.peak_bytes
+    assert after.floor_bytes <= before.floor_bytes
+    assert products(after.model.graph) == products(before.model.graph)
+    onnx.checker.check_model(after.model.prepared.proto, full_check=True)
+
+
+def test_a_budget_takes_as_few_nodes_as_it_needs() -> None:
+    before, lowest, _ = by_pass(layered())
+    _, after, note = by_pass(layered(), budget=int(0.8 * before.peak_bytes))
+    assert after.peak_bytes <= 0.8 * before.peak_bytes
+    assert len(after.model.graph.nodes) < len(lowest.model.graph.nodes)
+    assert note.endswith("in 2 chunks")
+
+
+def test_what_no_chunks_can_hold_gets_the_most() -> None:
+    _, lowest, most = by_pass(layered())
+    _, after, note = by_pass(layered(), budget=1)
+    assert (after.peak_bytes, note) == (lowest.peak_bytes, most)
+
+
+@pytest.mark.parametrize("model", [layered(rows=2047), layered(rows=128)], ids=["odd", "few"])
+def test_rows_that_do_not_divide_are_left_alone(model: onnx.ModelProto) -> None:
+    before, after, note = by_pass(model)
+    assert note == "no layers divide into chunks with enough rows"
+    assert after.model is before.model
+
+
+def test_what_needs_the_whole_batch_keeps_layers_together() -> None:
+    """A mean over the batch: backward parts cannot begin before all forward parts are done."""
+    model = parse(
+        """g (float[2048, 8] x, float[8, 64] u, float[64, 8] v) => (float loss)
+        <int64[1] rows = {0}> {
+            [a] a = MatMul(x, u)  [m] m = ReduceMean(a, rows)  [c] c = Sub(a, m)
+            [t] t = Tanh(c)  [b] b = MatMul(t, v)  [sq] sq = Mul(b, b)
+            [loss] loss = ReduceSum <keepdims: int = 0>(sq)
+        }"""
+    )
+    before = state_from(memplan.gradients(model, "loss", ["u", "v"]))
+    feeds = drawn(before.model)
+    expected = runs(before.model, feeds)
+    for turn in turns_of(before):
+        after = chunked(before, [turn.region], 4)
+        assert proof(before.model.prepared.proto, after.model.prepared.proto).reason is None
+        for name, value in runs(after.model, feeds).items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.ort
+def test_results_are_those_of_the_whole() -> None:
+    model = layered()
+    before = state_from(model)
+    feeds = given(model)
+    expected = runs(before.model, feeds)
+    for turn in turns_of(before):
+        after = chunked(before, [turn.region], 4)
+        for name, value in runs(after.model, feeds).items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        found = proof(before.model.prepared.proto, after.model.prepared.proto)
+        assert found.reason is None
+        assert found.rounded

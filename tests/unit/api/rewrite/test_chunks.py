@@ -96,7 +96,7 @@ def test_the_least_extra_time_is_taken_of_what_chunks_there_may_be(layers: Path)
 
 
 def test_a_plan_without_chunks_is_taken_where_it_is_cheaper(layers: Path) -> None:
-    options = RewriteOptions(parse_size("85%"), chunk="auto", optimize="none", effort=5)
+    options = RewriteOptions(parse_size("90%"), chunk="auto", optimize="none", effort=5)
     result = rewrite(layers, options, dry_run=True)
     assert not result.chunked
     assert result.chunk_cost == 0

@@ -191,10 +191,15 @@ class Gpt2(nn.Module):
     """Learned places, causal attention, a head tied to the embedding; dropout if asked."""
 
     def __init__(
-        self, vocabulary: int = 13, width: int = 12, depth: int = 2, dropout: float = 0.0
+        self,
+        vocabulary: int = 13,
+        width: int = 12,
+        depth: int = 2,
+        dropout: float = 0.0,
+        places: int = 16,
     ) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(16, width)
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(places, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, 3) for _ in range(depth))
         self.norm = nn.LayerNorm(width)

@@ -1,12 +1,13 @@
-"""What regions in chunks save, and what they take: ``rewrite --chunk auto`` before any planning.
+"""What regions and layers in chunks save, and what they take: ``rewrite --chunk`` before any plan.
 
     python -m benchmarks.chunking --json results/chunking.json MODEL...
 
 Files are simulated as ONNX Runtime fuses them (``--run``: also run in tuned sessions, original and
 in chunks, with outputs compared). FLOPs are those of products. ``--heads`` times logits and
 cross-entropy with their gradients, alone, in turns with the same in chunks: the worst case, as the
-rest of a network takes the same time in both. It counts CPU seconds of one thread, which do not
-depend on what else runs on the machine. A rewrite is planned at ``--budget``, if that is given.
+rest of a network takes the same time in both. ``--steps`` (needs torch) times whole steps with
+regions, and with layers, in chunks. Both count CPU seconds of one thread, which do not depend on
+what else runs on the machine. A rewrite is planned at ``--budget``, if that is given.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # Rows, width, classes of loss heads that are timed.
 HEADS = ((2048, 256, 8000), (2048, 768, 16000), (4096, 512, 8000))
 _TURNS = 7
+KINDS = ("regions", "layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Row:
     """
 
     graph: str
+    kind: str
     chunks: str
     nodes_before: int
     nodes_after: int
@@ -56,6 +59,20 @@ class Row:
     proved: str
     assumed_up_to_rounding: int
     measured: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A whole step: medians of turns, in CPU milliseconds of one thread, and bytes."""
+
+    step: str
+    kind: str
+    chunks: str
+    peak_before_bytes: int
+    peak_after_bytes: int
+    before_ms: float
+    after_ms: float
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +111,13 @@ def fused(path: Path, folder: Path) -> Path:
     return target
 
 
-def chunk_states(path: Path, *, small: bool = False) -> tuple[State, State, str, float]:
+def chunk_states(
+    path: Path, kind: str = "regions", *, small: bool = False
+) -> tuple[State, State, str, float]:
     """Before and after, what was done, and the CPU seconds for it; ``small``: two chunks where the
     tensors are too small for the choice of its own."""
     from memplan.passes.chunk.choose import ChunkRegions
+    from memplan.passes.chunk.layers import ChunkLayers
     from memplan.passes.chunk.state import state_of
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
@@ -106,21 +126,22 @@ def chunk_states(path: Path, *, small: bool = False) -> tuple[State, State, str,
     model = open_model(path)
     timeline = simulate(model.graph, session_kind("tuned"))
     begin = time.process_time()
-    found = ChunkRegions().apply(model, timeline)
+    chunks = ChunkLayers if kind == "layers" else ChunkRegions
+    found = chunks().apply(model, timeline)
     if found.model is model and small:
-        found = ChunkRegions(2).apply(model, timeline)
+        found = chunks(2).apply(model, timeline)
     seconds = time.process_time() - begin
     after = simulate(found.model.graph, timeline.session)
     return state_of(model, timeline), state_of(found.model, after), found.note, seconds
 
 
-def row(path: Path, run: bool) -> Row:
-    """One graph."""
+def row(path: Path, run: bool, kind: str) -> Row:
+    """One graph with one kind of chunks."""
     from memplan.equivalence.prove import Side, prove, reference_side
     from memplan.proto.write import write_model
 
     with TemporaryDirectory() as folder:
-        before, after, note, seconds = chunk_states(fused(path, Path(folder)), small=run)
+        before, after, note, seconds = chunk_states(fused(path, Path(folder)), kind, small=run)
         proto = after.model.prepared.proto
         found = prove(reference_side(before.model.prepared), Side(proto, path.parent))
         measured = None
@@ -130,6 +151,7 @@ def row(path: Path, run: bool) -> Row:
             measured = measured_row(before.model.prepared.path, target)
     return Row(
         graph=path.stem,
+        kind=kind,
         chunks=note,
         nodes_before=len(before.model.graph.nodes),
         nodes_after=len(after.model.graph.nodes),
@@ -197,20 +219,47 @@ def head_time(rows: int, width: int, classes: int) -> HeadTime:
         write_model(loss_head(rows, width, classes), path)
         before, after, note, _ = chunk_states(fused(path, Path(folder)))
         count = int(note.split()[-2])
-        forms = [state.model.prepared.proto for state in (before, after)]
-        seconds = in_turns(forms, feeds_of(rows, width, classes))
-    first, second = (statistics.median(times) * 1e3 for times in seconds)
-    return HeadTime(
-        rows,
-        width,
-        classes,
-        count,
-        before.peak_bytes,
-        after.peak_bytes,
-        round(first, 2),
-        round(second, 2),
-        round(statistics.median(b / a for a, b in zip(*seconds, strict=True)), 3),
-    )
+        found = _timed(before, after, feeds_of(rows, width, classes))
+    return HeadTime(rows, width, classes, count, *found)
+
+
+def step_times() -> Iterator[StepTime]:
+    """Steps of two language models of a size that runs in a second, in chunks of each kind."""
+    import torch
+
+    from benchmarks.capture_nets import Gpt2
+    from benchmarks.families import training_graph
+    from benchmarks.family_nets import Llama, Net, text
+    from benchmarks.lean_nets import exported
+    from memplan.proto.write import write_model
+
+    batch = text(8, 256, 4000)
+    nets = {
+        "Llama, 4 layers 192 wide, 8 x 256": Net(lambda: Llama(4000, 192, 6, 2, 768, 4), batch),
+        "GPT-2, 4 layers 192 wide, 8 x 256": Net(lambda: Gpt2(4000, 192, 4, places=256), batch),
+    }
+    for name, net in nets.items():
+        torch.manual_seed(0)
+        module, inputs = net.make(), net.batch()
+        feeds = {key: value.detach().numpy() for key, value in module.named_parameters()}
+        feeds |= {f"batch_{k}": value.numpy() for k, value in enumerate(inputs)}
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "step.onnx"
+            write_model(training_graph(exported(module, inputs)), path)
+            whole = fused(path, Path(folder))
+            for kind in KINDS:
+                before, after, note, _ = chunk_states(whole, kind)
+                yield StepTime(name, kind, note, *_timed(before, after, feeds))
+
+
+def _timed(
+    before: State, after: State, feeds: Mapping[str, Any]
+) -> tuple[int, int, float, float, float]:
+    """Peaks before and after, medians of milliseconds, and that of the ratio in each turn."""
+    seconds = in_turns([state.model.prepared.proto for state in (before, after)], feeds)
+    first, second = (round(statistics.median(times) * 1e3, 2) for times in seconds)
+    ratio = statistics.median(b / a for a, b in zip(*seconds, strict=True))
+    return before.peak_bytes, after.peak_bytes, first, second, round(ratio, 3)
 
 
 def feeds_of(rows: int, width: int, classes: int) -> dict[str, Any]:
@@ -258,10 +307,14 @@ def planned(path: Path, budget: str) -> dict[str, object]:
     result = rewrite(path, options, dry_run=True)
     return {
         "graph": path.stem,
+        "best": next(
+            (note for note in result.assumptions if note.startswith("chunks: the best")), ""
+        ),
         "budget": budget,
         "budget_bytes": result.budget_bytes,
         "peak_bytes": result.timeline.peak_with_workspace_bytes,
-        "extra_cost_fraction": result.plan.extra_cost_fraction,
+        "extra_cost_fraction": result.extra_cost_fraction,
+        "chunk_cost_fraction": result.chunk_cost,
         "bound_fraction": result.plan.bound_fraction,
         "recomputed_nodes": result.plan.clones,
     }
@@ -273,23 +326,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--run", action="append", default=[], type=Path, help="run this one, too")
     parser.add_argument("--heads", action="store_true", help="time loss heads")
+    parser.add_argument("--steps", action="store_true", help="time whole steps")
     parser.add_argument("--budget", help="plan the models for it, too")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(argv)
     results: list[object] = []
     for path in (*options.models, *options.run):
-        results.append(asdict(row(path, path in options.run)))
-        print(results[-1], flush=True)
+        for kind in KINDS:
+            results.append(asdict(row(path, path in options.run, kind)))
+            print(results[-1], flush=True)
     for path in options.models if options.budget else ():
         results.append(planned(path, options.budget))
         print(results[-1], flush=True)
     for sizes in HEADS if options.heads else ():
         results.append(asdict(head_time(*sizes)))
         print(results[-1], flush=True)
+    for step in step_times() if options.steps else ():
+        results.append(asdict(step))
+        print(results[-1], flush=True)
     files = [path.name for path in options.models]
     files += [f"--run {path.name}" for path in options.run]
     asked = [f"--budget {options.budget}"] if options.budget else []
     asked += ["--heads"] if options.heads else []
+    asked += ["--steps"] if options.steps else []
     command = " ".join(["python -m benchmarks.chunking", *files, *asked])
     write_record(options.json, command, results)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.chunk_rows import chunks
 from benchmarks.table_rows import Row, by_point, certified, ended_early, load, plain, table
 
 # Of a point that several records have, the last counts.
@@ -37,7 +38,7 @@ graphs share a name."""
 _INTRODUCTION = """\
 # Benchmarks
 
-Three tables and the figures to remember. All of it, with the commands:
+Some tables and the figures to remember. All of it, with the commands:
 [benchmarks/results/TABLES.md](../benchmarks/results/TABLES.md). Both pages are written by
 `python -m benchmarks.tables` from the records in `benchmarks/results/`; each record holds its
 command, the number of CPUs and the versions of the libraries. Searches are stopped by the clock, so
@@ -204,5 +205,6 @@ def document() -> list[str]:
         *_public(fixed),
         "",
         f"Of all budgets: {public_summary()}.",
+        *chunks(load("chunking")),
         _MORE,
     ]

@@ -198,14 +198,14 @@ class _Proof:
                     "give the same twice"
                 )
             self.counts["recomputed" if again else "kept"] += 1
+        elif applied.op == "Size" and not applied.domain:
+            self.counts["pins"] += 1
         elif numbered.by_rule and any(ABSENT < term < self.known for term in numbered.outputs):
             self.counts["explained"] += 1
             self._explain(applied.reads)
             self._wait(numbered)
         elif numbered.by_rule and numbered.outputs[0] in self.pending:
             self._stands_for(numbered)
-        elif applied.op == "Size" and not applied.domain:
-            self.counts["pins"] += 1
         elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
             self.counts["explained"] += 1  # the axes of fences: no elements
         elif applied.op in _LOOPS and not applied.domain and self._assume(numbered):

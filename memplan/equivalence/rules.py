@@ -224,9 +224,20 @@ def _dropout(call: Call) -> int | None:
     return call.read(0) if inference or (ratio is not None and not np.any(ratio)) else None
 
 
+def _shape(call: Call) -> int | None:
+    """A constant, where every run has the same."""
+    sizes = call.fact().shape
+    if sizes is None:
+        return None
+    part = sizes[call.attributes.get("start", 0) : call.attributes.get("end", len(sizes))]
+    return call.terms.constant(np.asarray(part, np.int64))
+
+
 def _size(call: Call) -> int | None:
-    """A scalar; its value does not matter here."""
-    source = call.read(0)
+    """A scalar: a constant where every run has the same. Else its value does not matter here."""
+    source, elements = call.read(0), call.fact().elements
+    if elements is not None:
+        return call.terms.constant(np.asarray(elements, np.int64))
     return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
 
 
@@ -298,6 +309,7 @@ _RULES: Mapping[str, Rule] = {
     "Split": _split,
     "Pad": _pad,
     "Dropout": _dropout,
+    "Shape": _shape,
     "Size": _size,
     "Add": _add,
     **dict.fromkeys(COMPARISONS, compared),

@@ -49,6 +49,8 @@ def parse_chunks(text: str) -> Asked | None:
 
 def reason_against(model: OpenModel, timeline: Timeline, budget_bytes: int) -> str:
     """Why a model gets no chunks; empty if it may."""
+    if not timeline.session.priority_order or timeline.session.reuse:
+        return "a default session has an order of its own"
     if model.graph.opset < OLDEST_OPSET or model.prepared.bounded:
         return "the opset is too old, or shapes are not known"
     if timeline.peak_with_workspace_bytes <= budget_bytes:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from memplan.passes.base import Applied, peak_did_not_rise
 from memplan.passes.chunk.asked import NAME, REGIONS, reason_against
 from memplan.passes.chunk.candidates import Candidate, again, candidates
-from memplan.passes.chunk.state import State, chunked, state_of, with_sizes
+from memplan.passes.chunk.state import State, chunked, sized
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
@@ -54,7 +54,7 @@ class ChunkRegions:
         reason = reason_against(model, timeline, self.budget_bytes)
         if reason:
             return Applied(model, note=reason)
-        start = state_of(with_sizes(model), timeline)
+        start = sized(model, timeline)
         state, choices = self._chosen(start)
         if not choices:
             return Applied(model, note="no region would save anything")

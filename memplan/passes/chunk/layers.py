@@ -11,7 +11,7 @@ from memplan.passes.base import Applied
 from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
 from memplan.passes.chunk.candidates import COUNTS, facts_of, seeds
 from memplan.passes.chunk.choose import is_lower
-from memplan.passes.chunk.state import State, chunked, state_of, with_sizes
+from memplan.passes.chunk.state import State, chunked, sized
 from memplan.passes.chunk.turn import Turn, turns
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
@@ -57,7 +57,7 @@ class ChunkLayers:
         reason = reason_against(model, timeline, self.budget_bytes)
         if reason:
             return Applied(model, note=reason)
-        start = state_of(with_sizes(model), timeline)
+        start = sized(model, timeline)
         cuts = _cuts(start, self.count)
         found = self._cheapest(start, cuts) or _lowest(start, cuts)
         if found is None:

@@ -6,17 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 
+import numpy as np
+import numpy.typing as npt
+
 from memplan.ir.build import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.passes.chunk.region import Region
 from memplan.passes.chunk.write import Chunked, write_chunks
+from memplan.proto.edit import copied
 from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.fold import evaluate
+from memplan.shapes.infer import replace_by_constants
 from memplan.shapes.prepare import fingerprint
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state import rebound
 from memplan.simulate.timeline import Timeline, simulate
+
+Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +49,41 @@ class State:
 
 
 def with_sizes(model: OpenModel) -> OpenModel:
-    """The model with its dimensions bound in the file: chunks are for one size."""
+    """The model with its dimensions bound in the file: chunks are for one size. What asks for the
+    sizes of a tensor, and so would need it whole, is a constant then."""
     prepared = model.prepared
-    if not symbolic_dims(prepared.proto):
+    if symbolic_dims(prepared.proto):
+        model = replace(model, prepared=replace(prepared, proto=prepared.bound))
+    asked = _sizes_asked(model)
+    if not asked:
         return model
-    return replace(model, prepared=replace(prepared, proto=prepared.bound))
+    proto = copied(model.prepared.proto)
+    replace_by_constants(proto.graph, asked)
+    return _reopened(model, Chunked(proto, {}, {}))
+
+
+def _sizes_asked(model: OpenModel) -> dict[str, Array]:
+    """What ``Shape`` and ``Size`` give of tensors that nodes make."""
+    proto, types = model.prepared.proto, model.prepared.types
+    made = {name for node in proto.graph.node for name in node.output}
+    outputs = {value.name for value in proto.graph.output}
+    found: dict[str, Array] = {}
+    for node in proto.graph.node:
+        if node.op_type in ("Shape", "Size") and node.input[0] in made - outputs:
+            found |= evaluate(proto, node, {}, types)
+    return {name: array for name, array in found.items() if name not in outputs}
 
 
 def state_of(model: OpenModel, timeline: Timeline) -> State:
     floor = structural_floor(model.graph, timeline).with_workspace
     return State(model, timeline, timeline.resident_bytes + floor)
+
+
+def sized(model: OpenModel, timeline: Timeline) -> State:
+    """The model with its sizes in the file, simulated as in ``timeline``."""
+    found = with_sizes(model)
+    same = found.graph is model.graph
+    return state_of(found, timeline if same else simulate(found.graph, timeline.session))
 
 
 def chunked(state: State, regions: Sequence[Region], count: int) -> State:

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+import memplan
 from helpers.chunking import ATTENTION, drawn, head, in_chunks, runs, state_from
-from helpers.graphs import REUSING, TUNED
+from helpers.graphs import REUSING, TUNED, parse
 from helpers.proofs import proof
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import UsageError
@@ -142,3 +143,31 @@ def test_symbolic_dimensions_are_bound_in_the_file() -> None:
     proto = found.model.prepared.proto
     assert proof(state.model.prepared.bound, proto).reason is None
     assert prove(reference_side(state.model.prepared, proto), Side(proto, Path())).reason is None
+
+
+SEQUENCES = """
+g (float[B, 1024, 8] x, float[8, 512] w, int64[B, 1024] labels) => (float loss)
+<int64[2] rows = {-1, 512}, int64[1] flat = {-1}> {
+    [mm] logits = MatMul(x, w)  [r] merged = Reshape(logits, rows)  [l] at = Reshape(labels, flat)
+    [loss] loss = SoftmaxCrossEntropyLoss(merged, at)
+}
+"""
+"""Logits of sequences, whose rows the loss takes one after the other."""
+
+
+@pytest.mark.parametrize("given", ["B", "4"])
+def test_logits_of_sequences_go_in_chunks_of_the_batch_through_the_view(given: str) -> None:
+    model = memplan.gradients(parse(SEQUENCES.replace("B,", f"{given},")), "loss", ["x", "w"])
+    before = state_from(model, dims={"B": 4} if given == "B" else None)
+    found = ChunkRegions().apply(before.model, before.timeline)
+    assert found.note == "the region of 'logits' in 4 chunks"
+    after = state_of(found.model, simulate(found.model.graph, TUNED))
+    assert after.peak_bytes < 0.5 * before.peak_bytes
+    assert products(after.model.graph) == products(before.model.graph)
+    assert proof(before.model.prepared.bound, after.model.prepared.proto).reason is None
+
+
+def test_a_batch_that_does_not_divide_stays_whole() -> None:
+    model = memplan.gradients(parse(SEQUENCES.replace("B,", "B,")), "loss", ["x", "w"])
+    before = state_from(model, dims={"B": 3})
+    assert ChunkRegions(2).apply(before.model, before.timeline).model is before.model

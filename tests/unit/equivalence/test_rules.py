@@ -303,3 +303,35 @@ def test_a_fence_adds_no_axis() -> None:
     assert proof(plain, text).proved
     for old, new in (("empty)", "zero)"), ("Mul (s, empty)", "Mul (s, s)"), ("Mul", "Add")):
         assert not proof(plain, text.replace(old, new)).proved, new
+
+
+def sized(made: str, known: str = "", shape: str = "2, 3") -> str:
+    """A graph that adds to the sizes ``s`` that ``made`` asks for, or that are ``known``."""
+    given = f"<int64[K] s = {{{known}}}>".replace("K", str(len(known.split(",")))) if known else ""
+    return (
+        f"g (float[{shape}] x, int64[1] z) => (float[] y, int64[] t) {given} "
+        f"{{ [first] y = Exp (x) {made} [last] t = Add (s, z) }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "wrong"),
+    [
+        ("[n] s = Shape (y)", "2, 3", "3, 2"),
+        ("[n] s = Shape <end: int = 1> (y)", "2", "3"),
+        ("[n] s = Shape <start: int = -1> (y)", "3", "2"),
+        ("[n] s = Shape <start: int = 1, end: int = 9> (y)", "3", "2, 3"),
+    ],
+)
+def test_sizes_that_every_run_has_are_constants(asked: str, known: str, wrong: str) -> None:
+    assert proof(sized(asked), sized("", known)).proved
+    assert not proof(sized(asked), sized("", wrong)).proved
+    dims = {"N": 2, "M": 3}
+    assert not proof(sized(asked, shape="N, M"), sized("", known, shape="N, M"), dims).proved
+
+
+def test_so_is_how_many_elements_there_are() -> None:
+    size, six = "[n] s = Size (y)", sized("", "6").replace("int64[1] s = {6}", "int64 s = {6}")
+    assert proof(sized(size), six).proved
+    assert not proof(sized(size), six.replace("{6}", "{5}")).proved
+    assert not proof(sized(size, shape="N, 3"), six.replace("[2, 3]", "[N, 3]"), {"N": 2}).proved

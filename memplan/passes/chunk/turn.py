@@ -25,6 +25,8 @@ _SLACK = 0.1
 _LEAST_FOLLOWED = 0.5
 # What is small may be computed ahead of the region, as a share of what the region makes.
 _SMALL = 0.01
+# A larger region is not put into blocks: forward and backward apart save little.
+_MOST_IN_BLOCKS = 2000
 _EVERYTHING = -1
 
 
@@ -70,7 +72,12 @@ def between(growth: Growth, first: int, last: int) -> Region | None:
         if inside.intersection(_producers(growth.graph, [index])):
             inside.add(index)
     window = _without_repeats(growth.among(sorted(inside)))
-    return _without_counts(window).region() if window.uses else None
+    if not window.uses:
+        return None
+    found = _without_counts(window)
+    if len(found.uses) > _MOST_IN_BLOCKS and found.between(found.late_addends()):
+        return None
+    return found.region()
 
 
 def _without_repeats(growth: Growth) -> Growth:

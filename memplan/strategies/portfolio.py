@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound
 from memplan.solver.evaluate import decide
+from memplan.solver.packs import without_packs
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -86,6 +87,9 @@ def solve_portfolio(
 
     Stops early when the bound is reached, and on Ctrl-C, with the best sequence so far.
     """
+    if not options.order:
+        # The bound of the file's order knows nothing of what stands early by choice.
+        problem = without_packs(problem)
     if options.iterations or time_limit <= 0:
         from memplan.strategies.counted import solve_counted
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
+from memplan.solver.packs import without_packs
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -56,9 +57,11 @@ def solve_counted(
     )
     free = replace(fixed, order=options.order)
 
-    standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
-    if options.order and not standing.closed:
-        standing.keep(solve(problem, limit, free, progress, standing.may_stop), "search")
+    plain = without_packs(problem)
+    standing.keep(solve(plain, limit, fixed, progress, standing.may_stop), "search")
+    for each in (plain, problem) if problem.packs else (problem,):
+        if options.order and not standing.closed:
+            standing.keep(solve(each, limit, free, progress, standing.may_stop), "search")
     if options.iterations and not standing.fits:
         assert standing.best is not None
         found = lowest_peak(problem, standing.best, Effort(stop=lambda: standing.fits), free)

@@ -149,7 +149,7 @@ class _Portfolio:
 
     def _explore(self, pool: ThreadPoolExecutor) -> None:
         free = SearchOptions(seed=self.options.seed, params=self.options.search)
-        first = pool.submit(self._search, free, self.limit)
+        first = pool.submit(self._search, free, self.limit, packs=True)
         second = pool.submit(self._second_thread, replace(free, seed=free.seed + 1))
         self._wait([first, second])
 
@@ -284,9 +284,11 @@ class _Portfolio:
             if not pending:
                 return
 
-    def _search(self, options: SearchOptions, seconds: float) -> None:
+    def _search(self, options: SearchOptions, seconds: float, *, packs: bool = False) -> None:
+        """One search; that with ``packs`` looks at more, and less closely."""
         meet: Callable[[Ints], Ints] | None = self.standing.meet if options.order else None
-        decision = solve(self.problem, seconds, options, self._tell(), self._enough, meet)
+        problem = self.problem if packs else without_packs(self.problem)
+        decision = solve(problem, seconds, options, self._tell(), self._enough, meet)
         self.standing.keep(decision, "search")
         with self.lock:
             better = self.fixed_extra is None or decision.extra_cost < self.fixed_extra

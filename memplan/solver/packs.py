@@ -1,8 +1,8 @@
 """Tensors that nothing makes again, kept in a smaller form: sequences with and without it.
 
 A recomputation makes again what is gone, from what is there; moves insert it late. A pack must
-stand early, where the tensor still is, so no move finds it. Starts of a search may have all of
-them: an unread pack takes no memory (``Arrays.fleeting``), and pruning takes it out.
+stand early, where the tensor still is, so no move finds it. So a search may be given sequences with
+all of them; an unread pack takes no memory (``Arrays.fleeting``), and is taken out in the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.solver.problem import NONE, Floats, Ints, Problem
+from memplan.solver.problem import NONE, Ints, Problem
 
 
 def with_packs(problem: Problem, sequence: Ints) -> Ints:
@@ -39,20 +39,37 @@ def without_packs(problem: Problem) -> Problem:
     return replace(problem, arrays=problem.arrays._replace(maker=maker), packs=())
 
 
-def weights_of(problem: Problem) -> Floats:
-    """Seconds by node, those of a pack put on the node that makes its tensor again.
+def always_packed(problem: Problem) -> Problem:
+    """The problem with all packs in every sequence, for nothing: their seconds are put on the node
+    that makes the tensor again. A search then sees a tensor that it may drop and make again.
 
-    A search that has all packs in its starts would else take them for free.
+    Who packs once and unpacks twice pays twice; :func:`stripped` gives what it really is.
     """
-    cost, maker = problem.arrays.cost, problem.arrays.maker
-    if not problem.packs:
-        return cost
-    weights = cost.copy()
+    arrays = problem.arrays
+    cost, protected = arrays.cost.copy(), problem.protected.copy()
     for pack in problem.packs:
         nodes = list(pack.nodes)
-        weights[maker[pack.tensor]] += cost[nodes].sum()
-        weights[nodes] = 0.0
-    return weights
+        cost[arrays.maker[pack.tensor]] += cost[nodes].sum()
+        cost[nodes] = 0.0
+        protected[nodes] = True
+    return replace(
+        problem,
+        arrays=arrays._replace(cost=cost),
+        start=with_packs(problem, problem.start),
+        protected=protected,
+    )
+
+
+def stripped(problem: Problem, sequence: Ints) -> Ints:
+    """``sequence`` without packs of which nothing is unpacked."""
+    there = set(sequence.tolist())
+    idle = [
+        node
+        for pack in problem.packs
+        if int(problem.arrays.maker[pack.tensor]) not in there
+        for node in pack.nodes
+    ]
+    return sequence[~np.isin(sequence, idle)] if idle else sequence
 
 
 def first_maker(problem: Problem, tensor: int) -> int:

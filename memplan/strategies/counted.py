@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
-from memplan.solver.packs import without_packs
+from memplan.solver.evaluate import decide
+from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -59,9 +60,10 @@ def solve_counted(
 
     plain = without_packs(problem)
     standing.keep(solve(plain, limit, fixed, progress, standing.may_stop), "search")
-    for each in (plain, problem) if problem.packs else (problem,):
-        if options.order and not standing.closed:
-            standing.keep(solve(each, limit, free, progress, standing.may_stop), "search")
+    if options.order and not standing.closed:
+        standing.keep(solve(plain, limit, free, progress, standing.may_stop), "search")
+    if options.order and problem.packs and not standing.closed:
+        standing.keep(_packed(problem, standing, limit, free, progress), "search with packed masks")
     if options.iterations and not standing.fits:
         assert standing.best is not None
         found = lowest_peak(problem, standing.best, Effort(stop=lambda: standing.fits), free)
@@ -70,6 +72,20 @@ def solve_counted(
         _certify(problem, standing, free, progress)
     assert standing.best is not None
     return standing.best, standing.certificate()
+
+
+def _packed(
+    problem: Problem,
+    standing: Standing,
+    limit: float,
+    options: SearchOptions,
+    progress: Progress | None,
+) -> Decision:
+    """The search with all packs, from the best plan without them, too."""
+    starts = (with_packs(problem, standing.sequence),)
+    packed = always_packed(problem)
+    found = solve(packed, limit, replace(options, starts=starts), progress, standing.may_stop)
+    return decide(problem, stripped(problem, found.sequence))
 
 
 def _certify(

@@ -14,14 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound
 from memplan.solver.evaluate import decide
-from memplan.solver.packs import without_packs
+from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -285,10 +284,19 @@ class _Portfolio:
                 return
 
     def _search(self, options: SearchOptions, seconds: float, *, packs: bool = False) -> None:
-        """One search; that with ``packs`` looks at more, and less closely."""
-        meet: Callable[[Ints], Ints] | None = self.standing.meet if options.order else None
-        problem = self.problem if packs else without_packs(self.problem)
-        decision = solve(problem, seconds, options, self._tell(), self._enough, meet)
+        """One search; with ``packs``: all of them are in its sequences."""
+        whole = self.problem
+        packs = packs and bool(whole.packs)
+        problem = always_packed(whole) if packs else without_packs(whole)
+
+        def meet(sequence: Ints) -> Ints:
+            best = self.standing.meet(stripped(whole, sequence))
+            return with_packs(whole, best) if packs else best
+
+        met = meet if options.order else None
+        decision = solve(problem, seconds, options, self._tell(), self._enough, met)
+        if packs:
+            decision = decide(whole, stripped(whole, decision.sequence))
         self.standing.keep(decision, "search")
         with self.lock:
             better = self.fixed_extra is None or decision.extra_cost < self.fixed_extra

@@ -14,7 +14,6 @@ import numpy as np
 from memplan.solver.evaluate import decide, evaluate, excess_of
 from memplan.solver.jit import seed_random
 from memplan.solver.order.local import reorder, settle
-from memplan.solver.packs import weights_of, with_packs
 from memplan.solver.problem import Decision, Flags, Floats, Ints, Problem
 from memplan.solver.search.neighbourhood import improve
 from memplan.solver.search.params import SearchOptions
@@ -73,8 +72,7 @@ class AnytimeSearch:
         self.movable: Flags = problem.movable & options.order
         self.starts = Starts(problem, self.movable, self.random, self.params)
         # A free node still has a price, so that of two free moves the smaller one wins.
-        self.weights: Floats = weights_of(problem)
-        self.price: Floats = self.weights + max(problem.base_cost, 1e-12) * 1e-9
+        self.price: Floats = self.arrays.cost + max(problem.base_cost, 1e-12) * 1e-9
         self.told = np.inf  # the best extra cost that was reported
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
@@ -94,8 +92,6 @@ class AnytimeSearch:
                 self._offer(start, self._excess(start))
             if self.best is None:
                 self._construct(self.problem.start)
-                if self.problem.packs:
-                    self._construct(with_packs(self.problem, self.problem.start))
             if self.options.order and self.params.explore > 0 and not self._stop():
                 self._explore()
         if self.best is None and self.options.refine:
@@ -188,11 +184,8 @@ class AnytimeSearch:
             return self.options.starts[number]
         number -= len(self.options.starts)
         if self.best is not None and number > 1 and number % self.params.new_order_every:
-            start = self.starts.shaken(self.best)
-        else:
-            start = self.starts.ordered(number, self.options.iterations > 0)
-        # Every other one: what is packed at no need makes a start costlier, not larger.
-        return with_packs(self.problem, start) if number % 2 else start
+            return self.starts.shaken(self.best)
+        return self.starts.ordered(number, self.options.iterations > 0)
 
     def _keep_shaking(self) -> None:
         """With the rest of the time: shaken plans, searched and refined."""
@@ -248,7 +241,6 @@ class AnytimeSearch:
             spread = params.struggle_noise
             noisy = self.price * np.exp(random.uniform(-spread, spread, len(self.price)))
             start = self.problem.start if random.random() < params.struggle_anew else current
-            start = with_packs(self.problem, start)
             start, _ = reorder(self.arrays, start, self.movable, self.budget, params.struggle_moves)
             depth = int(random.choice(params.depths))
             aim = int(self.budget * random.choice(params.aims))
@@ -290,7 +282,6 @@ class AnytimeSearch:
                 self.problem.protected,
                 self.movable,
                 self.price,
-                self.weights,
                 self.budget,
                 chunk,
                 params.moving if self.options.order else params.moving_clones,
@@ -369,13 +360,7 @@ class AnytimeSearch:
                 self.fallback = sequence
             return
         pruned = prune(
-            self.arrays,
-            sequence,
-            self.original,
-            self.problem.protected,
-            self.weights,
-            self.budget,
-            0.0,
+            self.arrays, sequence, self.original, self.problem.protected, self.budget, 0.0
         )
         pruned = settle(self.arrays, pruned)
         if self._excess(pruned) > 0:

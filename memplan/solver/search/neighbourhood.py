@@ -88,7 +88,6 @@ def improve(
     protected: Flags,
     movable: Flags,
     price: Floats,
-    weights: Floats,
     budget: int,
     iterations: int,
     order_share: float,
@@ -136,7 +135,7 @@ def improve(
             candidate, excess = reorder(problem, candidate, movable, budget, params.last_moves)
         if excess > 0:
             continue
-        candidate = prune(problem, candidate, original, protected, weights, budget, noise)
+        candidate = prune(problem, candidate, original, protected, budget, noise)
         new = cost_of(problem, candidate)
         if new <= cost or np.random.random() < np.exp((cost - new) / temperature):
             current, cost = candidate, new

@@ -7,7 +7,7 @@ import numpy as np
 from memplan.solver.evaluate import MemoryProfile, evaluate
 from memplan.solver.index import Index, build_index
 from memplan.solver.jit import compiled, inner, leaf
-from memplan.solver.problem import Arrays, Flags, Floats, Ints
+from memplan.solver.problem import Arrays, Flags, Ints
 from memplan.solver.search.candidates import clone_positions, removal_change, unread_positions
 from memplan.solver.search.repair import without
 
@@ -102,16 +102,9 @@ def removed(
 
 @compiled
 def prune(
-    problem: Arrays,
-    sequence: Ints,
-    original: Flags,
-    protected: Flags,
-    weights: Floats,
-    budget: int,
-    noise: float,
+    problem: Arrays, sequence: Ints, original: Flags, protected: Flags, budget: int, noise: float
 ) -> Ints:
-    """Remove recomputations that the budget does not need, those of the largest of ``weights``
-    first (noise: roughly)."""
+    """Remove recomputations that the budget does not need, costliest first (noise: roughly)."""
     profile = evaluate(problem, sequence)
     limit = max(budget, profile.total.max())
     smaller = drop_unread(problem, profile, original, protected)
@@ -123,7 +116,7 @@ def prune(
         improved = False
         index = build_index(problem, profile)
         pending = free_clones(profile.sequence, original, protected)
-        weight = weights[profile.sequence[pending]]
+        weight = problem.cost[profile.sequence[pending]]
         if noise > 0:
             weight = weight * (1.0 + noise * np.random.random(len(weight)))
         pending = pending[np.argsort(-weight, kind="mergesort")]

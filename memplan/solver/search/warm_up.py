@@ -33,9 +33,7 @@ def _warm_up_search() -> None:
     problem = tiny_problem()
     arrays, order, flags = problem.arrays, problem.order, problem.movable
     AnytimeSearch(problem, 0.0, SearchOptions(order=False, iterations=1)).run()
-    improve(
-        arrays, order, order, flags, ~flags, flags, arrays.cost, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS
-    )
+    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
     reorder(arrays, order, flags, 3, 0)
     default_order(np.array([0, 0, 1]), np.array([0]))
 

@@ -45,6 +45,8 @@ def always_packed(problem: Problem) -> Problem:
 
     Who packs once and unpacks twice pays twice; :func:`stripped` gives what it really is.
     """
+    if not problem.packs:
+        return problem
     arrays = problem.arrays
     cost, protected = arrays.cost.copy(), problem.protected.copy()
     for pack in problem.packs:

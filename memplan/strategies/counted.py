@@ -58,12 +58,14 @@ def solve_counted(
     )
     free = replace(fixed, order=options.order)
 
-    plain = without_packs(problem)
-    standing.keep(solve(plain, limit, fixed, progress, standing.may_stop), "search")
-    if options.order and not standing.closed:
-        standing.keep(solve(plain, limit, free, progress, standing.may_stop), "search")
-    if options.order and problem.packs and not standing.closed:
-        standing.keep(_packed(problem, standing, limit, free, progress), "search with packed masks")
+    if problem.packs:
+        begin, _ = solve_counted(without_packs(problem), time_limit, options, progress)
+        standing.keep(decide(problem, begin.sequence), "search without packed masks")
+        standing.keep(_packed(problem, standing, limit, free, progress), "search")
+    else:
+        standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
+        if options.order and not standing.closed:
+            standing.keep(solve(problem, limit, free, progress, standing.may_stop), "search")
     if options.iterations and not standing.fits:
         assert standing.best is not None
         found = lowest_peak(problem, standing.best, Effort(stop=lambda: standing.fits), free)
@@ -92,6 +94,7 @@ def _certify(
     problem: Problem, standing: Standing, options: SearchOptions, progress: Progress | None
 ) -> None:
     """Look at the bound where the best plan is full, search from its starts, and again."""
+    searched, stop = always_packed(problem), standing.may_stop
     try:
         order_free = OrderFreeBound(
             problem, Effort(nodes=_TREE), standing.learn, certificate_params(options.iterations)
@@ -104,9 +107,10 @@ def _certify(
                 if followed < _FOLLOWED and not standing.closed:
                     followed += 1
                     found = solve_from(
-                        problem, start, math.inf, options, progress, standing.may_stop
+                        searched, with_packs(problem, start), math.inf, options, progress, stop
                     )
-                    standing.keep(found, "certificate")
+                    decision = decide(problem, stripped(problem, found.sequence))
+                    standing.keep(decision, "certificate")
             if not order_free.fresh:
                 return
     except TROUBLE as error:

@@ -14,6 +14,7 @@ import numpy as np
 
 from memplan.equivalence.call import Call
 from memplan.equivalence.comparisons import COMPARISONS, compared
+from memplan.equivalence.either import either_mask
 from memplan.equivalence.forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pools import first_index
@@ -257,7 +258,8 @@ def _mul(call: Call) -> int | None:
     shapes = {fact.shape for fact in facts}
     if all(fact.dtype == INT64 for fact in facts) and (0,) in shapes <= {(), (0,)}:
         return call.terms.constant(np.zeros(0, np.int64))
-    return _rebuilt(call)
+    found = _rebuilt(call)
+    return either_mask(call) if found is None else found
 
 
 def _rebuilt(call: Call) -> int | None:

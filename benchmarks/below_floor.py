@@ -3,7 +3,9 @@
 Every graph is simulated as it lies in the file, in a tuned session on the CPU, behind each pass of
 ``rewrite``, without a budget: nothing is recomputed. With ``--run`` the result is also written and
 validated: predicted and measured bytes, equality of all outputs. Both files then run in turn in one
-process, on one thread: the quickest run of each counts, as the machine may do other work.
+process, on one thread: the quickest run of each counts, as the machine may do other work. With
+``--times`` nothing but the steps of graphs that are small enough is timed, in the order A B B A,
+and medians are told, too, of the two and of the ratios of neighbours.
 
     python -m benchmarks.below_floor VGG... --shared --run --json benchmarks/results/free_bytes.json
 
@@ -21,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.record import write_record
@@ -60,6 +63,22 @@ class Ran:
     measured_peak_bytes: int
     original_peak_bytes: int
     time_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Steps of a graph and of what free passes make of it, run in turn ``steps`` times.
+
+    ``seconds``: median of the original. Ratios of the rewritten over the original: of the medians,
+    of the quickest, and the median of the ratios of neighbours.
+    """
+
+    graph: str
+    steps: int
+    seconds: float
+    median_ratio: float
+    quickest_ratio: float
+    neighbours_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +127,12 @@ def _seconds(timeline: Timeline) -> float:
 def ran(path: Path, runs: int) -> Ran:
     """Rewrite without a budget and validate what was written."""
     import memplan
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
-    from memplan.units import parse_size
 
-    dims: dict[str, Any] = dict(DIMS.get(path.stem, {}))
-    options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "free.onnx"
-        rewrite(path, options, target, dims=dims)
+        target = rewritten(path, Path(folder))
         found = memplan.validate(path, target, memplan.ValidateOptions(runs=0, plain=False))
-        ratio = time_ratio(path, target, runs)
+        before, after = step_times(path, target, runs)
+        ratio = min(after) / min(before)
     return Ran(
         equality=found.equality,
         proved=found.proved,
@@ -128,8 +143,35 @@ def ran(path: Path, runs: int) -> Ran:
     )
 
 
-def time_ratio(path: Path, rewritten: Path, runs: int) -> float:
-    """Quickest of at least ``runs`` steps of each, in turn and for seconds, in tuned sessions."""
+def rewritten(path: Path, folder: Path) -> Path:
+    """The file that free passes make of a graph."""
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.units import parse_size
+
+    dims: dict[str, Any] = dict(DIMS.get(path.stem, {}))
+    options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
+    target = folder / "free.onnx"
+    rewrite(path, options, target, dims=dims)
+    return target
+
+
+def times(path: Path, runs: int) -> Times:
+    """A graph and what free passes make of it, timed."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = step_times(path, rewritten(path, Path(folder)), runs)
+    pairs = [second / first for first, second in zip(before, after, strict=True)]
+    return Times(
+        graph=path.stem,
+        steps=len(before),
+        seconds=round(median(before), 6),
+        median_ratio=round(median(after) / median(before), 3),
+        quickest_ratio=round(min(after) / min(before), 3),
+        neighbours_ratio=round(median(pairs), 3),
+    )
+
+
+def step_times(path: Path, rewritten: Path, runs: int) -> tuple[list[float], list[float]]:
+    """Seconds of at least ``runs`` steps of each, in turn and for seconds, in tuned sessions."""
     import onnxruntime
 
     import memplan
@@ -142,15 +184,15 @@ def time_ratio(path: Path, rewritten: Path, runs: int) -> float:
         options = memplan.session_options(file)
         options.intra_op_num_threads = 1
         sessions.append(onnxruntime.InferenceSession(file, options))
-    quickest = [float("inf")] * 2
+    taken: tuple[list[float], list[float]] = [], []
     start, done = time.perf_counter(), 0
     while done <= runs or (done < MOST_RUNS and time.perf_counter() - start < LEAST_SECONDS):
         done += 1
-        for place, session in enumerate(sessions):
+        for place in (0, 1) if done % 2 else (1, 0):
             begin = time.perf_counter()
-            session.run(None, feeds)
-            quickest[place] = min(quickest[place], time.perf_counter() - begin)
-    return quickest[1] / quickest[0]
+            sessions[place].run(None, feeds)
+            taken[place].append(time.perf_counter() - begin)
+    return taken
 
 
 def measured(path: Path, run: bool, runs: int) -> Row:
@@ -192,10 +234,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--shared", action="store_true", help="the samples and $MEMPLAN_SHARED")
     parser.add_argument("--run", action="store_true", help="also run the small ones")
+    parser.add_argument("--times", action="store_true", help="time the small ones, nothing else")
     parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     paths = [*options.models, *(shared_models() if options.shared else ())]
+    if options.times:
+        return _timed(paths, options.runs, options.json)
     rows = []
     for path in paths:
         rows.append(measured(path, options.run, options.runs))
@@ -207,6 +252,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_record(options.json, command, [asdict(row) for row in rows])
     good = [r.ran.equality == "bitwise" and r.ran.as_predicted for r in rows if r.ran]
     return 0 if all(good) else 1
+
+
+def _timed(paths: Sequence[Path], runs: int, json: Path | None) -> int:
+    """``--times``."""
+    from memplan.api.analyze import analyze
+
+    rows = []
+    for path in paths:
+        peak = analyze(path, dims=DIMS.get(path.stem, {})).timeline.peak_bytes
+        if peak <= MOST_BYTES:
+            rows.append(times(path, runs))
+            print(rows[-1], flush=True)
+    if json:
+        command = "python -m benchmarks.below_floor --shared --times"
+        write_record(json, command, [asdict(row) for row in rows])
+    return 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memplan.api.floor import FloorReport, floor_report
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state import confirmed, contract_of, settled, state_report
 from memplan.api.summary import Rows, Summary
@@ -88,6 +89,16 @@ class Analysis(Summary):
     inexact: tuple[str, ...] = ()
     asked: str = ""
     contract: Contract | None = None
+
+    @property
+    def floor(self) -> FloorReport:
+        """The floor, what could lower it, and where the next one lies."""
+        from memplan.simulate.floor import structural_floor
+
+        pairs = self.contract.new_values if self.contract else {}
+        tuned = self.session.name == "tuned"
+        floor = structural_floor(self.graph, self.timeline)
+        return floor_report(floor, self.graph, self.timeline, pairs if tuned else {})
 
     @property
     def later(self) -> LaterRuns | None:
@@ -175,6 +186,7 @@ class Analysis(Summary):
             "floor_bytes": self.floor_bytes,
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
             "floor_reason": self.floor_reason,
+            **self.floor.as_json(),
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
             "at_peak": [_live_json(live) for live in self.at_peak],

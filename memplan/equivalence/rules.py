@@ -14,7 +14,9 @@ import numpy as np
 
 from memplan.equivalence.call import Call
 from memplan.equivalence.comparisons import COMPARISONS, compared
+from memplan.equivalence.either import either_mask
 from memplan.equivalence.forms import Broadcast, Converted, SizeOf, Transposed, View
+from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pools import first_index
 from memplan.equivalence.ranges import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
@@ -55,8 +57,22 @@ def _cast(call: Call) -> int | None:
         return None
     if (whole := narrowed_and_back(call)) is not None:
         return whole
+    if (mask := _unpacked(call)) is not None:
+        return mask
     free = call.terms.free[call.read(0)]
     return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
+
+
+def _unpacked(call: Call) -> int | None:
+    """A mask that was packed (:mod:`memplan.equivalence.packed`)."""
+    found = unpacked(call)
+    return None if found is None else view(call.terms, found.source, found.shape)
+
+
+def _at_least(call: Call) -> int | None:
+    """The top bit of a packed mask; else a comparison like the others."""
+    mask = _unpacked(call)
+    return compared(call) if mask is None else mask
 
 
 def _of_one(call: Call) -> int | None:
@@ -253,7 +269,8 @@ def _mul(call: Call) -> int | None:
     shapes = {fact.shape for fact in facts}
     if all(fact.dtype == INT64 for fact in facts) and (0,) in shapes <= {(), (0,)}:
         return call.terms.constant(np.zeros(0, np.int64))
-    return _rebuilt(call)
+    found = _rebuilt(call)
+    return either_mask(call) if found is None else found
 
 
 def _rebuilt(call: Call) -> int | None:
@@ -313,6 +330,7 @@ _RULES: Mapping[str, Rule] = {
     "Size": _size,
     "Add": _add,
     **dict.fromkeys(COMPARISONS, compared),
+    "GreaterOrEqual": _at_least,
     "Mul": _mul,
     "Div": _rebuilt,
 }

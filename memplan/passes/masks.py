@@ -22,6 +22,7 @@ from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.passes.base import Applied, peak_did_not_rise, peak_fell
 from memplan.passes.change import Array, Change, facts_of, with_most
 from memplan.passes.early import early_results
+from memplan.passes.joined import joined_masks
 from memplan.passes.no_ops import Facts
 from memplan.passes.order import in_order
 from memplan.passes.surgery import node_protos
@@ -60,8 +61,15 @@ class Masks:
             model, timeline, count = found
             notes.append(f"{counted(count, 'input')} of activations not kept")
         if timeline.session.priority_order and not timeline.session.reuse:
-            earlier = _made_at_once(model, timeline)
-            if earlier is not model:
+            found = with_most(model, timeline, joined_masks(model), peak_did_not_rise)
+            joined = (model, timeline, 0) if found is None else found
+            earlier = _made_at_once(*joined[:2])
+            # Without it, two masks may be as good as one.
+            if joined[2] and earlier is not joined[0]:
+                notes.append(f"{counted(joined[2], 'mask')} joined with another")
+            elif joined[2]:
+                earlier, joined = _made_at_once(model, timeline), (model, timeline, 0)
+            if earlier is not joined[0]:
                 model = earlier
                 notes.append("masks made at once")
         return Applied(model, ", ".join(notes))

@@ -3,7 +3,8 @@
 Indices are int64 by definition, and what the backward pass keeps of them is a number below the size
 of an image, or, counted from its window, below that of a few rows. A cast to the least type that
 holds what a tensor can hold, and one back before it is read, keep every bit (Gist, Jain et al.,
-ISCA 2018, section 4, encodes pool indices so).
+ISCA 2018, section 4, encodes pool indices so). What is a widened form of something smaller is kept
+as that (:mod:`memplan.passes.copies`).
 
 The casts take time. They are made where the peak falls by a larger share than the step's
 estimated seconds grow.
@@ -23,6 +24,7 @@ from memplan.ir.graph import Tensor, TensorKind
 from memplan.ops.cost import device_for, node_costs
 from memplan.passes.base import Applied, peak_fell
 from memplan.passes.change import Array, Change, facts_of, name_authority, with_most
+from memplan.passes.copies import is_widened, made_again
 from memplan.passes.pools import Window, window_of
 from memplan.passes.ranges import TYPES, Bounds, Ranges
 from memplan.passes.surgery import node_protos
@@ -47,12 +49,12 @@ class Narrow:
     """``any_price``: also where the casts are estimated to cost more than they save."""
 
     name: ClassVar[str] = "narrow"
-    summary: ClassVar[str] = "indices kept in the least type that holds them"
+    summary: ClassVar[str] = "indices in the least type that holds them, casts as what they are of"
     any_price: bool = False
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with what is kept of whole numbers narrowed, where the peak falls by it."""
-        done = 0
+        done = again = 0
         for _ in range(_ROUNDS):
             worth = peak_fell if self.any_price else is_worth_it
             found = with_most(model, timeline, _changes(model, timeline), worth)
@@ -60,7 +62,18 @@ class Narrow:
                 break
             model, timeline, count = found
             done += count
-        return Applied(model, f"{counted(done, 'tensor')} of whole numbers" if done else "")
+        for _ in range(_ROUNDS):
+            worth = peak_fell if self.any_price else is_worth_it
+            found = with_most(model, timeline, _widened(model, timeline), worth)
+            if found is None:
+                break
+            model, timeline, count = found
+            again += count
+        notes = [f"{counted(done, 'tensor')} of whole numbers"] if done else []
+        notes += [f"{counted(again, 'cast or broadcast', 'casts or broadcasts')} made again"] * (
+            again > 0
+        )
+        return Applied(model, ", ".join(notes))
 
 
 def is_worth_it(after: Timeline, before: Timeline) -> bool:
@@ -102,6 +115,30 @@ def _changes(model: OpenModel, timeline: Timeline) -> list[Change]:
         taken |= touched
         readers = [protos[n] for n in late]
         changes.append(_narrowed(tensor, kind, window, protos[tensor.producer], readers, names))
+    return changes
+
+
+def _widened(model: OpenModel, timeline: Timeline) -> list[Change]:
+    """What is there at the peak and may be made again of something smaller."""
+    graph, names = model.graph, name_authority(model)
+    if not facts_of(model).exact:
+        return []
+    protos = node_protos(model.prepared.proto)
+    peak = int((timeline.dynamic + timeline.workspace).argmax())
+    step_of, taken = timeline.allocation.step_of, set[str]()
+    captured = {t for node in graph.nodes for t in node.captured}
+    changes = []
+    for buffer in timeline.live_at(peak):
+        tensor = graph.tensors[buffer.root]
+        if tensor.id in captured or tensor.id in graph.checkpoints or not is_widened(graph, tensor):
+            continue
+        late = sorted({n for n in tensor.readers if step_of[n] > peak}, key=lambda n: step_of[n])
+        touched = {protos[n].name for n in late}
+        if not late or any(step_of[n] == peak for n in tensor.readers) or touched & taken:
+            continue
+        taken |= touched
+        readers = [protos[n] for n in late]
+        changes.append(made_again(tensor, protos[tensor.producer], readers, names))
     return changes
 
 

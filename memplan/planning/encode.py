@@ -18,11 +18,11 @@ from memplan.ops.memory import (
     refusal,
     semantics,
 )
+from memplan.planning.dormant import Extended
 from memplan.planning.labels import flags, labels_of
-from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.timeline import Timeline, node_workspace
-from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Problem
+from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Pack, Problem
 
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
 # recomputed one would run at once and pin its input.
@@ -33,7 +33,7 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 class Encoded:
     """A problem, which nodes may move, and why some are never recomputed (node name → reason).
 
-    ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`.
+    ``forward``, ``intensive``, ``labels`` and ``packs`` as in :class:`Problem`.
     """
 
     arrays: Arrays
@@ -43,6 +43,7 @@ class Encoded:
     forward: Flags | None = None
     intensive: Flags | None = None
     labels: Labels | None = None
+    packs: tuple[Pack, ...] = ()
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
@@ -68,6 +69,7 @@ class Encoded:
             self.forward,
             self.intensive,
             self.labels,
+            self.packs,
         )
 
 
@@ -129,12 +131,35 @@ def encode(
     for tensor in (*keep, *given):
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
+    packs = _packs(extended, maker)
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
+    for pack in packs:
+        # Unread it is taken out, so it holds nothing to the end.
+        arrays.fleeting[arrays.write_start[pack.nodes[-1] + 1] - 1] = True
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
     labels = None if path is None else labels_of(graph, path, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
-    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels)
+    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels, packs)
+
+
+def _packs(extended: Extended, maker: Sequence[int]) -> tuple[Pack, ...]:
+    """The packs of tensors that may be dropped, with all nodes that lead there."""
+    graph, found = extended.graph, []
+    for last in extended.packs:
+        nodes, waiting = {last}, list(graph.nodes[last].reads)
+        tensor = NONE
+        while waiting:
+            source = waiting.pop()
+            producer = graph.tensors[source].producer
+            if producer >= extended.first_dormant and producer not in nodes:
+                nodes.add(producer)
+                waiting.extend(graph.nodes[producer].reads)
+            elif 0 <= producer < extended.first_dormant:
+                tensor = source
+        if maker[tensor] != NONE:
+            found.append(Pack(tensor, tuple(sorted(nodes))))
+    return tuple(found)
 
 
 def _keeps_its_turn(graph: Graph, node: Node) -> bool:

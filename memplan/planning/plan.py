@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memplan.planning.rebuild_rules import Extended
+from memplan.planning.dormant import Extended
 from memplan.simulate.floor import Floor
 
 

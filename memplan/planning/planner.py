@@ -16,9 +16,10 @@ from memplan.ir.graph import Graph
 from memplan.ir.matching import matching_tensors
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
+from memplan.planning.dormant import Extended
 from memplan.planning.encode import Encoded, encode, without_outputs
 from memplan.planning.plan import Plan
-from memplan.planning.rebuild_rules import Extended, extend
+from memplan.planning.rebuild_rules import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
@@ -43,7 +44,8 @@ class PlanRequest:
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
-    budget is what the lowest plan takes, not ``budget_bytes``.
+    budget is what the lowest plan takes, not ``budget_bytes``. ``packs``: masks may be kept packed,
+    see :func:`~memplan.planning.rebuild_rules.extend`; only the search knows how to.
     """
 
     graph: Graph
@@ -58,6 +60,7 @@ class PlanRequest:
     differentiated: frozenset[int] | None = None
     outputs_reserved: bool = False
     lowest: bool = False
+    packs: bool = False
 
 
 def plan_request(
@@ -107,7 +110,8 @@ class Prepared:
 def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
     """Encode a request and find its floor; ``rebuild``: with rules for random operators."""
     values = request.values if rebuild else {}
-    extended = extend(request.graph, values, request.session.provider)
+    packs = rebuild and request.packs
+    extended = extend(request.graph, values, request.session.provider, packs=packs)
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])

@@ -6,50 +6,44 @@ Dropout draws random numbers, so it is never run twice. Its output is rebuilt fr
 the backward pass keeps anyway, in the order in which ONNX Runtime's kernel computes, so that the
 bits are equal: ``y = (cast(mask) · x) / (1 - ratio)`` on the CPU (measured), ``· 1/(1 - ratio)`` on
 CUDA (from ``dropout_impl.cu``; not measured).
+
+A mask that was drawn cannot be made again at all; it may be kept packed
+(:mod:`memplan.planning.packed_masks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
+from memplan.planning.dormant import Array, Dormant, Extended
+from memplan.planning.packed_masks import add_packs
 
-Array = npt.NDArray[np.generic]
 _FLOAT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Extended:
-    """A graph with dormant nodes appended.
-
-    ``makers`` maps tensor id → dormant node that makes it again; ``constants`` are the new
-    initializers by name; ``first_dormant`` is the id of the first dormant node.
-    """
-
-    graph: Graph
-    makers: Mapping[int, int]
-    constants: Mapping[str, Array]
-    first_dormant: int
-
-
-def extend(graph: Graph, values: Mapping[str, Array], provider: str) -> Extended:
+def extend(
+    graph: Graph, values: Mapping[str, Array], provider: str, *, packs: bool = False
+) -> Extended:
     """Add the rebuild rules that apply to ``graph``.
 
     Args:
         graph: the graph.
         provider: ``cpu`` or ``cuda``; their kernels round differently.
         values: contents of small constants by tensor name (ratios, training flags).
+        packs: also that masks which were drawn may be kept packed; the graph is of opset 14 or
+            later, and its shapes hold in every run.
     """
-    builder = _Builder(graph, provider)
+    builder = Dormant(graph, provider)
     for node in graph.nodes:
         if node.key == ":Dropout":
             ratio = _training_ratio(graph, node, values)
             if ratio is not None:
-                builder.add_dropout(node, ratio)
+                _add_dropout(builder, node, ratio)
+    if packs:
+        add_packs(builder)
     return builder.finish()
 
 
@@ -75,74 +69,20 @@ def _constant(graph: Graph, node: Node, slot: int, values: Mapping[str, Array]) 
     return None if value is None else float(np.asarray(value).reshape(-1)[0])
 
 
-class _Builder:
-    """Appends tensors and nodes with the next free ids."""
-
-    def __init__(self, graph: Graph, provider: str) -> None:
-        self.graph = graph
-        self.provider = provider
-        self.tensors = list(graph.tensors)
-        self.nodes = list(graph.nodes)
-        self.makers: dict[int, int] = {}
-        self.constants: dict[str, Array] = {}
-        self.taken = {tensor.name for tensor in graph.tensors} | {n.name for n in graph.nodes}
-
-    def fresh_stem(self, stem: str) -> str:
-        """A stem that no name begins with: a file that was rewritten before has some of them."""
-        free, count = stem, 2
-        while any(name.startswith(f"{free}_") for name in self.taken):
-            free, count = f"{stem}{count}", count + 1
-        return free
-
-    def finish(self) -> Extended:
-        graph = replace(
-            self.graph,
-            nodes=tuple(self.nodes),
-            tensors=tuple(self.tensors),
-            metadata=self.graph.metadata + ({},) * (len(self.nodes) - len(self.graph.nodes)),
-        )
-        return Extended(graph, self.makers, self.constants, len(self.graph.nodes))
-
-    def add_tensor(self, name: str, like: Tensor, kind: TensorKind, producer: int) -> int:
-        tensor = replace(
-            like,
-            id=len(self.tensors),
-            name=name,
-            kind=kind,
-            producer=producer,
-            readers=(),
-            is_output=False,
-        )
-        self.tensors.append(tensor)
-        return tensor.id
-
-    def add_node(
-        self,
-        name: str,
-        op: str,
-        inputs: tuple[int, ...],
-        output: int,
-        attributes: Mapping[str, object] | None = None,
-    ) -> int:
-        index = len(self.nodes)
-        self.nodes.append(Node(index, name, "", op, inputs, (output,), (), dict(attributes or {})))
-        return index
-
-    def add_dropout(self, node: Node, ratio: float) -> None:
-        source, output = node.inputs[0], self.tensors[node.outputs[0]]
-        mask = node.outputs[1]
-        kept_share = np.float32(1) - np.float32(ratio)
-        op = "Div" if self.provider == "cpu" else "Mul"
-        scale = kept_share if op == "Div" else np.float32(1) / kept_share
-        stem = self.fresh_stem(f"{node.name}/rebuild")
-        scale_name = f"{stem}_scale"
-        self.constants[scale_name] = np.asarray(scale, dtype=np.float32)
-        scalar = replace(output, shape=(), nbytes=4)
-        scale_id = self.add_tensor(scale_name, scalar, TensorKind.INITIALIZER, ABSENT)
-        first = len(self.nodes)
-        cast = self.add_tensor(f"{stem}_mask", output, TensorKind.COMPUTED, first)
-        kept = self.add_tensor(f"{stem}_kept", output, TensorKind.COMPUTED, first + 1)
-        self.add_node(f"{stem}_cast", "Cast", (mask,), cast, {"to": _FLOAT})
-        self.add_node(f"{stem}_mul", "Mul", (cast, source), kept)
-        self.makers[output.id] = self.add_node(f"{stem}_scale", op, (kept, scale_id), output.id)
-        self.makers[cast], self.makers[kept] = first, first + 1
+def _add_dropout(builder: Dormant, node: Node, ratio: float) -> None:
+    """Dropout's output from its mask."""
+    source, output = node.inputs[0], builder.tensors[node.outputs[0]]
+    mask = node.outputs[1]
+    kept_share = np.float32(1) - np.float32(ratio)
+    op = "Div" if builder.provider == "cpu" else "Mul"
+    scale = kept_share if op == "Div" else np.float32(1) / kept_share
+    stem = builder.fresh_stem(f"{node.name}/rebuild")
+    scale_id = builder.add_constant(f"{stem}_scale", np.asarray(scale, dtype=np.float32), output)
+    first = len(builder.nodes)
+    cast = builder.add_tensor(f"{stem}_mask", output, TensorKind.COMPUTED, first)
+    kept = builder.add_tensor(f"{stem}_kept", output, TensorKind.COMPUTED, first + 1)
+    builder.add_node(f"{stem}_cast", "Cast", (mask,), (cast,), {"to": _FLOAT})
+    builder.add_node(f"{stem}_mul", "Mul", (cast, source), (kept,))
+    made = builder.add_node(f"{stem}_scale", op, (kept, scale_id), (output.id,))
+    builder.makers[output.id] = made
+    builder.makers[cast], builder.makers[kept] = first, first + 1

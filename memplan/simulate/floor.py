@@ -56,19 +56,24 @@ class Pin:
         return f"{node.op} {node.name} needs at once: {names}{more}"
 
 
-def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
+def structural_floor(
+    graph: Graph, timeline: Timeline, *, below: int = 0, held: bool = True
+) -> Floor:
     """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies).
 
-    With devices it is a floor of what is on the device.
+    With devices it is a floor of what is on the device. ``below``: as if no node made or read a
+    tensor of so many bytes or more, graph outputs aside (0: all do). ``held``: graph outputs are
+    held to the end.
     """
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
     resident = frozenset(tensor.id for tensor in graph.tensors if is_resident(tensor))
     away = timeline.devices.host_tensors if timeline.devices else frozenset()
     outputs = [t for t in dict.fromkeys(graph.outputs) if t not in resident and t not in away]
+    outputs = outputs if held else []
     is_held = set(outputs)
-    held = sum(graph.tensors[t].nbytes for t in outputs)
-    plain = loaded = Pin(held, ABSENT, tuple(outputs))
+    at_end = sum(graph.tensors[t].nbytes for t in outputs)
+    plain = loaded = Pin(at_end, ABSENT, tuple(outputs))
     sets = GrowingSets()
     behind = [EMPTY] * len(graph.tensors)  # graph outputs held once a tensor is made, it included
     inside = timeline.inside.nbytes
@@ -79,6 +84,12 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
                 before = sets.union(before, behind[t])
         tensors = _working_set(graph, node, root, rules)
         tensors.difference_update(resident, away)
+        if below and any(
+            graph.tensors[t].nbytes >= below and not graph.tensors[t].is_output for t in tensors
+        ):
+            # What it makes is held all the same.
+            _hand_on(graph, node, before, is_held, sets, behind)
+            continue
         more = sum(
             graph.tensors[t].nbytes
             for t in tensors
@@ -93,9 +104,21 @@ def structural_floor(graph: Graph, timeline: Timeline) -> Floor:
                 plain = Pin(nbytes, node.id, pinned)
             if with_workspace > loaded.nbytes:
                 loaded = Pin(with_workspace, node.id, pinned)
-        for t in node.writes:
-            behind[t] = sets.add(before, t, graph.tensors[t].nbytes) if t in is_held else before
+        _hand_on(graph, node, before, is_held, sets, behind)
     return Floor(plain, loaded)
+
+
+def _hand_on(
+    graph: Graph,
+    node: Node,
+    before: int,
+    is_held: set[int],
+    sets: GrowingSets,
+    behind: list[int],
+) -> None:
+    """Note what is held once a node has run, for those that read what it makes."""
+    for t in node.writes:
+        behind[t] = sets.add(before, t, graph.tensors[t].nbytes) if t in is_held else before
 
 
 def _view_roots(graph: Graph, rules: MemorySemantics) -> dict[int, int]:

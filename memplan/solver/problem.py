@@ -62,15 +62,24 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
+class Pack:
+    """A tensor may be dropped, as ``nodes``, run in their order, keep a smaller form of it."""
+
+    tensor: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """What a solver is given.
 
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
-    cheaper ways to make a tensor again. ``start`` is where a search begins: ``order``, with the
-    recomputations that were asked for; those of ``protected`` nodes must stay. ``forward``,
-    ``intensive`` and ``labels`` matter to some baseline planners only (:mod:`memplan.strategies`);
-    None: not known.
+    cheaper ways to make a tensor again. Those of ``packs`` make a smaller form of a tensor while it
+    is there, as nothing makes it again afterwards (:mod:`memplan.solver.packs`). ``start`` is where
+    a search begins: ``order``, with the recomputations that were asked for; those of ``protected``
+    nodes must stay. ``forward``, ``intensive`` and ``labels`` matter to some baseline planners only
+    (:mod:`memplan.strategies`); None: not known.
     """
 
     arrays: Arrays
@@ -82,6 +91,7 @@ class Problem:
     forward: Flags | None = None  # (N) what the loss depends on
     intensive: Flags | None = None  # (N) matrix products and convolutions
     labels: Labels | None = None
+    packs: tuple[Pack, ...] = ()
 
     @property
     def base_cost(self) -> float:

@@ -66,6 +66,7 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
         return "leaves out nodes of the step"
     asked = np.bincount(problem.start, minlength=count)
     again = np.isin(np.arange(count), problem.arrays.maker)
+    again[[node for pack in problem.packs for node in pack.nodes]] = True
     if (runs > asked)[~again].any():
         return "recomputes nodes that must not be"
     if (runs < asked)[problem.protected].any():

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
+from memplan.solver.evaluate import decide
+from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -56,9 +58,14 @@ def solve_counted(
     )
     free = replace(fixed, order=options.order)
 
-    standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
-    if options.order and not standing.closed:
-        standing.keep(solve(problem, limit, free, progress, standing.may_stop), "search")
+    if problem.packs:
+        begin, _ = solve_counted(without_packs(problem), time_limit, options, progress)
+        standing.keep(decide(problem, begin.sequence), "search without packed masks")
+        standing.keep(_packed(problem, standing, limit, free, progress), "search")
+    else:
+        standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
+        if options.order and not standing.closed:
+            standing.keep(solve(problem, limit, free, progress, standing.may_stop), "search")
     if options.iterations and not standing.fits:
         assert standing.best is not None
         found = lowest_peak(problem, standing.best, Effort(stop=lambda: standing.fits), free)
@@ -69,10 +76,25 @@ def solve_counted(
     return standing.best, standing.certificate()
 
 
+def _packed(
+    problem: Problem,
+    standing: Standing,
+    limit: float,
+    options: SearchOptions,
+    progress: Progress | None,
+) -> Decision:
+    """The search with all packs, from the best plan without them, too."""
+    starts = (with_packs(problem, standing.sequence),)
+    packed = always_packed(problem)
+    found = solve(packed, limit, replace(options, starts=starts), progress, standing.may_stop)
+    return decide(problem, stripped(problem, found.sequence))
+
+
 def _certify(
     problem: Problem, standing: Standing, options: SearchOptions, progress: Progress | None
 ) -> None:
     """Look at the bound where the best plan is full, search from its starts, and again."""
+    searched, stop = always_packed(problem), standing.may_stop
     try:
         order_free = OrderFreeBound(
             problem, Effort(nodes=_TREE), standing.learn, certificate_params(options.iterations)
@@ -85,9 +107,10 @@ def _certify(
                 if followed < _FOLLOWED and not standing.closed:
                     followed += 1
                     found = solve_from(
-                        problem, start, math.inf, options, progress, standing.may_stop
+                        searched, with_packs(problem, start), math.inf, options, progress, stop
                     )
-                    standing.keep(found, "certificate")
+                    decision = decide(problem, stripped(problem, found.sequence))
+                    standing.keep(decision, "certificate")
             if not order_free.fresh:
                 return
     except TROUBLE as error:

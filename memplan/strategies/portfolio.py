@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound
 from memplan.solver.evaluate import decide
+from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -56,6 +56,9 @@ class PortfolioParams:
     """How many plans of others are starts of a search (0: none)."""
     lowest: float = 0.5
     """Share of the time left in which the lowest peak is driven for while nothing fits."""
+    unpacked: float = 0.7
+    """Share of the time for plans that pack nothing, where something may be packed: packing takes
+    more time for a byte than most recomputations, and hides them from a short search."""
     poll_seconds: float = 0.05
     """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
 
@@ -86,11 +89,20 @@ def solve_portfolio(
 
     Stops early when the bound is reached, and on Ctrl-C, with the best sequence so far.
     """
+    if not options.order:
+        # The bound of the file's order knows nothing of what stands early by choice.
+        problem = without_packs(problem)
     if options.iterations or time_limit <= 0:
         from memplan.strategies.counted import solve_counted
 
         return solve_counted(problem, time_limit, options, progress)
-    return _Portfolio(problem, time_limit, options, progress).run()
+    if not problem.packs:
+        return _Portfolio(problem, time_limit, options, progress).run()
+    begun = time.perf_counter()
+    seconds = options.params.unpacked * time_limit
+    begin, _ = _Portfolio(without_packs(problem), seconds, options, progress).run()
+    left = time_limit - (time.perf_counter() - begun)
+    return _Portfolio(problem, left, options, progress, begin).run()
 
 
 class _Portfolio:
@@ -102,12 +114,17 @@ class _Portfolio:
         time_limit: float,
         options: PortfolioOptions,
         progress: Progress | None,
+        begin: Decision | None = None,
     ) -> None:
+        """``begin``: a plan that packs nothing, to go on from; there where something may be."""
+        self.packed = always_packed(problem) if problem.packs else problem
         self.problem, self.options, self.progress = problem, options, progress
         self.params = options.params
         self.limit = time_limit
         self.halt = threading.Event()
         self.standing = Standing(problem, options.gap)
+        if begin is not None:
+            self.standing.keep(decide(problem, begin.sequence), "search without packed masks")
         self.fixed_extra: float | None = None
         self.order_free: OrderFreeBound | None = None
         self.bound: Future[None] | None = None
@@ -145,6 +162,8 @@ class _Portfolio:
 
     def _explore(self, pool: ThreadPoolExecutor) -> None:
         free = SearchOptions(seed=self.options.seed, params=self.options.search)
+        if self.problem.packs:
+            free = replace(free, starts=(self._with_packs(self.standing.sequence),))
         first = pool.submit(self._search, free, self.limit)
         second = pool.submit(self._second_thread, replace(free, seed=free.seed + 1))
         self._wait([first, second])
@@ -152,11 +171,12 @@ class _Portfolio:
     def _second_thread(self, options: SearchOptions) -> None:
         """The file's order, the certificate and its starts, the plans of others; then explore, and
         look at the bound again where the best plan is full by then."""
-        self._search(replace(options, order=False), self.params.in_order * self.limit)
+        if not self.problem.packs:
+            self._search(replace(options, order=False), self.params.in_order * self.limit)
         self._certify(options)
         if not self.standing.fits and not self._done():
             self._drive_down(options)
-        if not self._done():
+        if not self._done() and not self.problem.packs:
             self._follow_baselines(options)
         self._certify(options)
         if not self._done():
@@ -189,7 +209,18 @@ class _Portfolio:
 
     def _search_from(self, start: Ints, options: SearchOptions) -> Decision:
         seconds = min(self.params.followed_start * self.limit, self._left())
-        return solve_from(self.problem, start, seconds, options, self._tell(), self._enough)
+        start = self._with_packs(start)
+        found = solve_from(self.packed, start, seconds, options, self._tell(), self._enough)
+        return self._stripped(found)
+
+    def _with_packs(self, sequence: Ints) -> Ints:
+        return with_packs(self.problem, sequence) if self.problem.packs else sequence
+
+    def _stripped(self, decision: Decision) -> Decision:
+        """What a search with packs found, as a decision of the problem."""
+        if not self.problem.packs:
+            return decision
+        return decide(self.problem, stripped(self.problem, decision.sequence))
 
     def _drive_down(self, options: SearchOptions) -> None:
         """Nothing fits: a plan for less may be easier to find, and what is lowest is worth knowing.
@@ -281,13 +312,19 @@ class _Portfolio:
                 return
 
     def _search(self, options: SearchOptions, seconds: float) -> None:
-        meet: Callable[[Ints], Ints] | None = self.standing.meet if options.order else None
-        decision = solve(self.problem, seconds, options, self._tell(), self._enough, meet)
+        met = self._meet if options.order else None
+        found = solve(self.packed, seconds, options, self._tell(), self._enough, met)
+        decision = self._stripped(found)
         self.standing.keep(decision, "search")
         with self.lock:
             better = self.fixed_extra is None or decision.extra_cost < self.fixed_extra
             if not options.order and decision.feasible and better:
                 self.fixed_extra = decision.extra_cost
+
+    def _meet(self, sequence: Ints) -> Ints:
+        if not self.problem.packs:
+            return self.standing.meet(sequence)
+        return self._with_packs(self.standing.meet(stripped(self.problem, sequence)))
 
     def _tell(self) -> Progress | None:
         if self.progress is None:

@@ -18,6 +18,7 @@ from memplan.plain.finish import PlainModel
 from memplan.plain.plan import in_file_order, plan_plain
 from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
+from memplan.planning.packed_masks import may_pack
 from memplan.planning.plan import Plan
 from memplan.planning.planner import plan_request
 from memplan.simulate.opened import OpenModel
@@ -204,7 +205,9 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     request = plan_request(
         model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
     )
-    request = replace(request, lowest=goal.lowest)
+    packs = goal.session.name == "tuned" and isinstance(goal.strategy, Search)
+    packs = packs and may_pack(model.prepared)
+    request = replace(request, lowest=goal.lowest, packs=packs)
     plain: PlainModel | None = None
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)

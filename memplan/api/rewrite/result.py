@@ -9,6 +9,7 @@ import onnx
 
 from memplan.api.analyze import Analysis
 from memplan.api.rewrite.cheapest import chunk_step, with_chunks
+from memplan.api.floor import FloorReport, floor_report
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
@@ -19,6 +20,7 @@ from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.passes import manager as free
+from memplan.passes.chunk.choose import NONE as NO_CHUNKS
 from memplan.plain.finish import PlainModel
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
@@ -73,6 +75,20 @@ class Rewrite(Summary):
     def planned(self) -> Graph:
         """The graph that was planned."""
         return self.passes[-1].model.graph if self.passes else self.optimized.graph
+
+    @property
+    def floor(self) -> FloorReport:
+        """The floor of what was planned, what could lower it, and where the next one lies."""
+        timeline = self.passes[-1].timeline if self.passes else self.optimized.timeline
+        contract, tuned = self.original.contract, self.options.session == "tuned"
+        pairs = contract.new_values if contract is not None and tuned else {}
+        return floor_report(
+            self.plan.floor,
+            self.planned,
+            timeline,
+            pairs,
+            chunked=self.options.chunk != NO_CHUNKS,
+        )
 
     @property
     def measured_nodes(self) -> int:
@@ -135,6 +151,9 @@ class Rewrite(Summary):
             "predicted_peak_bytes": self.timeline.peak_bytes,
             "predicted_peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
             "floor_bytes": plan.resident_bytes + plan.floor.nbytes,
+            "floor_with_workspace_bytes": self.floor.nbytes,
+            "floor_reason": self.floor.reason,
+            **self.floor.as_json(),
             "extra_cost_fraction": plan.extra_cost_fraction,
             "bound_fraction": plan.bound_fraction,
             "bound_kind": plan.bound_kind,

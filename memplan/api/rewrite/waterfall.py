@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.passes.manager import PassStep
+from memplan.simulate.floor import structural_floor
 from memplan.simulate.timeline import Timeline
 
 
@@ -23,6 +24,13 @@ class WaterfallStep:
         """What the peak fell by, workspace included: what a budget is held against."""
         return self.before.peak_with_workspace_bytes - self.timeline.peak_with_workspace_bytes
 
+    @property
+    def floor_bytes(self) -> int:
+        """Below that no plan for this step's graph goes, workspace included."""
+        timeline = self.timeline
+        floor = structural_floor(timeline.graph, timeline)
+        return timeline.resident_bytes + floor.with_workspace
+
     def as_json(self) -> dict[str, object]:
         """All figures, by name."""
         return {
@@ -30,6 +38,7 @@ class WaterfallStep:
             "nodes": len(self.timeline.graph.nodes),
             "peak_bytes": self.timeline.peak_bytes,
             "peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
+            "floor_with_workspace_bytes": self.floor_bytes,
             "saved_bytes": self.before.peak_bytes - self.timeline.peak_bytes,
             "saved_with_workspace_bytes": self.saved_bytes,
             "note": self.note,

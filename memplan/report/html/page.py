@@ -255,9 +255,7 @@ def _notes_section(analysis: Analysis) -> str:
         "<section><h2>At the allocator <small>ONNX Runtime's BFC arena, first run</small></h2>"
         f"{_allocator(analysis)}"
         f'<h2 class="second">What pins the floor</h2><p class="text">'
-        f"{format_bytes(analysis.floor_with_workspace_bytes)}, kernel workspace included "
-        f"({format_bytes(analysis.floor_bytes)} without): "
-        f"{escape(analysis.floor_reason)}</p>"
+        f"{escape(analysis.floor.line)}</p>"
         f'<h2 class="second">Assumptions</h2><ul class="text">{_items(notes)}</ul></section>'
     )
 

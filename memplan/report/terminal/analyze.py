@@ -67,6 +67,7 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
     timeline = analysis.timeline
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
+    floor = analysis.floor.line
     facts = [
         *_inexact(analysis),
         f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
@@ -74,27 +75,17 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
         f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
-        _floor_line(analysis),
+        floor,
         *state_lines(analysis.graph),
         *offer_line(timeline, analysis.with_state_in_place()),
     ]
     if analysis.is_forward_only:
         facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
     if analysis.later is not None:
-        facts.insert(facts.index(_floor_line(analysis)), _later_line(analysis.later))
+        facts.insert(facts.index(floor), _later_line(analysis.later))
     if analysis.placement is not None:
         facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
-
-
-def _floor_line(analysis: Analysis) -> str:
-    """The floor that a budget is held against, and what pins it."""
-    scratch = analysis.floor_with_workspace_bytes - analysis.floor_bytes
-    beside = f" ({format_bytes(analysis.floor_bytes)} without kernel workspace)" if scratch else ""
-    return (
-        f"floor {format_bytes(analysis.floor_with_workspace_bytes)}{beside}: "
-        f"{analysis.floor_reason}"
-    )
 
 
 def _inexact(analysis: Analysis) -> list[str]:

@@ -36,6 +36,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *section(_recomputed_table(result) if result.plan.clones else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
+        line(result.floor.line),
         line(equivalence_line(result.equivalence)),
         line(_bits_line(result)),
     ]

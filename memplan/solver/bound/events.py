@@ -71,6 +71,7 @@ class EventProgram:
                 self.makers[tensor].append(node)
         self._first_runs()
         self._supply()
+        self._unpacked()
         for k in range(1, self.stages + 1):
             self._memory(k)
 
@@ -164,6 +165,23 @@ class EventProgram:
         else:
             terms.append((self.runs[node, stage], -1.0))
             self.program.at_least(terms, 0.0)
+
+    def _unpacked(self) -> None:
+        """What was packed is made again in a stage only if some form of it was there before.
+
+        Within a stage nothing is timed, so else a packed form and its source make each other.
+        """
+        for again, first, tensors in self.relaxation.packs:
+            if not all(self.makers[t] for t in tensors):
+                continue
+            for stage in range(1, self.stages + 1):
+                if (again, stage) not in self.runs or self._is_certain(first, stage):
+                    continue
+                terms: list[Term] = [(self._hold(t, stage), 1.0) for t in tensors]
+                if self.first[first] <= stage <= self.last[first]:
+                    terms.append((self.runs[first, stage], 1.0))
+                self.program.at_least([*terms, (self.runs[again, stage], -1.0)], 0.0)
+        self._supply()
 
     def _memory(self, k: int) -> None:
         """The budget at event ``k``."""

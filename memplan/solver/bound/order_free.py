@@ -27,6 +27,7 @@ from memplan.solver.bound.relaxation import Relaxation, free_small, relax
 from memplan.solver.evaluate import evaluate
 from memplan.solver.links import Cut, Links, links_of, sequence_keeping
 from memplan.solver.order.local import settle
+from memplan.solver.packs import with_packs
 from memplan.solver.problem import Ints, Problem
 
 _LOG = logging.getLogger(__name__)
@@ -175,7 +176,8 @@ class OrderFreeBound:
         """The plan in which, as near as may be to the order of ``sequence``, nodes run in the
         stages of the solution, and just what it holds survives the events."""
         assert found.held is not None
-        order = self._staged(found.stage, events, sequence)
+        staged = self._staged(found.stage, events, sequence)
+        order = with_packs(self.problem, np.asarray(staged, dtype=np.int64)).tolist()
         place = {node: position for position, node in enumerate(order)}
         cuts = [
             Cut(place[e] + 1, kept | self.free) for e, kept in zip(events, found.held, strict=True)

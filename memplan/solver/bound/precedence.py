@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from memplan.solver.problem import NONE, Problem
 
 # How far a rebuild rule is followed back to the node that it replaces.
-_LONGEST_RULE = 8
+_LONGEST_RULE = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,16 @@ def find_precedence(problem: Problem) -> Precedence:
         originals = [node for node in makers[tensor] if node in first]
         if len(originals) != 1:
             return NONE
-        others = (node for node in makers[tensor] if node != originals[0])
-        follows = all(_needs(node, originals[0], slots, makers, _LONGEST_RULE) for node in others)
-        return originals[0] if follows else NONE
+        others = [node for node in makers[tensor] if node != originals[0]]
+        # Who makes a tensor from the tensor itself (packed, say) does not make it first.
+        makers[tensor] = originals
+        if all(_needs(node, originals[0], slots, makers, _LONGEST_RULE) for node in others):
+            return originals[0]
+        makers[tensor] = [*originals, *others]
+        return NONE
 
+    for tensor in range(len(arrays.nbytes)):
+        gate(tensor)  # of some it shows only when others are known
     gates = [gate(tensor) for tensor in range(len(arrays.nbytes))]
     before = tuple(_distinct(gates[t] for t in slots[node]) for node in range(count))
     after: list[list[int]] = [[] for _ in range(count)]

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from memplan.solver.packs import first_maker
 from memplan.solver.problem import NONE, Arrays, Ints, Problem
 
 
@@ -49,6 +50,9 @@ class Relaxation:
     again_first: list[int]  # (node) the node that runs first in a recomputation
     litter: list[int]  # (node) bytes that every recomputation leaves behind for good
     unread_held: list[bool]  # (tensor) a first value that nobody reads is held to the end
+    # What may be kept packed: who makes it again, who made it first, and all that either leads from
+    # or to a packed form. Only from one of these tensors can the others be made.
+    packs: list[tuple[int, int, list[int]]] = field(default_factory=list)
     chained: dict[int, int] = field(default_factory=dict)  # tensor → node it is recomputed within
 
     @property
@@ -226,7 +230,7 @@ class _Builder:
             own[i] = [t for t in own[i] if NONE not in takes[i].get(t, ())]
             takes[i] = {t: found for t, found in takes[i].items() if found}
         again = [False] * self.nodes
-        for i in self.maker:
+        for i in (*self.maker, *(node for pack in self.problem.packs for node in pack.nodes)):
             if i != NONE:
                 again[i] = True
         return Relaxation(
@@ -250,7 +254,24 @@ class _Builder:
             again_first=list(range(self.nodes)),
             litter=litter,
             unread_held=unread_held,
+            packs=self._packs(root),
         )
+
+    def _packs(self, root: list[int]) -> list[tuple[int, int, list[int]]]:
+        """See :class:`Relaxation`; none of which a tensor is always at hand."""
+        found = []
+        for pack in self.problem.packs:
+            again = self.maker[pack.tensor]
+            tensors, waiting = {pack.tensor}, [again, *pack.nodes]
+            while waiting:
+                for t in self.reads[waiting.pop()]:
+                    if t not in tensors and not self.resident[t]:
+                        tensors.add(t)
+                        waiting += [self.maker[t]] if self.maker[t] != NONE else []
+            roots = {root[t] for t in tensors}
+            if NONE not in roots:
+                found.append((again, first_maker(self.problem, pack.tensor), sorted(roots)))
+        return found
 
     def _lives(self, relaxation: Relaxation) -> set[int]:
         """Makers, births, uses and the last step for which every tensor can be wanted.

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.evaluate import IMPOSSIBLE, decide
+from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
@@ -50,8 +51,23 @@ def lowest_peak(
 ) -> Decision:
     """The lowest peak that aims from ``begin`` downwards reach; ``floor``: no plan goes below.
 
-    The decision speaks of the problem's own budget, and is as cheap as pruning makes it.
+    The decision speaks of the problem's own budget, and is as cheap as pruning makes it. Packs are
+    tried where those without them have led.
     """
+    if not problem.packs:
+        return _driven_down(problem, begin, effort, options, floor)
+    plain = _driven_down(without_packs(problem), begin, effort.share(0.5), options, floor)
+    packed = always_packed(problem)
+    start = decide(packed, with_packs(problem, plain.sequence))
+    found = _driven_down(packed, start, effort, options, floor)
+    lower = decide(problem, stripped(problem, found.sequence))
+    return min(lower, decide(problem, plain.sequence), key=lambda decision: decision.peak)
+
+
+def _driven_down(
+    problem: Problem, begin: Decision, effort: Effort, options: SearchOptions, floor: int
+) -> Decision:
+    """:func:`lowest_peak` of one kind of sequences."""
     counted = options.iterations > 0
     params = replace(options.params, explore=0.0, struggles=_RESTARTS, keep_shaking=False)
     quick = replace(options, params=params, iterations=min(options.iterations, _RESTARTS))

@@ -208,3 +208,12 @@ def test_repeated_values_are_known_by_value_and_shape() -> None:
     assert parse(zeros)
     assert proof(zeros, zeros).proved
     assert proof(zeros, zeros.replace("{0}", "{1}")).reason is not None
+
+
+def test_a_view_of_a_slice_that_the_original_makes_is_what_it_was() -> None:
+    """It is known by a rule there, and is no part of a chunk."""
+    text = """g (float[4, 6] x, float[6] c) => (float[6] z)
+    <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}>
+    { [s] s = Slice(x, one, two, zero) [q] q = Squeeze(s, zero) [z] z = Add(c, q) }"""
+    found = proof(text, text)
+    assert found.proved, found.reason

@@ -1,0 +1,92 @@
+"""What a floor rests on, what could lower it, and the next one, in all reports the same."""
+
+from __future__ import annotations
+
+from html import escape
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import memplan
+from helpers.graphs import TUNED, open_text, parse
+from memplan.api.analyze import analyze_open
+from memplan.api.floor import floor_report
+from memplan.report.html.page import analysis_html
+from memplan.report.terminal.analyze import render
+from memplan.simulate.floor import structural_floor
+from memplan.simulate.timeline import simulate
+
+# The widest node needs 3 x 64 KiB, the next one, without tensors of that size, 3 x 16 KiB.
+WIDE = """g (float[16, 1024] x) => (float[16, 1024] z) <int64[2] two = {1, 4}, int64[1] ends = {16}>
+{ [a] a = Tanh(x) [w] w = Tile(a, two) [v] v = Tanh(w) [s] s = Add(w, v) [r] r = Sum(s, v, w)
+  [y] y, y2, y3, y4 = Split<axis: int = 1, num_outputs: int = 4>(r) [b] b = Add(y, y2)
+  [c] c = Add(b, y3) [z] z = Add(c, y4) }"""
+OUTPUTS = """g (float[16, 1024] x) => (float[16, 1024] p, float[16, 1024] q, float[16, 1024] r)
+{ [p] p = Neg(x) [q] q = Tanh(x) [r] r = Sin(x) }"""
+KIB = 1024
+
+
+def test_a_node_sets_it_and_chunks_could_lower_it() -> None:
+    found = analyze_open(open_text(WIDE), TUNED).floor
+    assert "needs at once: " in found.reason
+    assert "--chunk auto" in found.lowered_by
+    resident = 16 * 1024 * 4 + 8 * 3
+    assert (found.nbytes - resident) // KIB >= 3 * 256
+    assert found.next_bytes < found.nbytes
+    assert (found.next_bytes - resident) // KIB <= 4 * 64
+    chunked = floor_report(
+        structural_floor(open_text(WIDE).graph, simulate(open_text(WIDE).graph, TUNED)),
+        open_text(WIDE).graph,
+        simulate(open_text(WIDE).graph, TUNED),
+        chunked=True,
+    )
+    assert "no region" in chunked.lowered_by
+
+
+def test_outputs_set_it() -> None:
+    model = open_text(OUTPUTS)
+    timeline = simulate(model.graph, TUNED)
+    floor = structural_floor(model.graph, timeline)
+    plain = floor_report(floor, model.graph, timeline)
+    assert "--wrt" in plain.lowered_by
+    assert plain.next_bytes - timeline.resident_bytes == 16 * 1024 * 4
+    state = floor_report(floor, model.graph, timeline, {"p": "x"})
+    assert "--state in-place" in state.lowered_by
+
+
+def test_the_next_floor_leaves_out_what_is_as_large() -> None:
+    graph = open_text(WIDE).graph
+    timeline = simulate(graph, TUNED)
+    whole = structural_floor(graph, timeline).with_workspace
+    assert structural_floor(graph, timeline, below=1 << 40).with_workspace == whole
+    assert structural_floor(graph, timeline, below=1).with_workspace == 16 * 1024 * 4  # the output
+    assert structural_floor(graph, timeline, below=1, held=False).with_workspace == 0
+
+
+@pytest.mark.parametrize("text", [WIDE, OUTPUTS])
+def test_text_json_and_page_say_the_same(text: str) -> None:
+    analysis = analyze_open(open_text(text), TUNED)
+    found, json = analysis.floor, analysis.as_json()
+    assert json["floor_with_workspace_bytes"] == found.nbytes
+    assert json["floor_bytes"] == found.tensor_bytes
+    assert json["floor_reason"] == found.reason
+    assert json["floor_lowered_by"] == found.lowered_by
+    assert json["next_floor_with_workspace_bytes"] == found.next_bytes
+    assert json["next_floor_reason"] == found.next_reason
+    console = Console(width=4000, file=StringIO())
+    console.print(render(analysis))
+    assert found.line in console.file.getvalue()
+    assert escape(found.line) in analysis_html(analysis)
+
+
+def test_rewrite_says_it_of_every_step(tmp_path: Path) -> None:
+    result = memplan.rewrite(parse(WIDE), "100%")
+    json = result.as_json()
+    assert json["floor_with_workspace_bytes"] == result.floor.nbytes
+    assert json["floor_lowered_by"] == result.floor.lowered_by
+    steps = json["passes"]
+    assert isinstance(steps, list)
+    assert all(s["floor_with_workspace_bytes"] <= s["peak_with_workspace_bytes"] for s in steps)
+    assert steps[-1]["floor_with_workspace_bytes"] <= result.floor.nbytes

@@ -1,0 +1,191 @@
+"""Which masks may be kept packed, what stands for it in a problem, and plans that use it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.graphs import TUNED, open_text, tensor
+from helpers.plans import estimate
+from memplan.equivalence.prove import Side, prove, reference_side
+from memplan.planning.apply import apply_plan
+from memplan.planning.dormant import Extended
+from memplan.planning.packed_masks import may_pack
+from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.planning.rebuild_rules import extend
+from memplan.planning.verify import ensure
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import simulate
+from memplan.solver.evaluate import decide
+from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
+from memplan.solver.problem import NONE, Problem
+from memplan.strategies.builtin import parse_strategy
+
+DROPPED = """
+g ({shape} x) => (float[] z) <float ratio = {{0.25}}, bool on = {{1}}>
+{{
+    [d1] a, m1 = Dropout<seed: int = 1>(x, ratio, on)
+    [e1] b = Tanh(a)
+    [d2] c, m2 = Dropout<seed: int = 2>(b, ratio, on)
+    [e2] d = Tanh(c)
+    [d3] e, m3 = Dropout<seed: int = 3>(d, ratio, on)
+    [f3] f3 = Cast<to: int = 1>(m3)
+    [g3] g3 = Mul(e, f3)
+    [f2] f2 = Cast<to: int = 1>(m2)
+    [g2] g2 = Mul(g3, f2)
+    [f1] f1 = Cast<to: int = 1>(m1)
+    [g1] g1 = Mul(g2, f1)
+    [z] z = ReduceSum<keepdims: int = 0>(g1)
+}}"""
+MASKED = """
+g (float[8192] x) => (float[] z{more})
+<float ratio = {{0.5}}, bool on = {{1}}, float half = {{0.5}}>
+{{
+    {make}
+    [e] e = Tanh(x)
+    [w] w = Where(m, e, x)
+    [z] z = ReduceSum<keepdims: int = 0>(w)
+}}"""
+
+
+def model_of(shape: str = "float[64, 128]") -> OpenModel:
+    return open_text(DROPPED.format(shape=shape))
+
+
+def extended(model: OpenModel, provider: str = "cpu") -> Extended:
+    return extend(model.graph, small_constants(model.prepared.bound.graph), provider, packs=True)
+
+
+def packable(make: str, more: str = "") -> bool:
+    return bool(extended(open_text(MASKED.format(make=make, more=more))).packs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "[d] y, m = Dropout(x, ratio, on)",
+        "[r] r = RandomUniformLike(x) [m] m = Less(r, half)",
+        "[b] m = Bernoulli<dtype: int = 9>(x)",
+    ],
+)
+def test_what_was_drawn_may_be_packed(make: str) -> None:
+    assert packable(make)
+
+
+def test_what_can_be_compared_again_is_not_packed() -> None:
+    assert not packable("[m] m = Less(x, half)")
+
+
+def test_the_interface_is_not_packed() -> None:
+    assert not packable("[d] y, m = Dropout(x, ratio, on)", more=", bool[8192] m")
+
+
+@pytest.mark.parametrize("shape", ["float[61, 129]", "float[8, 128]"])
+def test_odd_and_small_masks_are_left_alone(shape: str) -> None:
+    assert not extended(model_of(shape)).packs
+
+
+def test_what_a_body_reads_is_left_alone() -> None:
+    inner = "{ [i] t = Where(m, x, x) }"
+    make = f"""[d] y, m = Dropout(x, ratio, on)
+    [if] q = If(on) <then_branch: graph = g1 () => (float[8192] t) {inner},
+                    else_branch: graph = g2 () => (float[8192] t) {inner}>"""
+    text = MASKED.format(make=make, more=", float[8192] q")
+    assert not extended(open_text(text)).packs
+
+
+def test_bytes_need_an_opset_that_adds_them_and_shapes_that_hold() -> None:
+    assert may_pack(model_of().prepared)
+    text = '<ir_version: 8, opset_import: ["" : 13]>' + DROPPED.format(shape="float[64, 128]")
+    assert not may_pack(open_text(text).prepared)
+    assert not may_pack(open_text(DROPPED.format(shape="float[N, 128]"), dims={"N": 64}).prepared)
+
+
+@pytest.mark.parametrize(("provider", "last"), [("cpu", "GreaterOrEqual"), ("cuda", "Cast")])
+def test_operators_that_the_provider_has(provider: str, last: str) -> None:
+    found = extended(model_of(), provider)
+    mask = tensor(found.graph, "m1")
+    assert found.graph.nodes[found.makers[mask.id]].op == last
+    packed = found.graph.tensors[found.graph.nodes[found.packs[0]].outputs[0]]
+    assert (packed.nbytes, packed.dtype) == (mask.nbytes // 8, 2)
+    assert packed.id not in found.makers
+
+
+def problem_of(model: OpenModel, budget: int = 1 << 40, *, packs: bool = True) -> Problem:
+    return prepare(request_for(model, budget, packs=packs)).encoded.problem(budget)
+
+
+def request_for(model: OpenModel, budget: int, *, packs: bool = True) -> PlanRequest:
+    values = small_constants(model.prepared.bound.graph)
+    return PlanRequest(model.graph, TUNED, budget, estimate, values, packs=packs)
+
+
+def test_all_packs_and_none() -> None:
+    problem = problem_of(model_of())
+    assert len(problem.packs) == 3
+    full = with_packs(problem, problem.order)
+    assert len(full) == len(problem.order) + sum(len(p.nodes) for p in problem.packs)
+    assert np.array_equal(with_packs(problem, full), full)
+    assert np.array_equal(stripped(problem, full), problem.order)
+    # Unread they hold nothing: only steps of their own are added.
+    assert decide(problem, full).peak == decide(problem, problem.order).peak
+    priced = always_packed(problem)
+    assert decide(priced, priced.start).extra_cost == pytest.approx(0.0)
+    bare = without_packs(problem)
+    assert all(bare.arrays.maker[pack.tensor] == NONE for pack in problem.packs)
+    assert not bare.packs
+    assert without_packs(bare) is bare
+
+
+def test_a_mask_that_is_to_stay_is_not_packed() -> None:
+    model = model_of()
+    keep = frozenset({tensor(model.graph, "m2").id})
+    request = replace(request_for(model, 1 << 40), keep=keep)
+    assert len(prepare(request).encoded.packs) == 2
+
+
+def lowest(model: OpenModel, *, packs: bool) -> tuple[int, bool]:
+    """The lowest peak that is found, verified and proved, and whether something is unpacked."""
+    request = replace(request_for(model, 0, packs=packs), lowest=True)
+    plan = make_plan(prepare(request), parse_strategy("search{iterations=6}"), 10.0)
+    prepared = model.prepared
+    rewritten = apply_plan(prepared.proto, plan, prepared.dims)
+    timeline = ensure(prepared.proto, rewritten, plan, prepared.types, TUNED)
+    found = prove(reference_side(prepared, rewritten), Side(rewritten, prepared.folder))
+    assert found.proved, found.reason
+    used = any(node.name.startswith("m1/pack") for node in rewritten.graph.node)
+    return timeline.peak_with_workspace_bytes, used
+
+
+@pytest.mark.slow
+def test_packing_goes_where_no_recomputation_does() -> None:
+    model = model_of()
+    below, used = lowest(model, packs=True)
+    above, never = lowest(model, packs=False)
+    assert used
+    assert not never
+    assert below < above
+
+
+def test_what_fits_without_is_not_packed() -> None:
+    model = model_of()
+    plan = make_plan(prepare(request_for(model, 1 << 40)), parse_strategy("search"), 10.0)
+    assert not plan.clones
+
+
+@pytest.mark.slow
+def test_plans_with_packs_are_no_cheaper_than_their_bound() -> None:
+    """The certificate speaks of packed masks, too: else it would be above the best plan."""
+    model = model_of()
+    low, _ = lowest(model, packs=True)
+    high = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    assert low < high
+    strategy = parse_strategy("search{iterations=12}")
+    for share in (0.1, 0.3, 0.6):
+        budget = int(low + share * (high - low))
+        plan = make_plan(prepare(request_for(model, budget)), strategy, 10.0)
+        assert plan.bound_fraction <= plan.extra_cost_fraction + 1e-9
+        assert plan.bound_kind in ("order-free", "trivial")

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.exported_program import _decompose_exported_program
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    TensorArgument,
+)
 
 from memplan.errors import ModelError
 from memplan.pytorch.backward_rules import backward_table
@@ -34,12 +40,13 @@ _NO_GRADIENT = "did not receive a gradient"
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-def joint(program: Any, trainable: Collection[str]) -> Any:
+def joint(program: Any, trainable: Collection[str], *, seeded: bool = False) -> Any:
     """The exported forward program with the gradients of parameters.
 
     Args:
         program: what torch exported; which of its inputs require a gradient is changed.
         trainable: parameters to differentiate by, under the names in the program.
+        seeded: the gradient of the loss is an input, the last one, and not 1.
 
     Raises:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
@@ -58,6 +65,8 @@ def joint(program: Any, trainable: Collection[str]) -> Any:
         raise ModelError(
             f"autograd's backward cannot be captured: {reason_of(error)}", hint_for(error)
         ) from error
+    if seeded:
+        _seed(result)
     _without_copies(result.graph_module)
     return result
 
@@ -70,6 +79,30 @@ def _joined(program: Any) -> Any:
         joint_loss_index=0,  # among the program's own outputs: it has no other
         decompose_custom_triton_ops=False,
     )
+
+
+def _seed(program: Any) -> None:
+    """Let the gradient of the loss, which autograd begins with, be an input, in place."""
+    graph, signature = program.graph_module.graph, program.graph_signature
+    loss = next(s.arg.name for s in signature.output_specs if s.kind is OutputKind.LOSS_OUTPUT)
+    ones = [
+        node
+        for node in graph.nodes
+        if node.target is aten.ones_like.default and node.args[0].name == loss
+    ]
+    if len(ones) != 1:
+        raise ModelError(
+            "where autograd's backward begins was not found, so that its loss cannot be scaled",
+            "take the other road: --via grad",
+        )
+    with graph.inserting_after(_inputs(program)[-1]):
+        given = graph.placeholder("loss_gradient")
+    given.meta = dict(ones[0].meta)
+    ones[0].replace_all_uses_with(given)
+    graph.erase_node(ones[0])
+    spec = InputSpec(InputKind.USER_INPUT, TensorArgument(given.name), None)
+    outputs = list(signature.output_specs)
+    program._graph_signature = ExportGraphSignature([*signature.input_specs, spec], outputs)
 
 
 def _inputs(program: Any) -> list[Any]:

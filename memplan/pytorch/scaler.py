@@ -50,12 +50,11 @@ def read_treatment(step: TorchStep) -> Treatment:
         raise UsageError(
             "gradients are clipped by clip_norm or by clip_value", "leave one of them out"
         )
-    asked = (
-        "scaler" if scale is not None else "clip_norm" if norm else "clip_value" if value else ""
-    )
-    if asked and step.optimizer is None:
+    asked = {"a loss scale": scale, "clip_norm": norm, "clip_value": value}
+    found = next((what for what, given in asked.items() if given), None)
+    if found is not None and step.optimizer is None:
         raise UsageError(
-            f"the step has a {asked} and no optimizer: without an update the gradients are outputs, "
+            f"the step has {found} and no optimizer: without an update the gradients are outputs, "
             "as they are",
             "give the optimizer, too; or unscale and clip in your own update",
         )

@@ -19,11 +19,13 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
-from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Number, Value
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
+from memplan.ir.graph import Phase
+from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import Shape, TensorType
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -93,6 +95,11 @@ class Optimizer:
         """The gradient of the loss and of the weights' squares: g + weight_decay·w."""
         decay = build.decay(weight)
         return grad if decay is None else grad + weight * decay
+
+
+def update_scope(name: str) -> Scope:
+    """Of the nodes that update a parameter, or do something else of the update."""
+    return Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from memplan.autodiff.build import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, UpdateInputs
+from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, UpdateInputs, update_scope
 from memplan.errors import UsageError
 from memplan.ir.contract import LOSS_SCALE, Role
 from memplan.shapes.tensor_type import TensorType
@@ -164,10 +164,11 @@ class Scaling:
         self._zeros.append(operations.cast(zero, FLOAT))
 
         def scalar() -> Value:
-            inverse = operations.cast(1 / self._wide(emitter), FLOAT)
-            inverse = operations.cast(inverse, grad.dtype)
-            more = factor(grad.dtype)
-            return inverse if more is None else inverse * more
+            with emitter.scope(update_scope(LOSS_SCALE)):
+                inverse = operations.cast(1 / self._wide(emitter), FLOAT)
+                inverse = operations.cast(inverse, grad.dtype)
+                more = factor(grad.dtype)
+                return inverse if more is None else inverse * more
 
         return grad * emitter.once(("unscale", grad.dtype), scalar)
 
@@ -178,7 +179,8 @@ class Scaling:
 
     def found_inf(self, emitter: Emitter) -> Value:
         """Whether any gradient so far is not finite, a bool scalar."""
-        return emitter.op("IsNaN", emitter.op("Sum", *self._zeros))
+        with emitter.scope(update_scope(LOSS_SCALE)):
+            return emitter.op("IsNaN", emitter.op("Sum", *self._zeros))
 
     def next_values(self, emitter: Emitter, found_inf: Value) -> Mapping[str, Value]:
         """What the next step begins with, by the names of inputs."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memplan.autodiff.build import GradientSink
-from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.base import (
     CLIP_NORM,
@@ -22,11 +22,10 @@ from memplan.autodiff.optimizers.base import (
     Optimizer,
     UpdateBuilder,
     UpdateInputs,
+    update_scope,
 )
 from memplan.autodiff.optimizers.scaling import LossScale, Scaling
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
-from memplan.ir.graph import Phase
-from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import TensorType
 
 _EPSILON = 1e-6
@@ -98,7 +97,7 @@ class Updates(GradientSink):
     def take(self, emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
         """Update a parameter; or keep its gradient, if all are clipped together."""
         build = self._builder(emitter, name)
-        with emitter.scope(_scope(name)):
+        with emitter.scope(update_scope(name)):
             grad = self._unscaled(build, grad)
             if self.optimizer.clip_value:
                 bound = self.optimizer.clip_value
@@ -117,21 +116,20 @@ class Updates(GradientSink):
         outputs: dict[str, Value] = {}
         scaling = self.scaling
         if scaling is not None:
-            with emitter.scope(_scope(LOSS_SCALE)):
-                self.found_inf = scaling.found_inf(emitter)
+            self.found_inf = scaling.found_inf(emitter)
             outputs[emitter.fresh(FOUND_INF)] = self.found_inf
         if self.squares:
-            with emitter.scope(_scope("clip_norm")):
+            with emitter.scope(update_scope("clip_norm")):
                 factor = self._factor(self._builder(emitter, next(iter(self.waiting))))
         for name, grad in self.waiting.items():
             build = self._builder(emitter, name)
-            with emitter.scope(_scope(name)):
+            with emitter.scope(update_scope(name)):
                 clipped = grad * build.cast(factor, grad) if self.squares else grad
                 outputs |= self._update(build, name, clipped)
         if self.inputs.counter is not None:
             outputs |= self._named(emitter, dict([self.inputs.counter]))
         if scaling is not None and self.found_inf is not None:
-            with emitter.scope(_scope(LOSS_SCALE)):
+            with emitter.scope(update_scope(LOSS_SCALE)):
                 found = scaling.next_values(emitter, self.found_inf)
             outputs |= self._named(emitter, found)
         return outputs
@@ -172,7 +170,3 @@ class Updates(GradientSink):
             self.new_values[output] = old
             outputs[output] = new
         return outputs
-
-
-def _scope(name: str) -> Scope:
-    return Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE})

@@ -39,7 +39,8 @@ def _scale(result: TrainingRun, details: bool) -> str:
     if not result.skipped:
         return f"{text}; no step skipped"
     numbers = listed([f"{step:,}" for step in result.skipped], details)
-    return f"{text}; {counted(len(result.skipped), 'step')} skipped (not finite): {numbers}"
+    what = f"{counted(len(result.skipped), 'step')} skipped, as a gradient was not finite"
+    return f"{text}; {what}: {numbers}"
 
 
 def _memory(result: TrainingRun) -> list[str]:

@@ -28,7 +28,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "loss",
         wrt=tuple(f"w{name}" for name in NAMES),
         optimizer="adamw{clip_norm=1}",
-        loss_scale="dynamic{init_scale=1e38,growth_interval=2}",
+        loss_scale="dynamic{init_scale=1e38,backoff_factor=1e-6}",
     )
     graph = grad(model, options)
     for name in graph.wrt:
@@ -45,25 +45,23 @@ def test_a_plan_at_half_of_the_peak_is_proved_and_runs_as_predicted(
     options = RewriteOptions(budget=parse_size("50%"), state=("in-place",), strategy="greedy")
     rewrite(step, options, target)
     x = np.random.default_rng(1).standard_normal((512, 32)).astype(np.float32)
-    for scale in (1.0, 3e38):  # the second skips the step
-        fed = {"x": x, "loss_scale": np.asarray(scale, np.float32)}
-        state = {
-            f"w{name}.{kind}": np.full((32, 32), 0.01, np.float32)
-            for name in NAMES
-            for kind in ("exp_avg", "exp_avg_sq")
-        }
-        np.savez(tmp_path / "inputs.npz", **fed, **state)
-        given = ValidateOptions(runs=1, plain=False, inputs=tmp_path / "inputs.npz")
-        found = validate(step, target, given)
-        assert found.proved, scale
-        assert all(run.as_predicted for run in found.runs)
+    state = {
+        f"w{name}.{kind}": np.full((32, 32), 0.01, np.float32)
+        for name in NAMES
+        for kind in ("exp_avg", "exp_avg_sq")
+    }
+    np.savez(tmp_path / "inputs.npz", x=x, loss_scale=np.asarray(8, np.float32), **state)
+    given = ValidateOptions(runs=1, plain=False, inputs=tmp_path / "inputs.npz")
+    found = validate(step, target, given)
+    assert found.proved
+    assert all(run.as_predicted for run in found.runs)
     first, second = (Trainer(path, threads=1, measure=True) for path in (step, target))
     told = []
-    for _ in range(4):
+    for _ in range(3):
         assert first.step(x=x) == second.step(x=x)
         assert first.skipped == second.skipped
         told.append(first.skipped)
-    assert set(told) == {True, False}
+    assert told == [True, False, False]
     wanted = {name: value.tobytes() for name, value in first.state_dict().items()}
     assert {name: value.tobytes() for name, value in second.state_dict().items()} == wanted
     for trainer in (first, second):

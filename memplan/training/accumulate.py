@@ -143,14 +143,14 @@ class AccumulatingTrainer:
             raise
         self._share()
         given = {_SCALE: 1 / len(batches)} if self._scales else {}
-        self._update.step({**given, **scale, **hyperparameters})
+        self._update.step({**given, **hyperparameters})
         for gradient, held in self._sums.items():
             self._gradients.session.share(held, self._update.session.buffers[gradient])
         self._share()
         return math.fsum(losses) / len(losses)
 
     def _fixed_scale(self, given: Mapping[str, float]) -> dict[str, Any]:
-        """The loss scale for both sessions, where it is not state that they share."""
+        """The loss scale that the update takes, where it is not state that both sessions share."""
         if self._fixed is None:
             return {}
         own = self._update.numbers.get(LOSS_SCALE, float(self._fixed))

@@ -52,8 +52,8 @@ def _treatment(result: Capture) -> list[str]:
     lines = []
     if result.loss_scale != "none":
         lines.append(f"loss scale {result.loss_scale}: gradients begin at 'loss_scale'")
-    bounds = {"a norm": result.clip_norm, "elements": result.clip_value}
-    lines += [f"gradients clipped to {k} of at most {v:g}" for k, v in bounds.items() if v]
+    bounds = {"their norm": result.clip_norm, "every element": result.clip_value}
+    lines += [f"gradients clipped: {what} at most {v:g}" for what, v in bounds.items() if v]
     return lines
 
 

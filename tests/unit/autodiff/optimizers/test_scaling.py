@@ -79,6 +79,8 @@ class Scaler:
     backoff: float
     interval: int
     tracker: int = 0
+    stayed: bool = False
+    """Whether it would have grown out of float32."""
 
     def update(self, found_inf: bool) -> None:
         if found_inf:
@@ -88,35 +90,42 @@ class Scaler:
         if self.tracker == self.interval:
             with np.errstate(over="ignore"):
                 grown = np.float32(float(self.scale) * self.growth)
+            self.stayed |= not np.isfinite(grown)
             self.scale = grown if np.isfinite(grown) else self.scale
             self.tracker = 0
 
 
 @pytest.mark.parametrize(
-    ("scale", "growth", "backoff", "interval"),
-    [(2.0**127, 2.0, 0.5, 2), (3e38, 1.37, 0.31, 1), (1e31, 1e7, 1e-7, 3), (2.0**126, 1.1, 0.9, 1)],
+    ("scale", "growth", "backoff", "interval", "stays"),
+    [
+        (2.0**126, 4.0, 0.5, 2, True),
+        (1.2e38, 3.1, 0.31, 1, True),
+        (1e31, 1e7, 1e-7, 3, False),
+        (2.0**126, 1.1, 0.9, 1, False),
+    ],
 )
 def test_the_scale_goes_as_that_of_grad_scaler(
-    scale: float, growth: float, backoff: float, interval: int
+    scale: float, growth: float, backoff: float, interval: int, stays: bool
 ) -> None:
     """Bit by bit, over skipped and grown steps, up to the end of float32."""
     text = (
         f"dynamic{{init_scale={scale},growth_factor={growth},backoff_factor={backoff},"
         f"growth_interval={interval}}}"
     )
-    graph = made("sgd{lr=1e-4}", text)
-    state = begun(graph.model, "x")
+    graph = made("sgd{lr=0}", text)
+    state = begun(graph.model, "x") | {"bias": np.zeros(5, np.float32)}
     scaler = Scaler(np.float32(scale), growth, backoff, interval)
     skipped = []
     for k in range(14):
-        small = 1e-9 if k % 5 < 3 else 1.0
-        found = stepped(graph, state, np.full((4, 6), small, np.float32))
+        size = 1e-9 if k % 5 < 3 else 1.0
+        found = stepped(graph, state, np.full((4, 6), size, np.float32))
         skipped.append(bool(found["found_inf"]))
         scaler.update(skipped[-1])
         state |= {old: found[new] for new, old in graph.new_values.items()}
         assert state["loss_scale"].tobytes() == scaler.scale.tobytes(), k
         assert int(state["growth_tracker"]) == scaler.tracker, k
     assert len(set(skipped)) == 2
+    assert scaler.stayed == stays
 
 
 @pytest.mark.parametrize("optimizer", SPECS)

@@ -40,13 +40,12 @@ _NO_GRADIENT = "did not receive a gradient"
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-def joint(program: Any, trainable: Collection[str], *, seeded: bool = False) -> Any:
+def joint(program: Any, trainable: Collection[str]) -> Any:
     """The exported forward program with the gradients of parameters.
 
     Args:
         program: what torch exported; which of its inputs require a gradient is changed.
         trainable: parameters to differentiate by, under the names in the program.
-        seeded: the gradient of the loss is an input, the last one, and not 1.
 
     Raises:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
@@ -65,8 +64,6 @@ def joint(program: Any, trainable: Collection[str], *, seeded: bool = False) -> 
         raise ModelError(
             f"autograd's backward cannot be captured: {reason_of(error)}", hint_for(error)
         ) from error
-    if seeded:
-        _seed(result)
     _without_copies(result.graph_module)
     return result
 
@@ -81,14 +78,20 @@ def _joined(program: Any) -> Any:
     )
 
 
-def _seed(program: Any) -> None:
-    """Let the gradient of the loss, which autograd begins with, be an input, in place."""
+def seed(program: Any) -> None:
+    """Let the gradient of the loss, which autograd begins with, be the last input, in place.
+
+    Raises:
+        ModelError: autograd's first node is not there.
+    """
     graph, signature = program.graph_module.graph, program.graph_signature
-    loss = next(s.arg.name for s in signature.output_specs if s.kind is OutputKind.LOSS_OUTPUT)
+    kinds = [spec.kind for spec in signature.output_specs]
+    (outputs,) = next(iter(reversed(graph.nodes))).args
+    loss = outputs[kinds.index(OutputKind.LOSS_OUTPUT)]
     ones = [
         node
         for node in graph.nodes
-        if node.target is aten.ones_like.default and node.args[0].name == loss
+        if node.target is aten.ones_like.default and node.args[0] is loss
     ]
     if len(ones) != 1:
         raise ModelError(
@@ -101,8 +104,10 @@ def _seed(program: Any) -> None:
     ones[0].replace_all_uses_with(given)
     graph.erase_node(ones[0])
     spec = InputSpec(InputKind.USER_INPUT, TensorArgument(given.name), None)
-    outputs = list(signature.output_specs)
-    program._graph_signature = ExportGraphSignature([*signature.input_specs, spec], outputs)
+    program._graph_signature = ExportGraphSignature(
+        [*signature.input_specs, spec], list(signature.output_specs)
+    )
+    program.graph_module.recompile()
 
 
 def _inputs(program: Any) -> list[Any]:

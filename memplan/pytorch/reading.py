@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import regions_of
-from memplan.pytorch.joint import joint
+from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
@@ -70,8 +70,10 @@ class Reading:
             for name, _ in self.prepared.module.named_parameters()
             if user_name(name) in self.trainable
         ]
-        scaled = self.treatment.scale is not None
-        return self._tidied(joint(self.program, names, seeded=scaled))
+        program = joint(self.program, names)
+        if self.treatment.scale is not None:
+            seed(program)
+        return self._tidied(program)
 
     def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> Exported:
         exported = to_onnx(program, self.prepared)

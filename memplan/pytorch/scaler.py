@@ -85,5 +85,7 @@ def _bound(name: str, given: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise UsageError(f"{name} is {given!r}, not a positive number", "leave it out, and nothing is clipped")
+        raise UsageError(
+            f"{name} is {given!r}, not a positive number", "leave it out, and nothing is clipped"
+        )
     return number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,6 +37,24 @@ from memplan_cli.progress import waiting
     help="A name for the first axis of all tensors of the batch, or INPUT:AXIS=NAME for one.",
 )
 @click.option(
+    "--loss-scale",
+    metavar="SCALE",
+    help="Begin the gradients with this: dynamic (with options as in dynamic{init_scale=1024}), a "
+    "number, or none.  [default: the step's scaler]",
+)
+@click.option(
+    "--clip-norm",
+    type=float,
+    metavar="X",
+    help="Bound the norm of all gradients together.  [default: the step's]",
+)
+@click.option(
+    "--clip-value",
+    type=float,
+    metavar="X",
+    help="Bound every element of every gradient.  [default: the step's]",
+)
+@click.option(
     "--weights",
     type=click.Choice(["auto", "embed", "copy", "none"]),
     default="auto",
@@ -45,7 +64,7 @@ from memplan_cli.progress import waiting
 )
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
-    target: str, output: Path, via: str, dynamic: tuple[str, ...], weights: str, report: Report
+    target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any
 ) -> int:
     """Capture a training step of PyTorch as a training graph.
 
@@ -58,9 +77,7 @@ def command(
         raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
     # What the user's code prints is not our answer.
     with waiting(report, f"capturing {target}"), redirect_stdout(sys.stderr):
-        result = capture(
-            target, output, via=via, dynamic=_dynamic(dynamic), weights=weights, force=report.force
-        )
+        result = capture(target, output, dynamic=_dynamic(dynamic), force=report.force, **options)
     if report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

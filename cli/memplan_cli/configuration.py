@@ -25,7 +25,8 @@ ALLOWED = frozenset(
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
-    | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
+    | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only", "loss-scale"}
+    | {"clip-norm", "clip-value"}
     | {"via", "dynamic"}
     | {"accumulate", "chunk"}
     | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}

@@ -63,6 +63,14 @@ from memplan_cli.progress import waiting
     "adagrad. Options of all: lr, weight_decay, no_decay='*bias+*norm*', clip_norm, clip_value.",
 )
 @click.option(
+    "--loss-scale",
+    default="none",
+    show_default=True,
+    metavar="SCALE",
+    help="Begin the gradients with this, for float16: dynamic (with options as in "
+    "dynamic{init_scale=1024}), or a number. Needs --optimizer.",
+)
+@click.option(
     "--update-output",
     type=PATH,
     metavar="FILE",

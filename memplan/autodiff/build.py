@@ -16,6 +16,7 @@ from memplan.autodiff.forward.expand import Expanded, expand_all
 from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
+from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
 from memplan.loops.cell import ScanRecompute
 from memplan.proto.metadata import PHASE_KEY
@@ -47,6 +48,19 @@ class GradientSink:
 
     def __init__(self) -> None:
         self.gradients: dict[str, str] = {}
+
+    def seed(self, emitter: Emitter, y: Value) -> Value:
+        """The gradient that a y begins with, where the request does not say."""
+        return emitter.const(1, y.dtype)
+
+    def roles(self) -> Mapping[str, Role]:
+        """What the graph inputs that it made are to training; complete when the graph is."""
+        return {}
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Those with a default that may be fed, and the default."""
+        return {}
 
     def take(self, emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
         """Called with every gradient, once it is complete and the nodes beside it are built.
@@ -88,8 +102,8 @@ def build_gradients(
     activity = find_activity(nodes, emitter.types, request.ys, request.xs)
     require_rules(nodes, activity)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
-        seeds = _seeds(emitter, request)
-    sink = GradientSink() if sink is None else sink
+        sink = GradientSink() if sink is None else sink
+        seeds = _seeds(emitter, request, sink)
     outputs: dict[str, Value] = {}
     done: set[str] = set()
 
@@ -140,7 +154,7 @@ def _some(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _seeds(emitter: Emitter, request: Request) -> dict[str, Value]:
+def _seeds(emitter: Emitter, request: Request, sink: GradientSink) -> dict[str, Value]:
     """The gradient that each y starts with."""
     grads = request.grad_ys or (None,) * len(request.ys)
     if len(grads) != len(request.ys):
@@ -149,7 +163,7 @@ def _seeds(emitter: Emitter, request: Request) -> dict[str, Value]:
     for name, grad in zip(request.ys, grads, strict=True):
         y = emitter.tensor(name)
         if grad is None:
-            found[name] = emitter.const(1, y.dtype)
+            found[name] = sink.seed(emitter, y)
         elif isinstance(grad, str):
             known = grad in emitter.types
             found[name] = emitter.tensor(grad) if known else emitter.input(grad, y.type)

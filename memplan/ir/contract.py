@@ -57,6 +57,9 @@ class Role(StrEnum):
     OUTPUT = "output"
 
 
+LOSS_SCALE, FOUND_INF = "loss_scale", "found_inf"
+"""Of a step whose loss is scaled: the input that gradients begin with, and the output that says
+that one of them is not finite, so that nothing but the scale has a new value."""
 STATE = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.RUNNING_STATISTIC, Role.STEP_COUNTER})
 """The roles of inputs that live from one step to the next."""
 

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.exported_program import _decompose_exported_program
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    TensorArgument,
+)
 
 from memplan.errors import ModelError
 from memplan.pytorch.backward_rules import backward_table
@@ -70,6 +76,38 @@ def _joined(program: Any) -> Any:
         joint_loss_index=0,  # among the program's own outputs: it has no other
         decompose_custom_triton_ops=False,
     )
+
+
+def seed(program: Any) -> None:
+    """Let the gradient of the loss, which autograd begins with, be the last input, in place.
+
+    Raises:
+        ModelError: autograd's first node is not there.
+    """
+    graph, signature = program.graph_module.graph, program.graph_signature
+    kinds = [spec.kind for spec in signature.output_specs]
+    (outputs,) = next(iter(reversed(graph.nodes))).args
+    loss = outputs[kinds.index(OutputKind.LOSS_OUTPUT)]
+    ones = [
+        node
+        for node in graph.nodes
+        if node.target is aten.ones_like.default and node.args[0] is loss
+    ]
+    if len(ones) != 1:
+        raise ModelError(
+            "where autograd's backward begins was not found, so that its loss cannot be scaled",
+            "take the other road: --via grad",
+        )
+    with graph.inserting_after(_inputs(program)[-1]):
+        given = graph.placeholder("loss_gradient")
+    given.meta = dict(ones[0].meta)
+    ones[0].replace_all_uses_with(given)
+    graph.erase_node(ones[0])
+    spec = InputSpec(InputKind.USER_INPUT, TensorArgument(given.name), None)
+    program._graph_signature = ExportGraphSignature(
+        [*signature.input_specs, spec], list(signature.output_specs)
+    )
+    program.graph_module.recompile()
 
 
 def _inputs(program: Any) -> list[Any]:

@@ -26,6 +26,8 @@ from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
 OPSET = 20
+SEED = "loss/gradient"
+"""The input that is the gradient of the loss, where the backward part does not begin with 1."""
 _ROUNDS = 2
 _LARGEST_CONSTANT = 1024
 """Elements; larger constants (masks, zeros) are computed in the graph."""
@@ -37,7 +39,8 @@ class Exported:
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
     batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
-    to parameters. ``checkpoints`` is how many tensors the author has marked as such.
+    to parameters. ``checkpoints`` is how many tensors the author has marked as such. ``seed`` is
+    the input that is the gradient of the loss, where the backward part does not begin with 1.
     """
 
     model: onnx.ModelProto
@@ -48,6 +51,7 @@ class Exported:
     renewed: Mapping[str, str]
     gradients: Mapping[str, str]
     checkpoints: int = 0
+    seed: str = SEED
 
 
 def registry() -> Any:
@@ -145,7 +149,7 @@ class _Interface:
     def named(self, model: Any) -> Exported:
         """Give inputs and outputs the user's names."""
         given = [s for s in self.given if s.kind is not InputKind.CONSTANT_TENSOR]
-        batch = iter(self.prepared.batch)
+        batch = iter((*self.prepared.batch, SEED))
         inputs: list[str] = []
         parameters: list[str] = []
         buffers: list[str] = []

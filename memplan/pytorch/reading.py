@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import regions_of
-from memplan.pytorch.joint import joint
+from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.program import Exported, decomposed, to_onnx
+from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.step import TorchStep
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.trace import Prepared, export, prepare, user_name
@@ -41,6 +42,7 @@ class Reading:
     prepared: Prepared
     program: Any
     optimizer: OptimizerSettings | None
+    treatment: Treatment
     trainable: tuple[str, ...]
     frozen: tuple[str, ...]
     tensors: Mapping[str, Tensor]
@@ -68,7 +70,10 @@ class Reading:
             for name, _ in self.prepared.module.named_parameters()
             if user_name(name) in self.trainable
         ]
-        return self._tidied(joint(self.program, names))
+        program = joint(self.program, names)
+        if self.treatment.scale is not None:
+            seed(program)
+        return self._tidied(program)
 
     def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> Exported:
         exported = to_onnx(program, self.prepared)
@@ -88,6 +93,7 @@ def read_step(step: TorchStep) -> Reading:
         UsageError: a part of the step cannot be captured.
     """
     prepared = prepare(step)
+    treatment = read_treatment(step)
     parameters = prepared.parameters()
     optimizer = None
     if step.optimizer is not None:
@@ -116,6 +122,7 @@ def read_step(step: TorchStep) -> Reading:
         prepared=prepared,
         program=export(prepared),
         optimizer=optimizer,
+        treatment=treatment,
         trainable=tuple(name for name in parameters if name in wanted),
         frozen=frozen,
         tensors=tensors,

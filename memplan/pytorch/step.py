@@ -9,7 +9,10 @@ from typing import Any
 
 from memplan.errors import UsageError
 
-_FIELDS = ("model", "loss", "batch", "optimizer", "dynamic")
+_FIELDS = (
+    *("model", "loss", "batch", "optimizer", "dynamic"),
+    *("scaler", "clip_norm", "clip_value"),
+)
 _RETURNS = "return memplan.TorchStep(model, loss, batch, optimizer), or such a tuple or dict"
 
 
@@ -29,6 +32,13 @@ class TorchStep:
         optimizer: a ``torch.optim`` instance; None: the gradients are outputs.
         dynamic: sizes that may change from run to run: a name for the first axis of every tensor of
             the batch, or axes and names by input, as in ``{"tokens": {0: "batch", 1: "length"}}``.
+        scaler: a ``torch.amp.GradScaler``: the graph scales the loss as it does, and goes on from
+            its present scale. None, or one that is not enabled: the loss is not scaled. Without
+            PyTorch's, ``"dynamic{init_scale=1024}"`` or a number that stays.
+        clip_norm: the norm of all gradients together is at most this, as by
+            ``torch.nn.utils.clip_grad_norm_`` (behind ``scaler.unscale_``).
+        clip_value: every element of every gradient is at most this, either way
+            (``clip_grad_value_``).
     """
 
     model: Any
@@ -36,6 +46,9 @@ class TorchStep:
     batch: Any
     optimizer: Any = None
     dynamic: str | Mapping[str, Mapping[int, str]] | None = None
+    scaler: Any = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
 
 
 def as_step(given: object) -> TorchStep:

@@ -20,7 +20,7 @@ from onnx import helper
 
 from memplan.api.source import Model
 from memplan.errors import MemplanError, ModelError, UsageError
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import LOSS_SCALE, Contract, Role
 from memplan.proto.metadata import set_metadata
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.training.batches import Batch
@@ -82,7 +82,8 @@ class AccumulatingTrainer:
         self._update = Trainer(_emptying(second, self._sums), mine, init=init, lr=lr, **shared)
         self._parameters = tuple(mine)
         self._share()
-        self._scales = any(slot.name == _SCALE for slot in second.named(Role.HYPERPARAMETER))
+        taken = {slot.name: slot.default for slot in second.named(Role.HYPERPARAMETER)}
+        self._scales, self._fixed = _SCALE in taken, taken.get(LOSS_SCALE)
         self._file = first.without_values()
 
     def _share(self) -> None:
@@ -118,6 +119,9 @@ class AccumulatingTrainer:
             batches: each as the step takes it.
             hyperparameters: of the update (``lr=...``), for this step.
 
+        Of a loss that is scaled, all batches have the same scale, and one batch whose gradients are
+        not finite skips the update of all; :attr:`skipped` says so.
+
         Returns:
             The mean of the losses.
 
@@ -130,8 +134,9 @@ class AccumulatingTrainer:
             raise UsageError("batches are a list of mappings", "step([batch])")
         if len(batches) > 1 and not self._scales:
             raise UsageError(f"the update has no input '{_SCALE}' to take a mean with")
+        scale = self._fixed_scale(hyperparameters)
         try:
-            losses = [self._gradients.step(batch) for batch in batches]
+            losses = [self._gradients.step({**batch, **scale}) for batch in batches]
         except MemplanError:
             for held in self._sums.values():
                 self._gradients.session.set(held, np.zeros_like(self._gradients.session.get(held)))
@@ -143,6 +148,23 @@ class AccumulatingTrainer:
             self._gradients.session.share(held, self._update.session.buffers[gradient])
         self._share()
         return math.fsum(losses) / len(losses)
+
+    def _fixed_scale(self, given: Mapping[str, float]) -> dict[str, Any]:
+        """The loss scale that the update takes, where it is not state that both sessions share."""
+        if self._fixed is None:
+            return {}
+        own = self._update.numbers.get(LOSS_SCALE, float(self._fixed))
+        return {LOSS_SCALE: given.get(LOSS_SCALE, own)}
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last update was skipped, as of ``Trainer``."""
+        return self._update.skipped
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the gradients of the last update began with, as of ``Trainer``."""
+        return self._update.loss_scale
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of all state by name, without the sums, which are zeros between steps."""
@@ -206,8 +228,10 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
     """
     made, taken = step.contract.gradients, update.contract.gradients
     missing = sorted(made.keys() ^ taken.keys())
-    if missing or not made:
-        what = f"'{missing[0]}' is in one of them only" if missing else "there are no gradients"
+    alone = [LOSS_SCALE] if step.scales_loss != update.scales_loss else []
+    if missing or alone or not made:
+        only = [*missing, *alone]
+        what = f"'{only[0]}' is in one of them only" if only else "there are no gradients"
         raise ModelError(
             f"{step.path} and {update.path} do not belong together: {what}",
             "memplan grad --update-output writes two that do",

@@ -7,7 +7,8 @@ Two ways, both a few nodes in the graph that is loaded (never in the file):
   writes in place. The cost is four nodes of one element at most.
 - *select*, where kernels cannot fail (CUDA): what a maker makes goes through ``Where(finite, new,
   old)``, which writes in place. The cost is a pass over the state, and one new value at a time
-  beside the old one.
+  beside the old one. A step that skips by itself (``Where(found_inf, old, new)``, of a scaled loss)
+  has that pass already: there the loss joins its condition.
 
 Either needs the loss before the first such write: what is made earlier (running statistics) gets a
 second buffer.
@@ -15,7 +16,7 @@ second buffer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -84,7 +85,8 @@ def with_guard(
         checked = build.node("Gather", only, index)
     else:
         checked = build.node("Not", is_nan)
-        behind = [n for node in behind for n in _selected(node, pairs, checked, build.names)]
+        select = _Selection(pairs, checked, is_nan, _numbers(model), build.names)
+        behind = [n for node in behind for n in select.of(node)]
     ordered = [*before, *build.made, *behind]
     del guarded.graph.node[:]
     guarded.graph.node.extend(ordered)
@@ -145,21 +147,72 @@ class _Builder:
         return name
 
 
-def _selected(
-    node: onnx.NodeProto, pairs: Mapping[str, str], finite: str, names: NameAuthority
-) -> list[onnx.NodeProto]:
-    """A node, and behind it the selection of each new value that it makes."""
-    if not any(name in pairs for name in node.output):
-        return [node]
-    maker = onnx.NodeProto()
-    maker.CopyFrom(node)
-    found = [maker]
-    for slot, name in enumerate(node.output):
-        if name in pairs:
-            maker.output[slot] = names.fresh(f"{_STEM}.{name}")
-            inputs = [finite, maker.output[slot], pairs[name]]
-            found.append(helper.make_node("Where", inputs, [name], names.fresh(f"{_STEM}.Where")))
-    return found
+class _Selection:
+    """Puts the selection of old values behind the nodes that make new ones."""
+
+    def __init__(
+        self,
+        pairs: Mapping[str, str],
+        finite: str,
+        is_nan: str,
+        numbers: Collection[str],
+        names: NameAuthority,
+    ) -> None:
+        """Prepare for one graph.
+
+        Args:
+            pairs: output → input of what is to be written in place.
+            finite: the tensor that says that the loss is a number.
+            is_nan: the one that says that it is not.
+            numbers: tensors of one element, as far as that is known.
+            names: gives out names.
+        """
+        self.pairs, self.finite, self.is_nan = pairs, finite, is_nan
+        self.numbers, self.names = numbers, names
+        self.joined: dict[tuple[str, bool], str] = {}
+
+    def of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """A node, and behind it the selection of each new value that it makes."""
+        if not any(name in self.pairs for name in node.output):
+            return [node]
+        old = self.pairs.get(node.output[0], "")
+        if node.op_type == "Where" and old in node.input[1:] and node.input[0] in self.numbers:
+            return self._joined(node, keeps=node.input[1] == old)
+        maker = onnx.NodeProto()
+        maker.CopyFrom(node)
+        found = [maker]
+        for slot, name in enumerate(node.output):
+            if name in self.pairs:
+                maker.output[slot] = self.names.fresh(f"{_STEM}.{name}")
+                inputs = [self.finite, maker.output[slot], self.pairs[name]]
+                found.append(self._node("Where", inputs, name))
+        return found
+
+    def _joined(self, node: onnx.NodeProto, keeps: bool) -> list[onnx.NodeProto]:
+        """A node that selects the old value by itself, if its condition ``keeps`` it or else not:
+        with the loss in the condition."""
+        key = node.input[0], keeps
+        made = []
+        if key not in self.joined:
+            op, other = ("Or", self.is_nan) if keeps else ("And", self.finite)
+            self.joined[key] = self.names.fresh(f"{_STEM}.{op}")
+            made = [self._node(op, [node.input[0], other], self.joined[key])]
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[0] = self.joined[key]
+        return [*made, copy]
+
+    def _node(self, op: str, inputs: list[str], output: str) -> onnx.NodeProto:
+        return helper.make_node(op, inputs, [output], self.names.fresh(f"{_STEM}.{op}"))
+
+
+def _numbers(model: onnx.ModelProto) -> set[str]:
+    """Tensors of one element, by what the file states of them."""
+    return {
+        value.name
+        for value in (*model.graph.value_info, *model.graph.output)
+        if value.type.tensor_type.HasField("shape") and not value.type.tensor_type.shape.dim
+    }
 
 
 def _is_number(model: onnx.ModelProto, loss: str) -> bool:

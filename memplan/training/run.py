@@ -100,6 +100,16 @@ class TrainingRun:
         return self.reports[-1].loss if self.reports and self.loss else None
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the gradients of the last step began with; None where the loss is not scaled."""
+        return self.reports[-1].loss_scale if self.reports else None
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """The numbers of the steps that changed nothing, as a gradient was not finite."""
+        return tuple(report.step for report in self.reports if report.skipped)
+
+    @property
     def step_seconds(self) -> float | None:
         """The median, without the first step of this run where there are others."""
         seconds = [report.seconds for report in self.reports]
@@ -120,6 +130,8 @@ class TrainingRun:
             "synthetic": self.synthetic,
             "loss": self.loss,
             "losses": [report.loss for report in self.reports] if self.loss else [],
+            "loss_scale": self.loss_scale,
+            "skipped_steps": list(self.skipped),
             "step_seconds": self.step_seconds,
             "peak_bytes": self.peak_bytes,
             "resident_bytes": self.resident_bytes,

@@ -16,7 +16,7 @@ import onnx
 
 from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import STATE, Contract, Role, find_contract
+from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role, find_contract
 from memplan.proto.metadata import get_metadata
 from memplan.proto.nodes import reads_of
 from memplan.proto.read import read_model
@@ -103,6 +103,21 @@ class StepFile:
             for name, slot in self.slots.items()
         }
         return replace(self, whole=lean, slots=slots)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients begin with a loss scale, which is an input."""
+        slot = self.slots.get(LOSS_SCALE)
+        return slot is not None and slot.role in (Role.OPTIMIZER_STATE, Role.HYPERPARAMETER)
+
+    @property
+    def tells_skipping(self) -> bool:
+        """Whether an output says that the step was skipped, as a gradient was not finite."""
+        found = next((v for v in self.whole.graph.output if v.name == FOUND_INF), None)
+        if found is None or self.contract.roles.get(FOUND_INF) is not Role.OUTPUT:
+            return False
+        tensor = found.type.tensor_type
+        return tensor.elem_type == onnx.TensorProto.BOOL and not tensor.shape.dim
 
     @property
     def open_sizes(self) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memplan.errors import TrainingError
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -15,12 +16,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One step: its number (the first is 1), the loss (nan where the step has none), seconds and
-    the learning rate, if there is one."""
+    the learning rate, if there is one.
+
+    ``loss_scale`` is what its gradients began with, None where the loss is not scaled; ``skipped``:
+    one of them was not finite, and parameters and optimizer state are as they were.
+    """
 
     step: int
     loss: float
     seconds: float
     lr: float | None
+    loss_scale: float | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,20 @@ class Binding:
     nbytes: int
     in_place: bool
     reason: str = ""
+
+
+def not_a_number(step: int, what: str, *, kept: bool) -> TrainingError:
+    """The error of a step whose loss is ``what``; ``kept``: the state is as before."""
+    begin = f"the loss of step {step} is {what}"
+    if kept:
+        return TrainingError(
+            f"{begin}; the state is as it was before this step",
+            "look at the batch, or go on with a smaller learning rate",
+        )
+    return TrainingError(
+        f"{begin}; its update is in the state, as guard=False was asked for",
+        "load a checkpoint: resume(path)",
+    )
 
 
 def description(trainer: Trainer) -> str:

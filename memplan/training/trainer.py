@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from memplan.api.source import Model
 from memplan.errors import MemplanError, TrainingError, UsageError
-from memplan.ir.contract import Role
+from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
@@ -22,7 +22,7 @@ from memplan.training.knobs import Knobs, Rate
 from memplan.training.placing import place
 from memplan.training.predict import Predicted
 from memplan.training.step_file import Slot, StepFile, read_step, require_update
-from memplan.training.telling import Binding, StepReport, description
+from memplan.training.telling import Binding, StepReport, description, not_a_number
 from memplan.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class Trainer(Kept):
             written in place, and such a step cannot be undone.
         seed: of random first values and of the runtime's random operators.
         measure: run under the profiler, for :meth:`measured_peaks`.
+
+    Of a step whose loss is scaled, ``loss_scale`` is what the gradients of the last step began
+    with, and ``skipped`` says that one of them was not finite: nothing but the scale changed then.
 
     Raises:
         ModelError: the file cannot be read, or renews nothing.
@@ -108,7 +111,8 @@ class Trainer(Kept):
             seed=seed,
             threads=threads,
         )
-        wanted = self._wanted(outputs)
+        self._skips = step.tells_skipping
+        wanted = self._wanted([*((FOUND_INF,) if self._skips else ()), *outputs])
         loss = step.contract.loss
         self.placing = place(
             step.model,
@@ -124,6 +128,8 @@ class Trainer(Kept):
         self._file = step.without_values()
         self.outputs: dict[str, Array] = {}
         self.seconds = 0.0
+        self.loss_scale: float | None = None
+        self.skipped = False
         self._broken = ""
         self._held: dict[str, bytes] = {}
         self._data: Batches | None = None
@@ -221,6 +227,8 @@ class Trainer(Kept):
             self._held.pop(name, None)
         for name, first in self._counters.items():
             self._session.set(name, (first + self.steps).astype(first.dtype))
+        if self._file.scales_loss:
+            self.loss_scale = float(self._session.get(LOSS_SCALE))
         return self._run()
 
     def _run(self) -> float:
@@ -252,21 +260,13 @@ class Trainer(Kept):
         self._session.accept()
         self.steps += 1
         self.outputs = found
+        self.skipped = self._skips and bool(found[FOUND_INF])
         self.seconds = time.perf_counter() - started
         self._broken = ""
         return value
 
     def _not_a_number(self, what: str) -> TrainingError:
-        step = f"the loss of step {self.steps + 1} is {what}"
-        if self.placing.keeps:
-            return TrainingError(
-                f"{step}; the state is as it was before this step",
-                "look at the batch, or go on with a smaller learning rate",
-            )
-        return TrainingError(
-            f"{step}; its update is in the state, as guard=False was asked for",
-            "load a checkpoint: resume(path)",
-        )
+        return not_a_number(self.steps + 1, what, kept=self.placing.keeps)
 
     def train(
         self,
@@ -299,7 +299,8 @@ class Trainer(Kept):
                 self._data_state = None
         for each in islice(source, steps):
             loss = self.step(each)
-            yield StepReport(self.steps, loss, self.seconds, self._present_rate())
+            rate, scale = self._present_rate(), self.loss_scale
+            yield StepReport(self.steps, loss, self.seconds, rate, scale, self.skipped)
 
     def batches(
         self,

@@ -93,12 +93,8 @@ def _contract(exported: Exported, trained: Trained) -> Contract:
     roles |= dict.fromkeys(new_values.values(), Role.RUNNING_STATISTIC)
     roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
     if isinstance(trained.sink, Updates):
-        made = trained.sink.inputs
         new_values |= trained.sink.new_values
-        roles |= dict.fromkeys(made.hyperparameters, Role.HYPERPARAMETER)
-        roles |= dict.fromkeys(made.states, Role.OPTIMIZER_STATE)
-        if made.counter is not None:
-            roles[made.counter[0]] = Role.STEP_COUNTER
+    roles |= trained.sink.roles()
     roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
     roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)
     roles[exported.loss] = Role.LOSS

@@ -10,13 +10,15 @@ import onnx
 from memplan.autodiff.activity import find_activity
 from memplan.autodiff.assemble import append
 from memplan.autodiff.build import GradientSink, Request, build_gradients
+from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.finish import finished
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import ModelError
-from memplan.proto.edit import copied, live_nodes, replace_nodes
+from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
+from memplan.pytorch.program import Exported
 from memplan.shapes.tensor_type import TensorType
 
 Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
@@ -51,18 +53,21 @@ def by_grad(
     return Trained(finished(built), wrt, sink)
 
 
-def by_autograd(joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink: Sink) -> Trained:
-    """Put an update behind the gradients (output → parameter) of a joint graph.
+def by_autograd(joint: Exported, make_sink: Sink) -> Trained:
+    """Put an update behind the gradients of a joint graph. Where the gradient of its loss is an
+    input, the sink says what it is.
 
     Raises:
         ModelError: there are no gradients.
     """
+    gradients = joint.gradients
     wrt = tuple(gradients.values())
     _require_some(wrt)
-    flat = flat_copy(joint)
+    flat = flat_copy(joint.model)
     emitter = emitter_for(flat, ())
     sink = make_sink(wrt, emitter.types)
     outputs: dict[str, Value] = {}
+    _begin(flat.graph, emitter, sink, joint.loss, joint.seed)
     if isinstance(sink, Updates):
         _hide(flat.graph, gradients)
         for output, parameter in gradients.items():
@@ -70,11 +75,26 @@ def by_autograd(joint: onnx.ModelProto, gradients: Mapping[str, str], make_sink:
         outputs.update(sink.finish(emitter))
     else:
         sink.gradients.update(gradients)
-    before = len(flat.graph.node)
     append(flat, emitter, outputs)
-    nodes = _early(list(flat.graph.node), before)
+    nodes = list(flat.graph.node)
+    nodes = _early(nodes, len(nodes) - len(emitter.nodes))
     replace_nodes(flat.graph, live_nodes(nodes, [value.name for value in flat.graph.output]))
     return Trained(finished(flat), wrt, sink)
+
+
+def _begin(
+    graph: onnx.GraphProto, emitter: Emitter, sink: GradientSink, loss: str, seed: str
+) -> None:
+    """Let the backward part begin with what the sink wants, in place of an input."""
+    given = [copied(value) for value in graph.input if value.name != seed]
+    if len(given) == len(graph.input):
+        return
+    with emitter.placed_behind(""):
+        begun = sink.seed(emitter, emitter.tensor(loss)).name
+    for node in graph.node:
+        rename_reads(node, {seed: begun})
+    del graph.input[:]
+    graph.input.extend(given)
 
 
 def _hide(graph: onnx.GraphProto, names: Collection[str]) -> None:

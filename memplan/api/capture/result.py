@@ -61,6 +61,9 @@ class Capture(Summary):
         dims: the sizes of dynamic dimensions in the example batch.
         optimizer: its kind, or None: the gradients are outputs.
         lr: the default of the learning rate, or None.
+        loss_scale: as ``--loss-scale`` takes it; ``none``: the loss is not scaled.
+        clip_norm: the norm that gradients are clipped to, or None.
+        clip_value: what their elements are clipped to, or None.
         weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
         notes: what the user should know.
         torch: the version of PyTorch.
@@ -84,6 +87,9 @@ class Capture(Summary):
     notes: tuple[str, ...] = ()
     torch: str = ""
     sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    loss_scale: str = "none"
+    clip_norm: float | None = None
+    clip_value: float | None = None
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -119,6 +125,9 @@ class Capture(Summary):
             "unused": list(self.unused),
             "optimizer": self.optimizer,
             "lr": self.lr,
+            "loss_scale": self.loss_scale,
+            "clip_norm": self.clip_norm,
+            "clip_value": self.clip_value,
             "roles": {name: str(role) for name, role in self.contract.roles.items()},
             "new_values": dict(self.contract.new_values),
             "gradients": dict(self.contract.gradients),

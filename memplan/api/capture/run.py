@@ -42,6 +42,9 @@ def capture(
     *,
     via: str = "auto",
     dynamic: str | Mapping[str, Mapping[int, str]] | None = None,
+    loss_scale: str | float | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
     weights: str = "auto",
     force: bool = False,
 ) -> Capture:
@@ -54,6 +57,9 @@ def capture(
         via: ``grad``: PyTorch's forward graph and memplan's gradients; ``joint``: autograd's own
             backward; ``auto``: whichever has the lower simulated peak.
         dynamic: names of dynamic dimensions, instead of the step's own.
+        loss_scale: ``none``, ``dynamic{init_scale=1024}`` or a number, instead of its scaler.
+        clip_norm: a bound, instead of its own clipping.
+        clip_value: the same.
         weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
             (``none``); ``auto`` embeds up to 256 MiB.
         force: overwrite ``output``.
@@ -73,6 +79,10 @@ def capture(
     found, source = _step(step)
     if dynamic is not None:
         found = replace(found, dynamic=dynamic)
+    if loss_scale is not None:
+        found = replace(found, scaler=loss_scale)
+    if clip_norm is not None or clip_value is not None:
+        found = replace(found, clip_norm=clip_norm, clip_value=clip_value)
     from memplan.api.capture.finish import finish
     from memplan.pytorch.reading import read_step
 
@@ -132,13 +142,13 @@ def _take(reading: Reading, name: str) -> _Taken:
     from memplan.api.capture.update import sink_maker
 
     begin = time.perf_counter()
-    make_sink = sink_maker(reading.optimizer)
+    make_sink = sink_maker(reading.optimizer, reading.treatment)
     exported = reading.forward() if name == "grad" else reading.joint()
     if name == "grad":
         wanted = [each for each in exported.parameters if each in reading.trainable]
         trained = by_grad(exported.model, exported.loss, wanted, make_sink)
     else:
-        trained = by_autograd(exported.model, exported.gradients, make_sink)
+        trained = by_autograd(exported, make_sink)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     return _Taken(road, exported, trained)
 
@@ -162,7 +172,10 @@ def _answer(
     data: Path | None,
     source: str,
 ) -> Capture:
-    optimizer = reading.optimizer
+    from memplan.api.capture.update import scale_of
+    from memplan.api.grad.notes import notes_on_holding
+
+    optimizer, scale = reading.optimizer, scale_of(reading.treatment)
     return Capture(
         source=source,
         output=output,
@@ -177,9 +190,17 @@ def _answer(
         dims=reading.dims,
         optimizer=optimizer.name if optimizer is not None else None,
         lr=optimizer.lr if optimizer is not None else None,
+        loss_scale="none" if scale is None else scale.text,
+        clip_norm=reading.treatment.clip_norm or None,
+        clip_value=reading.treatment.clip_value or None,
         weights=str(place),
         weight_bytes=sum(weight.nbytes for weight in done.weights.values()),
-        notes=(*_road_notes(tried, taken.road.name), *reading.notes, *done.notes),
+        notes=(
+            *_road_notes(tried, taken.road.name),
+            *reading.notes,
+            *notes_on_holding(taken.trained.sink),
+            *done.notes,
+        ),
         torch=version("torch"),
         sizes=reading.sizes,
     )

@@ -3,35 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from memplan.api.capture.gradients import Sink
 from memplan.autodiff.build import GradientSink
 from memplan.autodiff.optimizers.base import Member
 from memplan.autodiff.optimizers.parse import KINDS
+from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.pytorch.optimizer import Group, OptimizerSettings
+from memplan.pytorch.scaler import Treatment
 from memplan.shapes.tensor_type import TensorType
 
 
-def sink_maker(settings: OptimizerSettings | None) -> Sink:
-    """What is to take the gradients: the update of the settings, or outputs."""
+def sink_maker(settings: OptimizerSettings | None, treatment: Treatment) -> Sink:
+    """What is to take the gradients: the update of the settings, or outputs.
+
+    Raises:
+        UsageError: the scaler has settings with which it does not do what it is for.
+    """
+    scale = scale_of(treatment)
 
     def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
         if settings is None:
             return GradientSink()
-        return Updates(members_by_group(settings, parameters), types)
+        return Updates(members_by_group(settings, parameters, treatment), types, scale=scale)
 
     return made
 
 
-def members_by_group(settings: OptimizerSettings, parameters: Iterable[str]) -> dict[str, Member]:
+def scale_of(treatment: Treatment) -> LossScale | None:
+    """The loss scale that a step asks for, or None.
+
+    Raises:
+        UsageError: an option has a value that it cannot have.
+    """
+    options = treatment.scale
+    if options is None or isinstance(options, str):
+        return parse_loss_scale(options or "none")
+    whole = ("growth_interval", "growth_tracker")
+    given: dict[str, Any] = {k: int(v) if k in whole else float(v) for k, v in options.items()}
+    return DynamicScale(**given)
+
+
+def members_by_group(
+    settings: OptimizerSettings, parameters: Iterable[str], treatment: Treatment
+) -> dict[str, Member]:
     """How each of these parameters is updated."""
+    clipping = {"clip_norm": treatment.clip_norm, "clip_value": treatment.clip_value}
     made: dict[Group, Member] = {}
     found = {}
     for name in parameters:
         group = settings.groups[name]
         if group not in made:
-            options = {"lr": settings.lr, **dict(group.options)}
+            options = {"lr": settings.lr, **dict(group.options), **clipping}
             made[group] = Member(KINDS[group.kind](**options), group.factor)
         found[name] = made[group]
     return found

@@ -11,13 +11,10 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from memplan.autodiff.build import GradientSink
-from memplan.autodiff.optimizers.base import UpdateInputs
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract, Role
-
-_NO_INPUTS = UpdateInputs(feeds_decay=False)
 
 
 def state_contract(
@@ -46,8 +43,7 @@ def state_contract(
     data = parameters & set(candidates.data) - set(new_values.values())
     if data != parameters:
         parameters -= data
-    made = sink.inputs if isinstance(sink, Updates) else _NO_INPUTS
-    roles = made.roles() | dict.fromkeys(parameters, Role.PARAMETER)
+    roles = dict(sink.roles()) | dict.fromkeys(parameters, Role.PARAMETER)
     for name in new_values.values():
         roles.setdefault(name, Role.RUNNING_STATISTIC)
     return _contract(model.graph, roles, {loss: Role.LOSS}, new_values, sink.gradients)
@@ -63,7 +59,7 @@ def update_contract(
         gradients: gradient → parameter.
         updates: what made it.
     """
-    roles = updates.inputs.roles() | dict.fromkeys(gradients.values(), Role.PARAMETER)
+    roles = dict(updates.roles()) | dict.fromkeys(gradients.values(), Role.PARAMETER)
     roles |= dict.fromkeys(gradients, Role.GRADIENT)
     return _contract(model.graph, roles, {}, updates.new_values, gradients)
 

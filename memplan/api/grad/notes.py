@@ -54,9 +54,14 @@ def notes_on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> It
             )
 
 
-def notes_on_clipping(sink: GradientSink) -> Iterator[str]:
-    """A norm of all gradients together has a price in memory."""
-    if isinstance(sink, Updates) and sink.optimizer.clip_norm:
+def notes_on_holding(sink: GradientSink) -> Iterator[str]:
+    """What needs all gradients together has a price in memory."""
+    if isinstance(sink, Updates) and sink.scaling is not None:
+        yield (
+            "a step whose gradients are not all finite is skipped: they are all held until the end "
+            "of the backward part, and every new value is chosen by a Where"
+        )
+    elif isinstance(sink, Updates) and sink.optimizer.clip_norm:
         yield (
             "clip_norm needs all gradients before the first update: they are all held until the "
             "end of the backward part (clip_value does not need that)"

@@ -29,6 +29,8 @@ class GradOptions:
     along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained.
     ``optimizer`` as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs.
     ``own_update``: the optimizer is a graph of its own, and the training graph gives gradients.
+    ``loss_scale``: ``none``, ``dynamic{init_scale=1024}`` or a number, see
+    :mod:`memplan.autodiff.optimizers.scaling`.
     ``checkpoints``: see :func:`memplan.api.grad.checkpoints.with_checkpoints`. ``scan_recompute``:
     see :class:`memplan.loops.cell.ScanRecompute`. ``weights``: see
     :class:`memplan.proto.weights.Weights`.
@@ -40,6 +42,7 @@ class GradOptions:
     wrt: tuple[str, ...] = ()
     optimizer: str = "none"
     own_update: bool = False
+    loss_scale: str = "none"
     checkpoints: str = "none"
     forward_only: bool = False
     scan_recompute: str = "none"
@@ -141,6 +144,7 @@ class TrainingGraph(Summary):
             "class_axis": self.class_axis,
             "wrt": list(self.wrt),
             "optimizer": self.options.optimizer,
+            "loss_scale": self.options.loss_scale,
             "checkpoints": self.options.checkpoints,
             "scan_recompute": self.options.scan_recompute,
             "scans": [pair.as_json(self.dims) for pair in self.scans],

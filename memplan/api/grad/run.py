@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.grad.contract import state_contract, update_contract
-from memplan.api.grad.notes import notes_on_clipping, notes_on_logits, notes_on_sharing
+from memplan.api.grad.notes import notes_on_holding, notes_on_logits, notes_on_sharing
 from memplan.api.grad.result import GradOptions, TrainingGraph, UpdateFile
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.build import GradientSink, Request, Seed, build_gradients
@@ -21,6 +21,7 @@ from memplan.autodiff.losses import add_loss
 from memplan.autodiff.optimizers.base import Member, Optimizer
 from memplan.autodiff.optimizers.own_graph import build_update
 from memplan.autodiff.optimizers.parse import parse_optimizer
+from memplan.autodiff.optimizers.scaling import LossScale, ScaledGradients, parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.autodiff.parameters import Candidates, choose, find_candidates
 from memplan.autodiff.statistics import Statistics, renew_statistics
@@ -164,6 +165,7 @@ def _grad(
     """The same for a file."""
     targets.check(path)
     _optimizer(options)
+    _loss_scale(options)
     model = read_model(path)
     placement = NO_WEIGHTS
     if targets.step is not None:
@@ -183,7 +185,9 @@ def _grad(
     contract = state_contract(result, loss, built.wrt, built.sink, statistics, candidates)
     if not options.forward_only or contract.new_values:
         set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
-    update = _update_file(result, built, types, targets) if options.own_update else None
+    update = None
+    if options.own_update:
+        update = _update_file(result, built, types, targets, _loss_scale(options))
     if targets.step is not None:
         write_with_weights(result, path, targets.step, placement, force=targets.force)
     if update is not None and update.output is not None:
@@ -211,7 +215,7 @@ def _grad(
             *statistics.notes,
             *notes_on_logits(model.graph, options.loss, options.logits),
             *notes_on_sharing(flat.graph, built.wrt),
-            *notes_on_clipping(built.sink),
+            *notes_on_holding(built.sink),
         ),
         placement=placement,
     )
@@ -232,6 +236,22 @@ def _optimizer(options: GradOptions) -> Optimizer | None:
     return found
 
 
+def _loss_scale(options: GradOptions) -> LossScale | None:
+    """The loss scale that is asked for.
+
+    Raises:
+        UsageError: that is not one, or there is no update in which gradients are unscaled.
+    """
+    found = parse_loss_scale(options.loss_scale)
+    if found is not None and (parse_optimizer(options.optimizer) is None or options.forward_only):
+        raise UsageError(
+            f"--loss-scale {options.loss_scale}: gradients are unscaled where they are used, and "
+            "there is no update",
+            "name an optimizer (--optimizer), and leave --forward-only out",
+        )
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Built:
     """A graph that was differentiated: by what, what took the gradients, and how parameters are
@@ -245,7 +265,7 @@ class _Built:
     @property
     def hyperparameters(self) -> Mapping[str, float]:
         """Inputs with a default that the updates brought."""
-        return self.sink.inputs.hyperparameters if isinstance(self.sink, Updates) else {}
+        return self.sink.hyperparameters
 
 
 def _built(
@@ -265,20 +285,27 @@ def _built(
     wrt = choose(candidates, options.wrt)
     optimizer = _optimizer(options)
     members = members_of(optimizer, wrt) if optimizer is not None else {}
-    sink = Updates(members, types) if members and not options.own_update else GradientSink()
+    scale = _loss_scale(options)
+    sink: GradientSink = GradientSink() if scale is None else ScaledGradients(scale)
+    if members and not options.own_update:
+        sink = Updates(members, types, scale=scale)
     request = Request((loss,), wrt, (), options.scan_recompute)
     return _Built(build_gradients(flat, request, sink), wrt, sink, members)
 
 
 def _update_file(
-    step: onnx.ModelProto, built: _Built, types: Mapping[str, TensorType], targets: _Targets
+    step: onnx.ModelProto,
+    built: _Built,
+    types: Mapping[str, TensorType],
+    targets: _Targets,
+    scale: LossScale | None,
 ) -> UpdateFile:
     """The graph of updates, and where it is to be written."""
-    made = build_update(step, built.sink.gradients, types, built.members)
+    made = build_update(step, built.sink.gradients, types, built.members, scale)
     result = finished(made.model)
     contract = update_contract(result, built.sink.gradients, made.updates)
     set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
-    return UpdateFile(result, targets.update, contract, made.updates.inputs.hyperparameters)
+    return UpdateFile(result, targets.update, contract, made.updates.hyperparameters)
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 
 from memplan.api.analyze import Analysis
-from memplan.api.rewrite.cheapest import chunk_step, with_chunks
 from memplan.api.floor import FloorReport, floor_report
+from memplan.api.rewrite.cheapest import chunk_step, with_chunks
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall

@@ -76,7 +76,7 @@ class Adafactor(Optimizer):
 
     def _averaged(self, build: UpdateBuilder, weight: Value, state: Value, square: Value) -> Value:
         kept, new = self._shares(build, weight)
-        return state * kept + square * new
+        return build.renewed(state, state * kept + square * new)
 
     def _whole(
         self, build: UpdateBuilder, weight: Value, grad: Value

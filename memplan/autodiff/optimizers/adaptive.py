@@ -30,8 +30,9 @@ class Adam(Optimizer):
         """``before`` builds what the step is taken from: the parameter, decayed or not."""
         first = build.state(weight, "exp_avg")
         second = build.state(weight, "exp_avg_sq")
-        mean = first * self.beta1 + grad * (1 - self.beta1)
+        mean = build.renewed(first, first * self.beta1 + grad * (1 - self.beta1))
         square = second * self.beta2 + grad * grad * (1 - self.beta2)
+        square = build.renewed(second, square)
         size, root = self._corrections(build, weight)
         change = mean / (build.op("Sqrt", square) / root + self.eps) * size
         return {weight.name: before() - change, first.name: mean, second.name: square}
@@ -75,7 +76,7 @@ class Adagrad(Optimizer):
         """See the class."""
         grad = self.decayed(build, weight, grad)
         state = build.state(weight, "sum")
-        total = state + grad * grad
+        total = build.renewed(state, state + grad * grad)
         change = grad / (build.op("Sqrt", total) + self.eps) * self._rate(build, weight)
         return {weight.name: weight - change, state.name: total}
 
@@ -106,11 +107,12 @@ class RmsProp(Optimizer):
         grad = self.decayed(build, weight, grad)
         second = build.state(weight, "square_avg")
         square = second * self.alpha + grad * grad * (1 - self.alpha)
+        square = build.renewed(second, square)
         change = grad / (build.op("Sqrt", square) + self.eps)
         if not self.momentum:
             new = weight - change * build.rate(weight)
             return {weight.name: new, second.name: square}
         state = build.state(weight, "momentum")
-        speed = state * self.momentum + change
+        speed = build.renewed(state, state * self.momentum + change)
         new = weight - speed * build.rate(weight)
         return {weight.name: new, second.name: square, state.name: speed}

@@ -19,11 +19,13 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
-from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Number, Value
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
+from memplan.ir.graph import Phase
+from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import Shape, TensorType
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -95,6 +97,11 @@ class Optimizer:
         return grad if decay is None else grad + weight * decay
 
 
+def update_scope(name: str) -> Scope:
+    """Of the nodes that update a parameter, or do something else of the update."""
+    return Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE})
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """How one parameter is updated: ``factor`` is its learning rate over that of the graph."""
@@ -130,18 +137,27 @@ class UpdateInputs:
 class UpdateBuilder:
     """What the update of a parameter is built with: nodes, shared scalars, state."""
 
-    def __init__(self, emitter: Emitter, member: Member, inputs: UpdateInputs) -> None:
+    def __init__(
+        self,
+        emitter: Emitter,
+        member: Member,
+        inputs: UpdateInputs,
+        skipped: Value | None = None,
+    ) -> None:
         """Prepare for one parameter.
 
         Args:
             emitter: gets the nodes.
             member: how the parameter is updated.
             inputs: those that were made for the parameters before it; grows.
+            skipped: a bool scalar, where a step may keep all old values.
         """
         self.emitter = emitter
         self.operations = Operations(emitter)
         self.member = member
         self.inputs = inputs
+        self.skipped = skipped
+        self._chosen: set[str] = set()
 
     def op(self, op: str, *inputs: Value | Number, keepdims: int | None = None) -> Value:
         """A node with one output."""
@@ -207,10 +223,22 @@ class UpdateBuilder:
         def build() -> Value:
             given = self.emitter.input(STEP, TensorType(INT64, ()), np.asarray(1, np.int64))
             number = self.op("Max", given, 1)
-            self.inputs.counter = given.name, number + 1
+            self.inputs.counter = given.name, self.renewed(given, number + 1)
             return self.operations.cast(number, DOUBLE)
 
         return self.emitter.once(STEP, build)
+
+    def renewed(self, old: Value, new: Value) -> Value:
+        """The next value of an input: the old one, if the step is skipped.
+
+        What reads the next value behind this reads it instead of ``new``, of which no memory is
+        then left.
+        """
+        if self.skipped is None or new.name in self._chosen:
+            return new
+        found = self.op("Where", self.skipped, old, new)
+        self._chosen.add(found.name)
+        return found
 
     def state(self, weight: Value, kind: str, shape: Shape | None = None) -> Value:
         """A state tensor of a parameter, of its shape unless another is given."""

@@ -57,6 +57,7 @@ class Momentum(Optimizer):
         grad = self.decayed(build, weight, grad)
         state = build.state(weight, "momentum")
         speed = state * self.momentum + self._dampened(build, weight, grad)
+        speed = build.renewed(state, speed)
         ahead = grad + speed * self.momentum if self.nesterov else speed
         rate = build.rate(weight)
         return {weight.name: weight - ahead * rate, state.name: speed}
@@ -90,6 +91,6 @@ class Lion(Optimizer):
         """See the class."""
         state = build.state(weight, "exp_avg")
         direction = build.op("Sign", state * self.beta1 + grad * (1 - self.beta1))
-        mean = state * self.beta2 + grad * (1 - self.beta2)
+        mean = build.renewed(state, state * self.beta2 + grad * (1 - self.beta2))
         change = direction * build.rate(weight)
         return {weight.name: build.shrunk(weight) - change, state.name: mean}

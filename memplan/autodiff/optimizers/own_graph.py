@@ -1,7 +1,8 @@
 """Updates as a graph of their own: gradients come in, new values go out.
 
 For gradients that are summed over several batches before they are used. The gradients are
-multiplied by the input ``gradient_scale`` (1 over the number of batches) before anything else.
+multiplied by the input ``gradient_scale`` (1 over the number of batches) before anything else; of a
+loss that is scaled, also divided by the scale, which all batches share.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.base import Member
+from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.shapes.tensor_type import TensorType, write_type
 
@@ -33,6 +35,7 @@ def build_update(
     gradients: Mapping[str, str],
     types: Mapping[str, TensorType],
     members: Mapping[str, Member],
+    scale: LossScale | None = None,
 ) -> UpdateGraph:
     """The graph that updates the parameters of a training graph.
 
@@ -44,6 +47,7 @@ def build_update(
             names here.
         types: of the parameters.
         members: how each of them is updated.
+        scale: the loss scale, by which the gradients are multiplied.
     """
     model = onnx.ModelProto(ir_version=step.ir_version, producer_name=step.producer_name)
     model.opset_import.extend(item for item in step.opset_import if item.domain in ("", "ai.onnx"))
@@ -53,7 +57,7 @@ def build_update(
             kind = write_type(types[name], final=True)
             model.graph.input.append(onnx.ValueInfoProto(name=given, type=kind))
     emitter: Emitter = emitter_for(model, ())
-    updates = Updates(members, types, scaled=True)
+    updates = Updates(members, types, scaled=True, scale=scale)
     outputs: dict[str, Value] = {}
     for gradient, name in gradients.items():
         outputs.update(updates.take(emitter, name, emitter.tensor(gradient)))

@@ -1,8 +1,9 @@
 """Gradients of one graph → updates of its parameters, each as early as it may be.
 
 An update stands right behind the last node that reads its parameter. But where all gradients are
-clipped to a norm of all of them together, none can be used before the last one is there: all
-gradients are held, and the updates stand at the end.
+clipped to a norm of all of them together, or the loss is scaled and one that is not finite skips
+the step, none can be used before the last one is there: all gradients are held, and the updates
+stand at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memplan.autodiff.build import GradientSink
-from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.base import (
     CLIP_NORM,
@@ -21,9 +22,10 @@ from memplan.autodiff.optimizers.base import (
     Optimizer,
     UpdateBuilder,
     UpdateInputs,
+    update_scope,
 )
-from memplan.ir.graph import Phase
-from memplan.proto.metadata import PHASE_KEY
+from memplan.autodiff.optimizers.scaling import LossScale, Scaling
+from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
 from memplan.shapes.tensor_type import TensorType
 
 _EPSILON = 1e-6
@@ -53,6 +55,7 @@ class Updates(GradientSink):
         types: Mapping[str, TensorType],
         *,
         scaled: bool = False,
+        scale: LossScale | None = None,
     ) -> None:
         """Prepare for one graph.
 
@@ -60,6 +63,7 @@ class Updates(GradientSink):
             members: how every parameter is updated, by name. Clipping is that of the first.
             types: of all parameters, by name.
             scaled: gradients are multiplied by an input first: they may be sums over batches.
+            scale: the loss scale, by which gradients are divided first; None: there is none.
         """
         super().__init__()
         self.members = members
@@ -68,42 +72,78 @@ class Updates(GradientSink):
         self.inputs = UpdateInputs(feeds_decay=len(decays - {0.0}) == 1 and not self.wide)
         self.optimizer = next(iter(members.values())).optimizer
         self.scaled = scaled
+        self.scaling = Scaling(scale, self.inputs) if scale is not None else None
+        self.found_inf: Value | None = None
         self.new_values: dict[str, str] = {}
         self.waiting: dict[str, Value] = {}
         self.squares: list[Value] = []
 
     def _builder(self, emitter: Emitter, name: str) -> UpdateBuilder:
-        return UpdateBuilder(emitter, self.members[name], self.inputs)
+        return UpdateBuilder(emitter, self.members[name], self.inputs, self.found_inf)
+
+    def seed(self, emitter: Emitter, y: Value) -> Value:
+        """1, or the loss scale."""
+        return super().seed(emitter, y) if self.scaling is None else self.scaling.seed(emitter, y)
+
+    def roles(self) -> Mapping[str, Role]:
+        """Of hyperparameters, optimizer state and the step counter."""
+        return self.inputs.roles()
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Those that the updates brought."""
+        return self.inputs.hyperparameters
 
     def take(self, emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
         """Update a parameter; or keep its gradient, if all are clipped together."""
         build = self._builder(emitter, name)
-        with emitter.scope(_scope(name)):
-            if self.scaled:
-                grad = grad * build.number(SCALE, 1.0, grad.dtype)
+        with emitter.scope(update_scope(name)):
+            grad = self._unscaled(build, grad)
             if self.optimizer.clip_value:
                 bound = self.optimizer.clip_value
                 grad = build.op("Clip", grad, -bound, bound)
-            if not self.optimizer.clip_norm:
+            if self.optimizer.clip_norm:
+                wide = build.operations.cast(grad, self._norm_type)
+                self.squares.append(build.op("ReduceSumSquare", wide, keepdims=0))
+            elif self.scaling is None:
                 return self._update(build, name, grad)
-            wide = build.operations.cast(grad, self._norm_type)
-            self.squares.append(build.op("ReduceSumSquare", wide, keepdims=0))
         self.waiting[name] = grad
         return {}
 
     def finish(self, emitter: Emitter) -> Mapping[str, Value]:
-        """Make the updates that waited for all gradients, and the next step's number."""
+        """Make the updates that waited for all gradients, the next step's number, and the next loss
+        scale."""
         outputs: dict[str, Value] = {}
-        if self.waiting:
-            with emitter.scope(_scope("clip_norm")):
+        scaling = self.scaling
+        if scaling is not None:
+            self.found_inf = scaling.found_inf(emitter)
+            outputs[emitter.fresh(FOUND_INF)] = self.found_inf
+        if self.squares:
+            with emitter.scope(update_scope("clip_norm")):
                 factor = self._factor(self._builder(emitter, next(iter(self.waiting))))
-            for name, grad in self.waiting.items():
-                build = self._builder(emitter, name)
-                with emitter.scope(_scope(name)):
-                    outputs |= self._update(build, name, grad * build.cast(factor, grad))
+        for name, grad in self.waiting.items():
+            build = self._builder(emitter, name)
+            with emitter.scope(update_scope(name)):
+                clipped = grad * build.cast(factor, grad) if self.squares else grad
+                outputs |= self._update(build, name, clipped)
         if self.inputs.counter is not None:
             outputs |= self._named(emitter, dict([self.inputs.counter]))
+        if scaling is not None and self.found_inf is not None:
+            with emitter.scope(update_scope(LOSS_SCALE)):
+                found = scaling.next_values(emitter, self.found_inf)
+            outputs |= self._named(emitter, found)
         return outputs
+
+    def _unscaled(self, build: UpdateBuilder, grad: Value) -> Value:
+        """A gradient as the optimizer is to see it, but for clipping."""
+
+        def share(dtype: int) -> Value | None:
+            return build.number(SCALE, 1.0, dtype) if self.scaled else None
+
+        if self.scaling is not None:
+            return self.scaling.unscaled(build.emitter, grad, share)
+        factor = share(grad.dtype)
+        return grad if factor is None else grad * factor
 
     @property
     def _norm_type(self) -> int:
@@ -119,7 +159,9 @@ class Updates(GradientSink):
     def _update(self, build: UpdateBuilder, name: str, grad: Value) -> dict[str, Value]:
         optimizer, weight = build.member.optimizer, build.emitter.tensor(name)
         build.rate(weight)  # the first of the inputs
-        return self._named(build.emitter, optimizer.update(build, weight, grad))
+        found = optimizer.update(build, weight, build.cast(grad, weight))
+        renewed = {old: build.renewed(build.emitter.tensor(old), n) for old, n in found.items()}
+        return self._named(build.emitter, renewed)
 
     def _named(self, emitter: Emitter, found: Mapping[str, Value]) -> dict[str, Value]:
         outputs = {}
@@ -128,7 +170,3 @@ class Updates(GradientSink):
             self.new_values[output] = old
             outputs[output] = new
         return outputs
-
-
-def _scope(name: str) -> Scope:
-    return Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE})

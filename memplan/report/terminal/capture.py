@@ -28,6 +28,7 @@ def render(result: Capture, *, details: bool = False) -> Group:
         lines.append(
             f"optimizer {result.optimizer}, learning rate {result.lr:g} unless 'lr' is fed"
         )
+    lines += _treatment(result)
     statistics = result.contract.named(Role.RUNNING_STATISTIC)
     if statistics:
         what = counted(len(statistics), "buffer")
@@ -44,6 +45,16 @@ def render(result: Capture, *, details: bool = False) -> Group:
     nodes = counted(len(result.model.graph.node), "node")
     headline = line(f"{result.source}: loss '{result.contract.loss}', {nodes}", "bold")
     return group([headline, *map(line, lines)])
+
+
+def _treatment(result: Capture) -> list[str]:
+    """What is done to gradients before the optimizer sees them."""
+    lines = []
+    if result.loss_scale != "none":
+        lines.append(f"loss scale {result.loss_scale}: gradients begin at 'loss_scale'")
+    bounds = {"their norm": result.clip_norm, "every element": result.clip_value}
+    lines += [f"gradients clipped: {what} at most {v:g}" for what, v in bounds.items() if v]
+    return lines
 
 
 def _weights(result: Capture) -> str:

@@ -57,6 +57,8 @@ def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
 
 def _interface(result: TrainingGraph, details: bool) -> Iterator[str]:
     """What goes in, comes out and is fed back."""
+    if result.options.loss_scale != "none":
+        yield f"loss scale {result.options.loss_scale}: gradients begin at 'loss_scale'"
     yield from _controls(result.hyperparameters, result.contract)
     if result.new_inputs:
         yield f"new inputs: {_by_parameter(result.new_inputs, result.wrt, details)}"

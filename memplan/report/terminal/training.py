@@ -15,6 +15,8 @@ _ROWS = 8
 def render(result: TrainingRun, *, details: bool = False) -> Group:
     """Headline, data, memory, and a table of losses; ``details`` shows every step."""
     parts: list[RenderableType] = [line(_headline(result), "bold"), line(f"data: {result.data}")]
+    if result.loss_scale is not None:
+        parts.append(line(_scale(result, details)))
     parts += [line(text) for text in _memory(result)]
     parts += [line(text) for text in _state(result.bindings, details)]
     parts += section(_table(result, details))
@@ -30,6 +32,15 @@ def _headline(result: TrainingRun) -> str:
     if result.loss and result.reports:
         text += f", loss {result.reports[0].loss:.6g} → {result.reports[-1].loss:.6g}"
     return text
+
+
+def _scale(result: TrainingRun, details: bool) -> str:
+    text = f"loss scale {result.loss_scale:,g} in the last step"
+    if not result.skipped:
+        return f"{text}; no step skipped"
+    numbers = listed([f"{step:,}" for step in result.skipped], details)
+    what = f"{counted(len(result.skipped), 'step')} skipped, as a gradient was not finite"
+    return f"{text}; {what}: {numbers}"
 
 
 def _memory(result: TrainingRun) -> list[str]:

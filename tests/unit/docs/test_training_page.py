@@ -56,7 +56,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("pretrained.safetensors").write_bytes(packed(weights))
     data = batches(step, 5)
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     options = GradOptions(loss="loss", optimizer="adamw")
     grad(FAMILIES["cnn"](), options, Path("gradients.onnx"), update_output="update.onnx")
     scope: dict[str, Any] = {
@@ -67,6 +67,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "labels": np.concatenate([batch["labels"] for batch in data]),
         "module": Module(weights),
     }
+    scope["data"] = {name: scope[name] for name in ("x", "labels")}
     for block in blocks:
         exec(compile(block.replace("steps=1000", "steps=10"), str(PAGE), "exec"), scope)
     assert scope["trainer"].steps == 1

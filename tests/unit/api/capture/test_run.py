@@ -271,3 +271,50 @@ def test_an_output_that_exists_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists"):
         captured(step(), output=path)
     assert path.read_text() == "mine"
+
+
+def scaled(**settings: Any) -> memplan.TorchStep:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+    return step(optimizer=True, scaler=scaler, **settings)
+
+
+def test_a_scaler_is_read_as_it_stands() -> None:
+    given = scaled(clip_value=0.5)
+    given.scaler.load_state_dict({**given.scaler.state_dict(), "scale": 4.0, "_growth_tracker": 2})
+    capture = captured(given)
+    assert capture.loss_scale == "dynamic{init_scale=4,growth_interval=3,growth_tracker=2}"
+    found = json.loads(json.dumps(capture.as_json()))
+    assert (found["clip_norm"], found["clip_value"]) == (None, 0.5)
+    assert found["roles"]["loss_scale"] == found["roles"]["growth_tracker"] == "optimizer-state"
+    assert found["roles"]["found_inf"] == "output"
+    defaults = {t.name: onnx.numpy_helper.to_array(t) for t in capture.model.graph.initializer}
+    assert (float(defaults["loss_scale"]), int(defaults["growth_tracker"])) == (4.0, 2)
+    assert any("all held until the end" in note for note in capture.notes)
+
+
+def test_options_stand_in_for_a_scaler_and_clipping() -> None:
+    capture = captured(scaled(clip_value=0.5), loss_scale=1024, clip_norm=2.0)
+    assert (capture.loss_scale, capture.clip_norm, capture.clip_value) == ("1024", 2.0, None)
+    assert capture.contract.roles["loss_scale"] == "hyperparameter"
+    plain = captured(scaled(), loss_scale="none")
+    assert plain.loss_scale == "none"
+    assert "loss_scale" not in plain.contract.roles
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    assert captured(step(optimizer=True, scaler=off)).loss_scale == "none"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"scaler": "dynamic"}, "has a loss scale and no optimizer"),
+        ({"clip_norm": 1.0}, "has clip_norm and no optimizer"),
+        ({"optimizer": True, "scaler": []}, "the scaler is list"),
+        ({"optimizer": True, "clip_norm": -1.0}, "clip_norm is -1.0, not a positive number"),
+        ({"optimizer": True, "clip_value": "much"}, "clip_value is 'much'"),
+        ({"optimizer": True, "clip_norm": 1, "clip_value": 1}, "by clip_norm or by clip_value"),
+        ({"optimizer": True, "scaler": "slow"}, "slow: that is not a loss scale"),
+    ],
+)
+def test_scalers_and_clipping_that_cannot_be_captured(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        captured(step(**settings))

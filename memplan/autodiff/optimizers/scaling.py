@@ -1,0 +1,227 @@
+"""Loss scaling: gradients that begin at the loss scale, and steps that are skipped.
+
+Small gradients vanish in float16. So the backward part begins with the loss scale in place of 1,
+and the gradients are divided by it, in float32, before anything else is done with them. If one of
+them is not finite, the step is skipped: parameters, optimizer state and the step counter keep their
+values, by ``Where(found_inf, old, new)``. The rules are those of ``torch.amp.GradScaler`` and its
+kernels (``aten/src/ATen/native/AmpKernels.cpp``), the arithmetic on the scale is theirs, in
+float64, digit by digit.
+
+Whether all gradients are finite is known when the last one is there, so all are held until then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+import onnx
+
+from memplan.autodiff.build import GradientSink
+from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.operations import INT64, Operations
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, UpdateInputs, update_scope
+from memplan.errors import UsageError
+from memplan.ir.contract import LOSS_SCALE, Role
+from memplan.shapes.tensor_type import TensorType
+from memplan.strategies.spec import build, split_spec
+
+GROWTH_TRACKER = "growth_tracker"
+"""An int64 scalar: steps without a skipped one since the scale changed last."""
+_BOOL = onnx.TensorProto.BOOL
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """A number that stays, unless another is fed."""
+
+    name: ClassVar[str] = "fixed"
+    init_scale: float = 65536.0
+
+    def __post_init__(self) -> None:
+        """Check the number.
+
+        Raises:
+            UsageError: it is not positive, or not a float32.
+        """
+        _require(0 < self.init_scale <= _LARGEST, "init_scale", "above 0, and a float32")
+
+    @property
+    def text(self) -> str:
+        """As ``--loss-scale`` takes it."""
+        return f"{self.init_scale:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScale(LossScale):
+    """``torch.amp.GradScaler``: a skipped step multiplies the scale by ``backoff_factor``, and
+    ``growth_interval`` steps in a row that are not skipped multiply it by ``growth_factor``.
+
+    ``growth_tracker`` is how many of the latter there were before the first step.
+    """
+
+    name: ClassVar[str] = "dynamic"
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    growth_tracker: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UsageError: one has a value with which the scale does not do what it is for.
+        """
+        LossScale.__post_init__(self)
+        _require(1 < self.growth_factor < math.inf, "growth_factor", "above 1")
+        _require(0 < self.backoff_factor < 1, "backoff_factor", "between 0 and 1")
+        _require(self.growth_interval >= 1, "growth_interval", "of at least 1")
+
+    @property
+    def text(self) -> str:
+        """As ``--loss-scale`` takes it, with what is not the default."""
+        usual = {item.name: item.default for item in fields(self)}
+        own = {name: getattr(self, name) for name in usual}
+        parts = [f"{name}={value:g}" for name, value in own.items() if value != usual[name]]
+        return f"{self.name}{{{','.join(parts)}}}" if parts else self.name
+
+
+def _require(holds: bool, option: str, wanted: str) -> None:
+    if not holds:
+        raise UsageError(f"the loss scale's {option} is to be a number {wanted}")
+
+
+def parse_loss_scale(text: str) -> LossScale | None:
+    """``none``, ``dynamic``, ``dynamic{init_scale=1024}`` or a number.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    spec = split_spec(text)
+    if spec is not None and spec.name == "none" and not spec.options:
+        return None
+    if spec is not None and spec.name == DynamicScale.name:
+        return build(DynamicScale, spec, "scale", "--loss-scale: ")
+    try:
+        return LossScale(float(text))
+    except ValueError:
+        raise UsageError(
+            f"--loss-scale {text}: that is not a loss scale",
+            "give none, dynamic, a number, or options as in dynamic{init_scale=1024}",
+        ) from None
+
+
+class Scaling:
+    """What one graph has of a loss scale: its inputs, the test of gradients, the next scale."""
+
+    def __init__(self, scale: LossScale, inputs: UpdateInputs) -> None:
+        """Prepare for one graph.
+
+        Args:
+            scale: the scale.
+            inputs: those of the updates; grows.
+        """
+        self.scale = scale
+        self.inputs = inputs
+        self._zeros: list[Value] = []
+
+    def value(self, emitter: Emitter) -> Value:
+        """The scale, an input: a float32 scalar."""
+
+        def made() -> Value:
+            default = np.asarray(self.scale.init_scale, np.float32)
+            given = emitter.input(LOSS_SCALE, TensorType(FLOAT, ()), default)
+            if isinstance(self.scale, DynamicScale):
+                self.inputs.states.append(given.name)
+            else:
+                self.inputs.hyperparameters[given.name] = self.scale.init_scale
+            return given
+
+        return emitter.once(LOSS_SCALE, made)
+
+    def seed(self, emitter: Emitter, loss: Value) -> Value:
+        """The gradient of the loss: the scale, in the loss's element type."""
+        return Operations(emitter).cast(self.value(emitter), loss.dtype)
+
+    def unscaled(
+        self, emitter: Emitter, grad: Value, factor: Callable[[int], Value | None]
+    ) -> Value:
+        """A gradient without the scale, in float32 or wider, after a look at whether it is finite.
+
+        Args:
+            emitter: gets the nodes.
+            grad: the gradient.
+            factor: what it is multiplied by beside that, in an element type.
+        """
+        operations = Operations(emitter)
+        grad = operations.cast(grad, DOUBLE if grad.dtype == DOUBLE else FLOAT)
+        zero = emitter.op("ReduceSum", grad * 0, keepdims=0)  # 0·inf is not a number
+        self._zeros.append(operations.cast(zero, FLOAT))
+
+        def scalar() -> Value:
+            with emitter.scope(update_scope(LOSS_SCALE)):
+                inverse = operations.cast(1 / self._wide(emitter), FLOAT)
+                inverse = operations.cast(inverse, grad.dtype)
+                more = factor(grad.dtype)
+                return inverse if more is None else inverse * more
+
+        return grad * emitter.once(("unscale", grad.dtype), scalar)
+
+    def _wide(self, emitter: Emitter) -> Value:
+        return emitter.once(
+            ("wide", LOSS_SCALE), lambda: Operations(emitter).cast(self.value(emitter), DOUBLE)
+        )
+
+    def found_inf(self, emitter: Emitter) -> Value:
+        """Whether any gradient so far is not finite, a bool scalar."""
+        with emitter.scope(update_scope(LOSS_SCALE)):
+            return emitter.op("IsNaN", emitter.op("Sum", *self._zeros))
+
+    def next_values(self, emitter: Emitter, found_inf: Value) -> Mapping[str, Value]:
+        """What the next step begins with, by the names of inputs."""
+        scale = self.scale
+        if not isinstance(scale, DynamicScale):
+            return {}
+        operations = Operations(emitter)
+        default = np.asarray(scale.growth_tracker, np.int64)
+        tracker = emitter.input(GROWTH_TRACKER, TensorType(INT64, ()), default)
+        self.inputs.states.append(tracker.name)
+        now, wide = self.value(emitter), self._wide(emitter)
+        count = tracker + 1
+        due = emitter.op("Equal", count, scale.growth_interval)
+        grown = operations.cast(wide * scale.growth_factor, FLOAT)
+        fits = emitter.op("Less", grown, math.inf)  # the scale does not grow out of float32
+        grown = emitter.op("Where", emitter.op("And", due, fits), grown, now)
+        smaller = operations.cast(wide * scale.backoff_factor, FLOAT)
+        begun = emitter.op("Or", found_inf, due)
+        return {
+            now.name: emitter.op("Where", found_inf, smaller, grown),
+            tracker.name: emitter.op("Where", begun, emitter.const(0, INT64), count),
+        }
+
+
+class ScaledGradients(GradientSink):
+    """Gradients as outputs, times the loss scale: another graph unscales and uses them."""
+
+    def __init__(self, scale: LossScale) -> None:
+        super().__init__()
+        self.inputs = UpdateInputs(feeds_decay=False)
+        self.scaling = Scaling(scale, self.inputs)
+
+    def seed(self, emitter: Emitter, y: Value) -> Value:
+        """The loss scale."""
+        return self.scaling.seed(emitter, y)
+
+    def roles(self) -> Mapping[str, Role]:
+        """The loss scale's."""
+        return self.inputs.roles()
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """The loss scale, where it is fixed."""
+        return self.inputs.hyperparameters

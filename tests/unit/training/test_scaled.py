@@ -1,0 +1,230 @@
+"""Training with a step whose loss is scaled: what is skipped, told, guarded and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from helpers.graphs import parse
+from helpers.networks import FAMILIES, batches
+from memplan import AccumulatingTrainer, GradOptions, Trainer, grad
+from memplan.api.grad.result import TrainingGraph
+from memplan.errors import ModelError, TrainingError
+from memplan.report.terminal.training import render
+from memplan.training.guard import SELECT, with_guard
+from memplan.training.run import TrainOptions, run
+
+pytestmark = pytest.mark.ort
+HUGE = "dynamic{init_scale=3e38,growth_interval=3}"
+
+
+def scaled(family: str = "mlp", scale: str = HUGE, *, apart: bool = False) -> TrainingGraph:
+    options = GradOptions("loss", optimizer="adamw", loss_scale=scale, own_update=apart)
+    return grad(FAMILIES[family](), options)
+
+
+def large(model: onnx.ModelProto, count: int) -> list[dict[str, Any]]:
+    """Batches of which every second one has gradients above 1."""
+    found = batches(model, count)
+    for batch in found[::2]:
+        batch["x"] = 50 * batch["x"]
+    return found
+
+
+def bits(state: dict[str, Any]) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in state.items()}
+
+
+def test_a_skipped_step_is_told_and_changes_nothing_in_place() -> None:
+    graph = scaled()
+    trainer = Trainer(graph.model, threads=1)
+    assert not [b for b in trainer.bindings if not b.in_place]
+    assert trainer.loss_scale is None
+    scales, skipped = [], []
+    for report in trainer.train(large(graph.model, 6)):
+        scales.append(report.loss_scale)
+        skipped.append(report.skipped)
+        assert np.isfinite(report.loss)
+        assert (trainer.loss_scale, trainer.skipped) == (scales[-1], skipped[-1])
+    assert skipped[0]
+    assert not all(skipped)
+    for k, skip in enumerate(skipped[:-1]):
+        assert (scales[k + 1] == scales[k] / 2) == skip
+    state = trainer.state_dict()
+    assert state["step"] == 1 + skipped.count(False)
+    assert trainer.steps == 6
+
+
+def test_state_is_the_same_in_place_and_apart() -> None:
+    graph = scaled("cnn")
+    own, apart = Trainer(graph.model, threads=1), Trainer(graph.model, threads=1, in_place=False)
+    skipped = []
+    for batch in large(graph.model, 4):
+        assert own.step(batch) == apart.step(batch)
+        skipped.append(own.skipped)
+    assert len(set(skipped)) == 2
+    assert bits(own.state_dict()) == bits(apart.state_dict())
+
+
+def test_a_loss_that_is_not_a_number_leaves_the_scale_alone_too() -> None:
+    """GradScaler would halve it; the trainer refuses the step as a whole."""
+    graph = scaled()
+    trainer = Trainer(graph.model, threads=1)
+    good, bad = batches(graph.model, 2)
+    bad["x"][0, 0] = np.nan
+    trainer.step(good)
+    before = bits(trainer.state_dict())
+    with pytest.raises(TrainingError, match="as it was before"):
+        trainer.step(bad)
+    assert bits(trainer.state_dict()) == before
+    trainer.step(good)
+
+
+def test_the_peak_is_as_predicted_in_skipped_steps_too() -> None:
+    graph = scaled("cnn")
+    trainer = Trainer(graph.model, threads=1, measure=True)
+    for batch in large(graph.model, 3):
+        trainer.step(batch)
+    predicted = trainer.predicted()
+    assert predicted is not None
+    assert set(trainer.measured_peaks()) == {predicted.dynamic_bytes}
+
+
+def test_a_checkpoint_holds_the_scale(tmp_path: Path) -> None:
+    graph = scaled()
+    data = large(graph.model, 6)
+    whole, first = Trainer(graph.model, threads=1), Trainer(graph.model, threads=1)
+    losses = [whole.step(batch) for batch in data]
+    for batch in data[:3]:
+        first.step(batch)
+    first.save(tmp_path / "run.npz")
+    second = Trainer(graph.model, threads=1, resume=tmp_path / "run.npz")
+    assert [second.step(batch) for batch in data[3:]] == losses[3:]
+    assert bits(second.state_dict()) == bits(whole.state_dict())
+
+
+def test_run_reports_the_scale(tmp_path: Path) -> None:
+    graph = scaled()
+    path, data = tmp_path / "step.onnx", large(graph.model, 4)
+    onnx.save(graph.model, path)
+    arrays = {name: np.stack([batch[name] for batch in data]) for name in data[0]}
+    np.savez(tmp_path / "data.npz", **arrays)
+    options = TrainOptions(data=tmp_path / "data.npz", steps=4, shuffle=False, threads=1)
+    result = run(path, options)
+    found = json.loads(json.dumps(result.as_json()))
+    assert found["skipped_steps"] == list(result.skipped)
+    assert 1 in result.skipped
+    assert found["loss_scale"] == result.reports[-1].loss_scale
+    lines = [str(part) for part in render(result).renderables]
+    assert any("skipped, as a gradient was not finite: 1" in text for text in lines)
+
+
+def test_the_loss_joins_the_selection_of_a_step_that_skips_by_itself() -> None:
+    """On CUDA: no second pass over the state; what has none of its own gets one."""
+    graph = scaled(scale="dynamic{init_scale=8}")
+    pairs = dict(graph.new_values)
+    guarded = with_guard(graph.model, "loss", pairs, SELECT)
+    assert guarded is not None
+    assert guarded.covered == set(pairs)
+    own = [node.op_type for node in graph.model.graph.node].count("Where")
+    ops = [node.op_type for node in guarded.model.graph.node]
+    assert ops.count("Or") == 2  # that of the scale's own, and this
+    assert ops.count("Where") == own + 2  # of the scale and its tracker
+    # A loss that is not a number although all gradients are numbers.
+    makers = {name: node for node in guarded.model.graph.node for name in node.output}
+    for node in guarded.model.graph.node:
+        node.input[:] = ["bad" if n == "loss" else n for n in node.input]
+    bad = onnx.numpy_helper.from_array(np.asarray(np.nan, np.float32), "bad")
+    guarded.model.graph.initializer.append(bad)
+    assert "loss" in makers
+    trainer = Trainer(guarded.model, threads=1, guard=False)
+    before = bits(trainer.state_dict())
+    trainer.step(batches(graph.model, 1)[0])
+    assert not trainer.skipped
+    assert bits(trainer.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    ("branches", "condition"), [("w, c", "skip"), ("c, w", "take")], ids=["keeps", "takes"]
+)
+def test_either_branch_of_a_selection_may_be_the_old_value(branches: str, condition: str) -> None:
+    model = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
+        " two = Constant<value = float {2}>() q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q)"
+        " skip = Greater(loss, two) take = Not(skip) c = Sub(w, x)"
+        f" w_new = Where({condition}, {branches}) }}"
+    )
+    model = onnx.shape_inference.infer_shapes(model)
+    guarded = with_guard(model, "loss", {"w_new": "w"}, SELECT)
+    assert guarded is not None
+    ops = [node.op_type for node in guarded.model.graph.node]
+    assert ops.count("Where") == 1
+    for first, moved in ((1.0, True), (9.0, False), (np.nan, False), (-np.inf, False)):
+        trainer = Trainer(guarded.model, {"w": np.ones(4, np.float32)}, guard=False, threads=1)
+        x = np.asarray([first, 0, 0, 0], np.float32)
+        trainer.step(x=x) if np.isfinite(first) else _refused(trainer, x)
+        w = trainer.state_dict()["w"]
+        assert (w == (1 - x if moved else 1)).all(), first
+
+
+def _refused(trainer: Trainer, x: np.ndarray) -> None:
+    with pytest.raises(TrainingError):
+        trainer.step(x=x)
+
+
+def test_a_condition_of_many_elements_is_left_alone() -> None:
+    model = parse(
+        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
+        " q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q)"
+        " c = Greater(w, x) d = Sub(w, x) w_new = Where(c, w, d) }"
+    )
+    guarded = with_guard(model, "loss", {"w_new": "w"}, SELECT)
+    assert guarded is not None
+    assert [node.op_type for node in guarded.model.graph.node].count("Where") == 2
+
+
+def test_several_batches_share_one_scale() -> None:
+    """One whose gradients are not finite skips the update of all; the sums begin at 0 again."""
+    graph = scaled(apart=True)
+    assert graph.update is not None
+    trainer = AccumulatingTrainer(graph.model, graph.update.model, threads=1)
+    data = batches(graph.model, 5)
+    data[1]["x"] = 50 * data[1]["x"]
+    before = bits(trainer.state_dict())
+    trainer.step(data[:2])
+    assert trainer.skipped
+    assert trainer.loss_scale == np.float32(3e38)
+    after = bits(trainer.state_dict())
+    assert {name for name in after if after[name] != before[name]} == {"loss_scale"}
+    while trainer.skipped:
+        trainer.step(data[2:4])
+    fresh = AccumulatingTrainer(graph.model, graph.update.model, threads=1)
+    fresh.load_state_dict({"loss_scale": np.float32(trainer.loss_scale)})
+    fresh.step(data[2:4])
+    assert not fresh.skipped
+    own, other = trainer.state_dict(), fresh.state_dict()
+    assert bits(own) == bits(other)
+
+
+def test_a_fixed_scale_is_the_same_in_both_files() -> None:
+    graph, plain = scaled(scale="1024", apart=True), scaled(scale="none", apart=True)
+    assert graph.update is not None
+    assert plain.update is not None
+    data = batches(graph.model, 2)
+    wanted = AccumulatingTrainer(plain.model, plain.update.model, threads=1)
+    wanted.step(data)
+    for how in ("default", "given", "set"):
+        trainer = AccumulatingTrainer(graph.model, graph.update.model, threads=1)
+        if how == "set":
+            trainer.trainers[1].set("loss_scale", 4.0)
+        trainer.step(data, **({"loss_scale": 64.0} if how == "given" else {}))
+        assert not trainer.skipped
+        for name, value in wanted.state_dict().items():
+            assert value.tobytes() == trainer.state_dict()[name].tobytes(), (how, name)
+    with pytest.raises(ModelError, match="'loss_scale' is in one of them only"):
+        AccumulatingTrainer(graph.model, plain.update.model)

@@ -27,7 +27,7 @@ ALLOWED = frozenset(
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only"}
     | {"via", "dynamic"}
-    | {"accumulate", "chunk"}
+    | {"accumulate", "chunk", "offload", "host-link"}
     | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )
 """The options that a configuration file may set."""

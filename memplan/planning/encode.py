@@ -19,8 +19,10 @@ from memplan.ops.memory import (
     semantics,
 )
 from memplan.planning.labels import flags, labels_of
+from memplan.planning.offload import assignments
 from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
+from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Problem
 
@@ -33,7 +35,9 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 class Encoded:
     """A problem, which nodes may move, and why some are never recomputed (node name → reason).
 
-    ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`.
+    ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`. ``makers``: assignments of who
+    makes tensors again (:func:`memplan.planning.offload.assignments`); that of ``arrays`` is the
+    first of them. Empty: there is one.
     """
 
     arrays: Arrays
@@ -43,6 +47,7 @@ class Encoded:
     forward: Flags | None = None
     intensive: Flags | None = None
     labels: Labels | None = None
+    makers: tuple[Ints, ...] = ()
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
@@ -116,6 +121,7 @@ def encode(
     order = late_views(live, list(timeline.order), rules)
     arrays = graph_arrays(graph, rules, costs, workspace, inside)
     kept_order = [index for index in order if _keeps_its_turn(live, live.nodes[index])]
+    order = _with_copies(extended, order)
     arrays = arrays._replace(overwriter=_overwriters(graph))
     arrays = in_turn(arrays, [*pairwise(kept_order), *_state_order(live)])
     maker = [
@@ -128,13 +134,45 @@ def encode(
     given = graph.state.pairs if graph.state else {}
     for tensor in (*keep, *given):
         maker[tensor] = NONE
+    for copy in extended.copies.values():  # a host copy is made once, and there to the end
+        maker[copy.host] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
+    makers: tuple[Ints, ...] = ()
+    if extended.copies:
+        arrays = _with_all_makers(arrays, extended)
+        back = {tensor: copy.back for tensor, copy in extended.copies.items()}
+        makers = assignments(graph, costs, arrays.maker, back)
+        arrays = arrays._replace(maker=makers[0])
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
     labels = None if path is None else labels_of(graph, path, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
-    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels)
+    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels, makers)
+
+
+def _with_copies(extended: Extended, order: list[int]) -> list[int]:
+    """``order`` with every copy to the host right behind what makes the tensor: later ones would
+    keep nodes from working in place."""
+    copies: dict[int, list[int]] = {}
+    for tensor, copy in extended.copies.items():
+        copies.setdefault(extended.graph.tensors[tensor].producer, []).append(copy.out)
+    return [node for index in order for node in (index, *copies.get(index, ()))]
+
+
+def _with_all_makers(arrays: Arrays, extended: Extended) -> Arrays:
+    """The arrays in which every node that may make an offloaded tensor again is the maker of
+    something under any assignment: of a tensor without bytes that it writes and nobody reads.
+
+    So any sequence of any assignment is one of them all, and so is the relaxation's bound.
+    """
+    nodes = {copy.back for copy in extended.copies.values()}
+    nodes |= {int(arrays.maker[t]) for t in extended.copies if arrays.maker[t] != NONE}
+    writers = np.asarray(sorted(nodes), dtype=np.int64)
+    count = len(arrays.nbytes)
+    spare = count + np.arange(len(writers))
+    arrays = _with_outputs(arrays, writers, spare, droppable=True)
+    return arrays._replace(maker=np.append(arrays.maker, writers))
 
 
 def _keeps_its_turn(graph: Graph, node: Node) -> bool:
@@ -159,24 +197,32 @@ def in_turn(arrays: Arrays, pairs: Sequence[tuple[int, int]]) -> Arrays:
         return arrays
     firsts = sorted({first for first, _ in pairs})
     token = {node: len(arrays.nbytes) + k for k, node in enumerate(firsts)}
-    many = len(firsts)
     after = np.asarray(firsts, dtype=np.int64)
-    write = arrays.write_start[after + 1]
+    arrays = _with_outputs(arrays, after, np.asarray(list(token.values()), dtype=np.int64))
     by_reader = sorted(pairs, key=lambda pair: pair[1])
     readers = np.asarray([second for _, second in by_reader], dtype=np.int64)
     tokens = np.asarray([token[first] for first, _ in by_reader], dtype=np.int64)
+    return arrays._replace(
+        reads=np.insert(arrays.reads, arrays.read_start[readers + 1], tokens),
+        read_start=_grown(arrays.read_start, readers),
+    )
+
+
+def _with_outputs(arrays: Arrays, nodes: Ints, tensors: Ints, *, droppable: bool = False) -> Arrays:
+    """The arrays in which every one of ``nodes`` also writes one of ``tensors``, new ones without
+    bytes that stand behind all others."""
+    many = len(nodes)
+    write = arrays.write_start[nodes + 1]
     overwriter = arrays.overwriter
     if len(overwriter):
         overwriter = np.append(overwriter, np.full(many, NONE))
     return arrays._replace(
-        writes=np.insert(arrays.writes, write, list(token.values())),
-        write_start=_grown(arrays.write_start, after),
+        writes=np.insert(arrays.writes, write, tensors),
+        write_start=_grown(arrays.write_start, nodes),
         alias_of=np.insert(arrays.alias_of, write, NONE),
         inplace_start=np.insert(arrays.inplace_start, write, arrays.inplace_start[write]),
-        droppable=np.insert(arrays.droppable, write, False),
+        droppable=np.insert(arrays.droppable, write, droppable),
         fleeting=np.insert(arrays.fleeting, write, False),
-        reads=np.insert(arrays.reads, arrays.read_start[readers + 1], tokens),
-        read_start=_grown(arrays.read_start, readers),
         nbytes=np.append(arrays.nbytes, np.zeros(many, np.int64)),
         alike=np.append(arrays.alike, arrays.alike.max(initial=0) + 1 + np.arange(many)),
         resident=np.append(arrays.resident, np.zeros(many, np.bool_)),
@@ -300,6 +346,7 @@ def graph_arrays(
             inplace_start.append(len(inplace_of))
             droppable.append(slot in OPTIONAL_OUTPUTS.get(node.key, ()))
         write_start.append(len(writes))
+    away = host_copies(graph) if rules.provider == "cuda" else frozenset()
     classes: dict[tuple[tuple[int | str, ...], int], int] = {}
     alike = [
         classes.setdefault((t.seen, t.nbytes), len(classes))
@@ -321,7 +368,7 @@ def graph_arrays(
         inplace_of=ints(inplace_of),
         droppable=np.asarray(droppable, dtype=np.bool_),
         fleeting=np.zeros(len(writes), np.bool_),
-        nbytes=ints([t.nbytes for t in graph.tensors]),
+        nbytes=ints([0 if t.id in away else t.nbytes for t in graph.tensors]),
         alike=ints(alike),
         resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),
         pinned=np.asarray([t.is_output for t in graph.tensors], dtype=np.bool_),

@@ -17,6 +17,7 @@ from memplan.ir.matching import matching_tensors
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
 from memplan.planning.encode import Encoded, encode, without_outputs
+from memplan.planning.offload import Offloaded, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.rebuild_rules import Extended, extend
 from memplan.shapes.fold import small_constants
@@ -27,6 +28,7 @@ from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.checked import checked
+from memplan.strategies.choices import Choices
 from memplan.strategies.lowest import Lowest
 from memplan.units import format_bytes
 
@@ -43,7 +45,8 @@ class PlanRequest:
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
-    budget is what the lowest plan takes, not ``budget_bytes``.
+    budget is what the lowest plan takes, not ``budget_bytes``. ``offload``: tensors may be copied
+    to the host (:mod:`memplan.planning.offload`); for tuned sessions on CUDA.
     """
 
     graph: Graph
@@ -58,6 +61,7 @@ class PlanRequest:
     differentiated: frozenset[int] | None = None
     outputs_reserved: bool = False
     lowest: bool = False
+    offload: bool = False
 
 
 def plan_request(
@@ -92,7 +96,8 @@ class Prepared:
     """A request, encoded: reused for several budgets.
 
     ``peak_bytes``: of the graph as it is, workspace included. ``reserved_bytes`` are held
-    throughout besides the resident ones; the problem leaves them out.
+    throughout besides the resident ones; the problem leaves them out. ``copy_seconds``: of the
+    copies to the host and back, by tensor that may be offloaded.
     """
 
     request: PlanRequest
@@ -102,15 +107,24 @@ class Prepared:
     resident_bytes: int
     peak_bytes: int
     reserved_bytes: int = 0
+    copy_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
-    """Encode a request and find its floor; ``rebuild``: with rules for random operators."""
-    values = request.values if rebuild else {}
-    extended = extend(request.graph, values, request.session.provider)
+    """Encode a request and find its floor; ``rebuild``: with rules for random operators and for
+    what is offloaded."""
+    values, offload = (request.values if rebuild else {}), frozenset[int]()
+    if request.offload and rebuild:
+        kept = request.keep | request.force
+        offload = offloadable(request.graph, request.session, request.forward, kept)
+    extended = extend(request.graph, values, request.session.provider, offload)
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
+    copy_seconds = {t: (costs[c.out], costs[c.back]) for t, c in extended.copies.items()}
+    for copy in extended.copies.values():
+        costs[copy.back] += costs[copy.out]
+        costs[copy.out] = 0.0
     timeline = simulate(request.graph, request.session)
     encoded = encode(
         extended, timeline, costs, request.keep, request.forward, request.differentiated
@@ -126,6 +140,7 @@ def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
         resident_bytes(extended.graph),
         timeline.peak_with_workspace_bytes,
         reserved,
+        copy_seconds,
     )
 
 
@@ -171,20 +186,54 @@ def make_plan(
             progress(outside + peak, extra)
 
     if request.lowest:
-        lowest = Lowest(strategy)
+        lowest = _with_choices(Lowest(strategy), prepared)
         outcome = checked(lowest, problem, time_limit, tell)
         problem = replace(problem, budget=outcome.decision.peak)
         outcome = replace(outcome, decision=replace(outcome.decision, feasible=True))
     else:
-        outcome = checked(strategy, problem, time_limit, tell)
+        outcome = checked(_with_choices(strategy, prepared), problem, time_limit, tell)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
         if strategy.ignores_budget:
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision, math.isinf(outcome.bound_seconds))
-    outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
+    decision = without_unread(problem, outcome.decision)
+    outcome = replace(outcome, decision=_without_idle_copies(prepared, problem, decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=strategy.clone_tags)
+
+
+def _with_choices(strategy: Strategy, prepared: Prepared) -> Strategy:
+    """The strategy, asked for every way to make tensors again where there are several."""
+    makers = prepared.encoded.makers
+    return Choices(strategy, makers) if len(makers) > 1 else strategy
+
+
+def _without_idle_copies(prepared: Prepared, problem: Problem, decision: Decision) -> Decision:
+    """The decision without copies to the host that nobody reads back.
+
+    One that is the only reader of what it copies stays: the runtime holds what nobody reads.
+    """
+    from memplan.solver.evaluate import decide, evaluate
+
+    copies = prepared.extended.copies.values()
+    if not copies:
+        return decision
+    profile, sequence = evaluate(problem.arrays, decision.sequence), decision.sequence
+    wanted = {copy.out for copy in copies if copy.back in set(sequence.tolist())}
+    out = {copy.out for copy in copies} - wanted
+    idle = [
+        position
+        for position, node in enumerate(sequence.tolist())
+        if node in out
+        and all(
+            profile.value_reads[value] > 1
+            for value in profile.slot_value[
+                profile.slot_start[position] : profile.slot_start[position + 1]
+            ]
+        )
+    ]
+    return decide(problem, np.delete(sequence, idle))
 
 
 def without_unread(problem: Problem, decision: Decision) -> Decision:
@@ -235,6 +284,7 @@ def as_plan(
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes
+    runs = Counter(decision.sequence.tolist())
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
     return Plan(
@@ -247,22 +297,38 @@ def as_plan(
         bound_fraction=outcome.bound_seconds / base if base else 0.0,
         bound_kind=outcome.bound_kind,
         strategy=strategy,
-        recomputed=_recomputed(prepared.extended, decision),
+        recomputed=_recomputed(prepared.extended, runs),
         refusals=prepared.encoded.refusals,
         floor=prepared.floor,
         resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
+        offloaded=_offloaded(prepared, runs),
     )
 
 
-def _recomputed(extended: Extended, decision: Decision) -> dict[str, int]:
-    runs = Counter(int(node) for node in decision.sequence)
+def _recomputed(extended: Extended, runs: Mapping[int, int]) -> dict[str, int]:
     graph = extended.graph
+    copies = {node for copy in extended.copies.values() for node in (copy.out, copy.back)}
     return {
         graph.nodes[node].name: count - (node < extended.first_dormant)
         for node, count in sorted(runs.items())
-        if count > (node < extended.first_dormant)
+        if count > (node < extended.first_dormant) and node not in copies
     }
+
+
+def _offloaded(prepared: Prepared, runs: Mapping[int, int]) -> tuple[Offloaded, ...]:
+    """What is copied to the host and read back, in the order in which it is made."""
+    tensors = prepared.extended.graph.tensors
+    return tuple(
+        Offloaded(
+            tensors[tensor].name,
+            tensors[tensor].nbytes,
+            runs[copy.back],
+            *prepared.copy_seconds[tensor],
+        )
+        for tensor, copy in prepared.extended.copies.items()
+        if copy.back in runs
+    )
 
 
 def _below_floor(prepared: Prepared) -> InfeasibleError:

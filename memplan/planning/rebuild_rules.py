@@ -6,12 +6,16 @@ Dropout draws random numbers, so it is never run twice. Its output is rebuilt fr
 the backward pass keeps anyway, in the order in which ONNX Runtime's kernel computes, so that the
 bits are equal: ``y = (cast(mask) · x) / (1 - ratio)`` on the CPU (measured), ``· 1/(1 - ratio)`` on
 CUDA (from ``dropout_impl.cu``; not measured).
+
+A tensor may also be copied to the host and read back from there (:mod:`memplan.planning.offload`):
+``MemcpyToHost`` is a node of every plan, and the rule is ``MemcpyFromHost``, which needs nothing on
+the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,22 +31,40 @@ class Extended:
     """A graph with dormant nodes appended.
 
     ``makers`` maps tensor id → dormant node that makes it again; ``constants`` are the new
-    initializers by name; ``first_dormant`` is the id of the first dormant node.
+    initializers by name; ``first_dormant`` is the id of the first dormant node. ``copies`` are the
+    tensors that may be offloaded: tensor id → how.
     """
 
     graph: Graph
     makers: Mapping[int, int]
     constants: Mapping[str, Array]
     first_dormant: int
+    copies: Mapping[int, HostCopy] = field(default_factory=dict)
 
 
-def extend(graph: Graph, values: Mapping[str, Array], provider: str) -> Extended:
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """How a tensor is offloaded: the nodes that copy it ``out`` to the host and ``back``, and the
+    tensor on the ``host``."""
+
+    out: int
+    back: int
+    host: int
+
+
+def extend(
+    graph: Graph,
+    values: Mapping[str, Array],
+    provider: str,
+    offload: frozenset[int] = frozenset(),
+) -> Extended:
     """Add the rebuild rules that apply to ``graph``.
 
     Args:
         graph: the graph.
         provider: ``cpu`` or ``cuda``; their kernels round differently.
         values: contents of small constants by tensor name (ratios, training flags).
+        offload: tensors that may be copied to the host and read back.
     """
     builder = _Builder(graph, provider)
     for node in graph.nodes:
@@ -50,6 +72,8 @@ def extend(graph: Graph, values: Mapping[str, Array], provider: str) -> Extended
             ratio = _training_ratio(graph, node, values)
             if ratio is not None:
                 builder.add_dropout(node, ratio)
+    for tensor in sorted(offload):
+        builder.add_copies(graph.tensors[tensor])
     return builder.finish()
 
 
@@ -84,6 +108,7 @@ class _Builder:
         self.tensors = list(graph.tensors)
         self.nodes = list(graph.nodes)
         self.makers: dict[int, int] = {}
+        self.copies: dict[int, HostCopy] = {}
         self.constants: dict[str, Array] = {}
         self.taken = {tensor.name for tensor in graph.tensors} | {n.name for n in graph.nodes}
 
@@ -101,7 +126,8 @@ class _Builder:
             tensors=tuple(self.tensors),
             metadata=self.graph.metadata + ({},) * (len(self.nodes) - len(self.graph.nodes)),
         )
-        return Extended(graph, self.makers, self.constants, len(self.graph.nodes))
+        first = len(self.graph.nodes)
+        return Extended(graph, self.makers, self.constants, first, self.copies)
 
     def add_tensor(self, name: str, like: Tensor, kind: TensorKind, producer: int) -> int:
         tensor = replace(
@@ -146,3 +172,11 @@ class _Builder:
         self.add_node(f"{stem}_mul", "Mul", (cast, source), kept)
         self.makers[output.id] = self.add_node(f"{stem}_scale", op, (kept, scale_id), output.id)
         self.makers[cast], self.makers[kept] = first, first + 1
+
+    def add_copies(self, tensor: Tensor) -> None:
+        first = len(self.nodes)
+        stem = self.fresh_stem(f"{tensor.name}/offload")
+        host = self.add_tensor(f"{stem}_host", tensor, TensorKind.COMPUTED, first)
+        out = self.add_node(f"{stem}_out", "MemcpyToHost", (tensor.id,), host)
+        back = self.add_node(f"{stem}_back", "MemcpyFromHost", (host,), tensor.id)
+        self.copies[tensor.id] = HostCopy(out, back, host)

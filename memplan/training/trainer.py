@@ -14,6 +14,7 @@ import numpy.typing as npt
 from memplan.api.source import Model
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.contract import Role
+from memplan.proto.checks import require_device
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
@@ -108,6 +109,7 @@ class Trainer(Kept):
             seed=seed,
             threads=threads,
         )
+        require_device(step.model, self.request.provider)
         wanted = self._wanted(outputs)
         loss = step.contract.loss
         self.placing = place(

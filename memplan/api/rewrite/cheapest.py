@@ -146,7 +146,7 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     request = plan_request(
         model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
     )
-    request = replace(request, lowest=goal.lowest)
+    request = replace(request, lowest=goal.lowest, offload=options.offload)
     plain: PlainModel | None = None
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)

@@ -10,6 +10,7 @@ import onnx
 from memplan.api.analyze import Analysis
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
+from memplan.api.rewrite.offload import OffloadReport
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state import state_report
 from memplan.api.summary import Rows, Summary
@@ -36,7 +37,8 @@ class Rewrite(Summary):
     to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
     ``plain`` tells what was added for plain sessions, None for tuned ones. ``equivalence``: what is
     proved of the new graph and the optimized one. ``weights``: what became of weights in other
-    files; None: there are none, or nothing was written.
+    files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
+    back; None: nothing.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class Rewrite(Summary):
     costs: NodeCosts
     equivalence: Equivalence
     plain: PlainModel | None = None
+    offload: OffloadReport | None = None
     passes: tuple[free.PassStep, ...] = ()
     weights: str | None = None
 
@@ -79,8 +82,9 @@ class Rewrite(Summary):
     @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
-        clones = self.plan.clones
+        clones, offload = self.plan.clones, self.offload
         note = f"{counted(clones, 'node')} recomputed" if clones else "nothing is recomputed"
+        note += f", {offload.note}" if offload else ""
         fused = self.optimized.timeline if self.optimize_level != "none" else None
         first, last = self.original.timeline, (self.timeline, note)
         return waterfall(first, fused, self.optimize_level, self.passes, last)
@@ -99,6 +103,7 @@ class Rewrite(Summary):
             ),
             ("extra time", f"{100 * plan.extra_cost_fraction:.2f}% (estimated)"),
             ("recomputed", counted(plan.clones, "node")),
+            *([("offloaded", self.offload.note)] if self.offload else []),
             ("session", f"{self.options.session} on {self.options.provider}"),
             ("output", str(self.output) if self.output is not None else "nothing written"),
             ("assumptions", f"{len(self.assumptions)}"),
@@ -127,6 +132,7 @@ class Rewrite(Summary):
             "bound_kind": plan.bound_kind,
             "passes": [step.as_json() for step in self.waterfall],
             "chunk": self.options.chunk,
+            "offload": None if self.offload is None else self.offload.as_json(),
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,

@@ -19,12 +19,13 @@ from memplan.ops.memory import (
     semantics,
 )
 from memplan.planning.labels import flags, labels_of
-from memplan.planning.offload import assignments
+from memplan.planning.offload import choices_for
 from memplan.planning.rebuild_rules import Extended
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Problem
+from memplan.strategies.choices import Choice
 
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
 # recomputed one would run at once and pin its input.
@@ -35,9 +36,8 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 class Encoded:
     """A problem, which nodes may move, and why some are never recomputed (node name → reason).
 
-    ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`. ``makers``: assignments of who
-    makes tensors again (:func:`memplan.planning.offload.assignments`); that of ``arrays`` is the
-    first of them. Empty: there is one.
+    ``forward``, ``intensive`` and ``labels`` as in :class:`Problem`. ``choices``: who may make
+    tensors again (:func:`memplan.planning.offload.choices_for`). Empty: there is no choice.
     """
 
     arrays: Arrays
@@ -47,7 +47,7 @@ class Encoded:
     forward: Flags | None = None
     intensive: Flags | None = None
     labels: Labels | None = None
-    makers: tuple[Ints, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
@@ -121,7 +121,6 @@ def encode(
     order = late_views(live, list(timeline.order), rules)
     arrays = graph_arrays(graph, rules, costs, workspace, inside)
     kept_order = [index for index in order if _keeps_its_turn(live, live.nodes[index])]
-    order = _with_copies(extended, order)
     arrays = arrays._replace(overwriter=_overwriters(graph))
     arrays = in_turn(arrays, [*pairwise(kept_order), *_state_order(live)])
     maker = [
@@ -134,30 +133,17 @@ def encode(
     given = graph.state.pairs if graph.state else {}
     for tensor in (*keep, *given):
         maker[tensor] = NONE
-    for copy in extended.copies.values():  # a host copy is made once, and there to the end
-        maker[copy.host] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
-    makers: tuple[Ints, ...] = ()
+    choices: tuple[Choice, ...] = ()
     if extended.copies:
         arrays = _with_all_makers(arrays, extended)
-        back = {tensor: copy.back for tensor, copy in extended.copies.items()}
-        makers = assignments(graph, costs, arrays.maker, back)
-        arrays = arrays._replace(maker=makers[0])
+        choices = choices_for(graph, costs, arrays.maker, extended.copies)
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
     labels = None if path is None else labels_of(graph, path, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
-    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels, makers)
-
-
-def _with_copies(extended: Extended, order: list[int]) -> list[int]:
-    """``order`` with every copy to the host right behind what makes the tensor: later ones would
-    keep nodes from working in place."""
-    copies: dict[int, list[int]] = {}
-    for tensor, copy in extended.copies.items():
-        copies.setdefault(extended.graph.tensors[tensor].producer, []).append(copy.out)
-    return [node for index in order for node in (index, *copies.get(index, ()))]
+    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels, choices)
 
 
 def _with_all_makers(arrays: Arrays, extended: Extended) -> Arrays:

@@ -9,18 +9,18 @@ upper bound, as the host copy is made once, and copies may overlap with kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Tensor, TensorKind
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
+from memplan.planning.rebuild_rules import HostCopy
 from memplan.simulate.devices import place
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state import unbound
 from memplan.solver.problem import NONE, Ints
+from memplan.strategies.choices import Choice
 
 # Recomputing one tensor is estimated from what is there anyway; under a tight budget that has to be
 # made again, too. So the estimate is taken once as it is, and once as so many times too low.
@@ -101,27 +101,31 @@ def _readers(graph: Graph, session: SessionKind, tensor: Tensor) -> set[int]:
     return found
 
 
-def assignments(
-    graph: Graph, costs: Sequence[float], maker: Ints, back: dict[int, int]
-) -> tuple[Ints, ...]:
-    """Makers to plan with: none is read back that can be recomputed, then more and more, then all.
+def choices_for(
+    graph: Graph, costs: Sequence[float], maker: Ints, copies: Mapping[int, HostCopy]
+) -> tuple[Choice, ...]:
+    """Who makes tensors again: none is read back that can be recomputed, then more and more, then
+    all. Copies to the host stand right behind what makes the tensor: later ones would keep nodes
+    from working in place.
 
     Args:
         graph: with the nodes that copy.
         costs: seconds by node id, those that copy back with both copies.
         maker: who makes a tensor by recomputation, or NONE.
-        back: tensor → the node that reads it back.
+        copies: how tensors are offloaded.
     """
-    again = _recomputation_seconds(graph, costs, maker, set(back))
-    found: list[Ints] = []
+    again = _recomputation_seconds(graph, costs, maker, set(copies))
+    found: list[Choice] = []
     for factor in (0.0, *_TOO_LOW, math.inf):
-        chosen = maker.copy()
-        for tensor, node in back.items():
-            dear = again[tensor] * factor > costs[node] if factor else False
+        makers, behind = maker.copy(), {}
+        for tensor, copy in copies.items():
+            dear = bool(factor) and again[tensor] * factor > costs[copy.back]
             if maker[tensor] == NONE or dear:
-                chosen[tensor] = node
-        if not any(np.array_equal(chosen, other) for other in found):
-            found.append(chosen)
+                makers[tensor] = copy.back
+                behind[copy.out] = graph.tensors[tensor].producer
+        if not found or len(behind) > len(found[-1].behind):
+            idle = frozenset(copy.out for copy in copies.values()) - behind.keys()
+            found.append(Choice(makers, behind, idle))
     return tuple(found)
 
 

@@ -197,16 +197,16 @@ def make_plan(
         if strategy.ignores_budget:
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision, math.isinf(outcome.bound_seconds))
-    decision = without_unread(problem, outcome.decision)
-    outcome = replace(outcome, decision=_without_idle_copies(prepared, problem, decision))
+    decision = _without_idle_copies(prepared, problem, outcome.decision)
+    outcome = replace(outcome, decision=without_unread(problem, decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=strategy.clone_tags)
 
 
 def _with_choices(strategy: Strategy, prepared: Prepared) -> Strategy:
     """The strategy, asked for every way to make tensors again where there are several."""
-    makers = prepared.encoded.makers
-    return Choices(strategy, makers) if len(makers) > 1 else strategy
+    choices = prepared.encoded.choices
+    return Choices(strategy, choices) if choices else strategy
 
 
 def _without_idle_copies(prepared: Prepared, problem: Problem, decision: Decision) -> Decision:
@@ -220,8 +220,8 @@ def _without_idle_copies(prepared: Prepared, problem: Problem, decision: Decisio
     if not copies:
         return decision
     profile, sequence = evaluate(problem.arrays, decision.sequence), decision.sequence
-    wanted = {copy.out for copy in copies if copy.back in set(sequence.tolist())}
-    out = {copy.out for copy in copies} - wanted
+    runs = set(sequence.tolist())
+    out = {copy.out for copy in copies if copy.back not in runs}
     idle = [
         position
         for position, node in enumerate(sequence.tolist())

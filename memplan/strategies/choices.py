@@ -1,4 +1,4 @@
-"""Several ways to make a tensor again: searches for each, the best one in full, then mixes.
+"""Several ways to make a tensor again: a search for each, then mixes.
 
 A problem names one maker for every tensor. Where a tensor can be recomputed or read back from the
 host, each assignment of makers is a problem of its own; but all have the same sequences, whose
@@ -8,74 +8,121 @@ tensor has (:mod:`memplan.solver.bound.relaxation`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import numpy as np
 
 from memplan.solver.problem import Decision, Ints, Problem, better
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.builtin import Search
 from memplan.strategies.checked import checked
 
-# Shares of the time: for a look at every assignment, and for the best one in full; the rest is for
-# searches with the others from the best plan.
-_LOOKS, _FULL = 0.3, 0.4
+# Share of the time for the first choice; the rest is for a look at each of the others, and for
+# searches with them from the best plan.
+_FIRST = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An assignment: ``makers`` as ``Arrays.maker``, and the nodes that must have run for them.
+
+    Each of these stands right behind the node to which ``behind`` maps it; the problem's own order
+    has none of them. ``idle``: such nodes of other choices.
+    """
+
+    makers: Ints
+    behind: Mapping[int, int]
+    idle: frozenset[int]
+
+    def of(self, problem: Problem) -> Problem:
+        """The problem with these makers, whose order has the nodes that they need.
+
+        What is idle reads nothing: the relaxation would let go of all that it reads.
+        """
+        arrays = problem.arrays._replace(maker=self.makers)
+        counts = np.diff(arrays.read_start)
+        idle = np.isin(np.arange(len(counts)), list(self.idle))
+        kept = np.repeat(~idle, counts)
+        starts = np.concatenate(([0], np.cumsum(np.where(idle, 0, counts))))
+        return replace(
+            problem,
+            arrays=arrays._replace(reads=arrays.reads[kept], read_start=starts),
+            order=self.completed(problem.order),
+            start=self.completed(problem.start),
+        )
+
+    def completed(self, sequence: Ints) -> Ints:
+        """``sequence`` with the nodes that are missing, behind the first run of the others."""
+        there = set(sequence.tolist())
+        missing: dict[int, list[int]] = {}
+        for node, first in self.behind.items():
+            if node not in there:
+                missing.setdefault(first, []).append(node)
+        found: list[int] = []
+        for node in sequence.tolist():
+            found += (node, *missing.pop(node, ()))
+        return np.asarray(found, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices(Strategy):
-    """Not by name. ``strategy`` is asked for each of ``makers`` (``Arrays.maker``), and the best
-    plan wins. Where it is the search, it looks at each, takes its time for the best of them, and
-    goes on from the best plan with the others, so that a plan may mix them."""
+    """Not by name. ``strategy`` is asked for every one of ``choices``, and the best plan wins.
+
+    Where it is the search, it takes its time for the first, looks at the others, and goes on from
+    the best plan with them, so that a plan may mix them. Every choice has the nodes of those before
+    it.
+    """
 
     name: ClassVar[str] = "choices"
     summary: ClassVar[str] = "every assignment of makers, then mixes"
     source: ClassVar[str] = "memplan (docs/how/offload.md)"
     strategy: Strategy
-    makers: tuple[Ints, ...]
+    choices: tuple[Choice, ...]
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
         """The best outcome, with a bound for all assignments."""
-        problems = [_made_by(problem, makers) for makers in self.makers]
-        search = self.strategy
-        if not isinstance(search, Search):
-            seconds = time_limit / len(problems)
-            return _best([checked(search, each, seconds, progress) for each in problems])
-        seconds = _LOOKS * time_limit / len(problems)
+        search, rest = self.strategy, self.choices[1:]
+        if not isinstance(search, Search) or not rest:
+            seconds = time_limit / len(self.choices)
+            return _best(
+                [checked(search, each.of(problem), seconds, progress) for each in self.choices]
+            )
+        first = checked(search, self.choices[0].of(problem), _FIRST * time_limit, progress)
+        seconds = (1 - _FIRST) * time_limit / (2 * len(rest))
         look = replace(search, certify=0)
-        looks = [checked(look, each, seconds, progress) for each in problems]
-        chosen = min(range(len(looks)), key=lambda k: _key(looks[k].decision))
-        full = checked(search, problems[chosen], _FULL * time_limit, progress)
-        bound, decision = full.bound_seconds, _best([*looks, full]).decision
-        others = [each for k, each in enumerate(problems) if k != chosen]
-        seconds = (1 - _LOOKS - _FULL) * time_limit / max(1, len(others))
-        for other in others:
+        looks = [checked(look, each.of(problem), seconds, progress) for each in rest]
+        decision, bound = _best([first, *looks]).decision, first.bound_seconds
+        for choice in rest:
             if decision.extra_cost <= bound + search.gap / 100 * problem.base_cost:
                 break
-            decision = _mixed(search, other, decision, seconds, progress)
+            decision = _mixed(search, choice, problem, decision, seconds, progress)
         if decision.feasible:
             bound = min(bound, decision.extra_cost)
-        return Outcome(decision, bound, full.bound_kind)
+        return Outcome(decision, bound, first.bound_kind)
 
 
 def _mixed(
-    search: Search, problem: Problem, start: Decision, seconds: float, progress: Progress | None
+    search: Search,
+    choice: Choice,
+    problem: Problem,
+    start: Decision,
+    seconds: float,
+    progress: Progress | None,
 ) -> Decision:
-    """The better of ``start`` and what a search with other makers finds from it."""
+    """The better of ``start`` and what a search with another choice finds from it."""
     from memplan.solver.search.lowest_peak import solve_from
     from memplan.solver.search.params import SearchOptions
 
     options = SearchOptions(
         order=bool(search.order), seed=search.seed, iterations=search.iterations
     )
-    found = solve_from(problem, start.sequence, seconds, options, progress)
+    begin = choice.completed(start.sequence)
+    found = solve_from(choice.of(problem), begin, seconds, options, progress)
     return found if better(found, start) else start
-
-
-def _made_by(problem: Problem, makers: Ints) -> Problem:
-    return replace(problem, arrays=problem.arrays._replace(maker=makers))
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:

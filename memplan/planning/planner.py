@@ -176,6 +176,7 @@ def make_plan(
     elif room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
+    chooser = _with_choices(Lowest(strategy) if request.lowest else strategy, prepared)
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
@@ -185,13 +186,10 @@ def make_plan(
         if progress is not None:
             progress(outside + peak, extra)
 
+    outcome = checked(chooser, problem, time_limit, tell)
     if request.lowest:
-        lowest = _with_choices(Lowest(strategy), prepared)
-        outcome = checked(lowest, problem, time_limit, tell)
         problem = replace(problem, budget=outcome.decision.peak)
         outcome = replace(outcome, decision=replace(outcome.decision, feasible=True))
-    else:
-        outcome = checked(_with_choices(strategy, prepared), problem, time_limit, tell)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
         if strategy.ignores_budget:
@@ -205,8 +203,11 @@ def make_plan(
 
 def _with_choices(strategy: Strategy, prepared: Prepared) -> Strategy:
     """The strategy, asked for every way to make tensors again where there are several."""
-    choices = prepared.encoded.choices
-    return Choices(strategy, choices) if choices else strategy
+    choices, request = prepared.encoded.choices, prepared.request
+    if not choices:
+        return strategy
+    plain = prepare(replace(request, offload=False)).encoded.problem(0, request.force)
+    return Choices(strategy, choices, plain)
 
 
 def _without_idle_copies(prepared: Prepared, problem: Problem, decision: Decision) -> Decision:

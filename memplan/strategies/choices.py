@@ -19,9 +19,9 @@ from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.builtin import Search
 from memplan.strategies.checked import checked
 
-# Share of the time for the first choice; the rest is for a look at each of the others, and for
-# searches with them from the best plan.
-_FIRST = 0.5
+# Shares of the time: for the problem without choices, and for the first one; the rest is for a look
+# at each of the others, and for searches with them from the best plan.
+_PLAIN, _FIRST = 0.35, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,10 @@ class Choice:
 class Choices(Strategy):
     """Not by name. ``strategy`` is asked for every one of ``choices``, and the best plan wins.
 
-    Where it is the search, it takes its time for the first, looks at the others, and goes on from
-    the best plan with them, so that a plan may mix them. Every choice has the nodes of those before
-    it.
+    ``plain`` is the problem without any of their nodes, whose ids are the first: with choices no
+    plan is worse than without. Where ``strategy`` is the search, it takes its time for that and for
+    the first choice, whose bound is for them all, looks at the others, and goes on from the best
+    plan with them, so that a plan may mix them. Every choice has the nodes of those before it.
     """
 
     name: ClassVar[str] = "choices"
@@ -80,22 +81,24 @@ class Choices(Strategy):
     source: ClassVar[str] = "memplan (docs/how/offload.md)"
     strategy: Strategy
     choices: tuple[Choice, ...]
+    plain: Problem
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
         """The best outcome, with a bound for all assignments."""
         search, rest = self.strategy, self.choices[1:]
-        if not isinstance(search, Search) or not rest:
-            seconds = time_limit / len(self.choices)
-            return _best(
-                [checked(search, each.of(problem), seconds, progress) for each in self.choices]
-            )
+        plain = replace(self.plain, budget=problem.budget)
+        if not isinstance(search, Search):
+            seconds = time_limit / (1 + len(self.choices))
+            every = [plain, *(each.of(problem) for each in self.choices)]
+            return _best([checked(search, each, seconds, progress) for each in every])
+        alone = checked(search, plain, _PLAIN * time_limit, progress)
         first = checked(search, self.choices[0].of(problem), _FIRST * time_limit, progress)
-        seconds = (1 - _FIRST) * time_limit / (2 * len(rest))
+        seconds = (1 - _PLAIN - _FIRST) * time_limit / max(1, 2 * len(rest))
         look = replace(search, certify=0)
         looks = [checked(look, each.of(problem), seconds, progress) for each in rest]
-        decision, bound = _best([first, *looks]).decision, first.bound_seconds
+        decision, bound = _best([alone, first, *looks]).decision, first.bound_seconds
         for choice in rest:
             if decision.extra_cost <= bound + search.gap / 100 * problem.base_cost:
                 break

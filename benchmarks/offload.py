@@ -24,7 +24,7 @@ from benchmarks.record import write_record
 # Bytes per second in each direction, as published, times 0.85 as in the device profiles: PCI-SIG
 # (PCIe 5.0 x16: 63 GB/s), NVIDIA GH200 data sheet (NVLink-C2C: 900 GB/s both ways).
 LINKS = {"none": "", "PCIe 5.0 x16": "53.6GB", "NVLink-C2C": "382GB"}
-ROUNDS = 12  # of the searches: the record does not depend on the machine
+ROUNDS = 8  # of the searches: the record does not depend on the machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ def check_operator(
         newer = _definition(op, defs.onnx_opset_version())
         least = (newer.inputs[0], newer.outputs[0]) if newer is not None else (0, 0)
         least = _ORT_DEFAULT_DOMAIN.get(op, least)
-        _check_counts(node, (least[0], _MANY), (least[1], _MANY), where)
+        most = 1 if op in _HOST_COPIES else _MANY
+        _check_counts(node, (least[0], most), (least[1], most), where)
         return
     _check_counts(node, definition.inputs, definition.outputs, where)
     inputs = node.input

@@ -195,8 +195,7 @@ def make_plan(
         if strategy.ignores_budget:
             raise _over(prepared, outcome.decision, strategy.name)
         raise _not_found(prepared, outcome.decision, math.isinf(outcome.bound_seconds))
-    decision = _without_idle_copies(prepared, problem, outcome.decision)
-    outcome = replace(outcome, decision=without_unread(problem, decision))
+    outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=strategy.clone_tags)
 
@@ -210,35 +209,9 @@ def _with_choices(strategy: Strategy, prepared: Prepared) -> Strategy:
     return Choices(strategy, choices, plain)
 
 
-def _without_idle_copies(prepared: Prepared, problem: Problem, decision: Decision) -> Decision:
-    """The decision without copies to the host that nobody reads back.
-
-    One that is the only reader of what it copies stays: the runtime holds what nobody reads.
-    """
-    from memplan.solver.evaluate import decide, evaluate
-
-    copies = prepared.extended.copies.values()
-    if not copies:
-        return decision
-    profile, sequence = evaluate(problem.arrays, decision.sequence), decision.sequence
-    runs = set(sequence.tolist())
-    out = {copy.out for copy in copies if copy.back not in runs}
-    idle = [
-        position
-        for position, node in enumerate(sequence.tolist())
-        if node in out
-        and all(
-            profile.value_reads[value] > 1
-            for value in profile.slot_value[
-                profile.slot_start[position] : profile.slot_start[position + 1]
-            ]
-        )
-    ]
-    return decide(problem, np.delete(sequence, idle))
-
-
 def without_unread(problem: Problem, decision: Decision) -> Decision:
-    """The decision without recomputations that nobody reads, where the budget holds without them.
+    """The decision without recomputations that nobody reads, and copies to the host that nobody
+    reads back, where the budget holds without them.
 
     A search that is stopped early may leave some. Those that the user asked for stay.
     """

@@ -179,7 +179,7 @@ def _check_copies(graph: Graph, session: SessionKind) -> None:
         if node.op in COPY_OPS and node.id in devices.host_nodes:
             raise Rejected(f"{node.name} would not run on the device")
         if source in devices.host_tensors:
-            raise Rejected(f"{node.name} copies what is on the host already")
+            raise Rejected(f"{node.name} makes a copy of what is on the host already")
 
 
 def _check_clones_read(graph: Graph) -> None:

@@ -285,7 +285,7 @@ def copy_twice(model: onnx.ModelProto) -> None:
     [
         (reload_first, "r/reload reads a host copy that has not been made"),
         (compute_on_the_host, "first computes with a host copy"),
-        (copy_twice, "r/offload copies what is on the host already"),
+        (copy_twice, "r/offload makes a copy of what is on the host already"),
     ],
 )
 def test_files_that_are_refused(drawn: tuple[Bench, Plan], change: Change, why: str) -> None:

@@ -87,13 +87,10 @@ def test_a_sample_model_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) 
     assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
 
 
-@pytest.mark.parametrize(("name", "budget"), [("attention", "90%"), ("renewed", "85%")])
-def test_small_steps_in_float16_are_exact_at_every_step(
-    name: str, budget: str, cuda_stub: Path, tmp_path: Path
-) -> None:
+def test_a_small_step_in_float16_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
     path, target = tmp_path / "step.onnx", tmp_path / "offloaded.onnx"
-    onnx.save(ALL[name]("float16"), path)
-    offloaded(path, target, budget)
+    onnx.save(ALL["renewed"]("float16"), path)
+    offloaded(path, target, "85%")
     check(target, {})
 
 

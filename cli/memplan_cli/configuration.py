@@ -28,7 +28,7 @@ ALLOWED = frozenset(
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only", "loss-scale"}
     | {"clip-norm", "clip-value"}
     | {"via", "dynamic"}
-    | {"accumulate", "chunk"}
+    | {"accumulate", "chunk", "offload", "host-link"}
     | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )
 """The options that a configuration file may set."""

@@ -85,6 +85,18 @@ from memplan_cli.progress import planning_progress
     "auto (what makes the plan cheapest). Results may differ in the last bits.",
 )
 @click.option(
+    "--offload",
+    is_flag=True,
+    help="On CUDA, also copy tensors to the host and back where that is cheaper than to recompute "
+    "them. Experimental: no GPU has measured it.",
+)
+@click.option(
+    "--host-link",
+    metavar="SIZE",
+    help="Bytes per second of these copies in each direction, as 25GB.  [default: the device "
+    "profile's]",
+)
+@click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
 )
 @click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
@@ -145,6 +157,8 @@ def command(
     budget = _budget(budget, options["strategy"])
     if reserve:
         options["reserve"] = parse_size(reserve)
+    if options["host_link"] is not None:
+        options["host_link"] = parse_size(options["host_link"])
     asked = RewriteOptions(budget=parse_budget(budget), **options)
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])

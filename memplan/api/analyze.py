@@ -21,6 +21,7 @@ from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
 from memplan.plain.as_loaded import as_loaded, changes_at_load, narrow_types
 from memplan.processes.garbage import collector_paused
+from memplan.proto.checks import host_copies
 from memplan.runtime.installed import NAME
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
@@ -299,7 +300,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
     changes = () if held else _change_notes(model, session)
     patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
-    provider = (*_provider_notes(session), *version_notes(session.provider))
+    provider = (*_provider_notes(model, session), *version_notes(session.provider))
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -432,10 +433,15 @@ def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _provider_notes(session: SessionKind) -> tuple[str, ...]:
+def _provider_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
     """What a file alone cannot tell of a provider."""
     if session.provider != "cuda":
-        return ()
+        if not (copies := host_copies(model.prepared.proto)):
+            return ()
+        return (
+            f"the CPU provider does not run this file: {counted(copies, 'node')} copy tensors to "
+            "the host or back (--provider cuda); host copies are counted like any tensor",
+        )
     return (
         "cuda: cuDNN and cuBLAS workspaces are not known in advance and count as 0; the "
         "tables were measured without a GPU",

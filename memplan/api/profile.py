@@ -13,6 +13,7 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary
 from memplan.ops.cost import device_for
 from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
+from memplan.proto.checks import require_device
 from memplan.proto.external import settle_links
 from memplan.proto.write import write_atomically, write_model
 from memplan.runtime.inputs import load_inputs, synthesize
@@ -174,6 +175,7 @@ def profile(
 def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
     """The same for a model that is already open."""
     prepared, graph = model.prepared, model.graph
+    require_device(prepared.proto, options.provider)
     feeds = (
         load_inputs(options.inputs, graph)
         if options.inputs is not None

@@ -1,4 +1,4 @@
-"""Estimated seconds per node: the roofline of a device.
+"""Estimated seconds per node: the roofline of a device, and its link to the host for copies.
 
 time = max(FLOPs / compute rate, bytes moved / bandwidth) + latency per kernel (Williams et al.,
 "Roofline: an insightful visual performance model", CACM 52(4), 2009). Views cost nothing: they
@@ -13,18 +13,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor
+from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
+
+_PCIE_4 = "PCIe 4.0 x16: 31.5 GB/s each way (PCI-SIG, 16 GT/s, 128b/130b); about 85% of that"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A roofline: FLOP/s in float32, bytes/s of memory, seconds per kernel launch."""
+    """A roofline: FLOP/s in float32, bytes/s of memory, seconds per kernel launch.
+
+    ``host_bytes_per_second``: of the link to the host's memory, in each direction; ``host_source``:
+    where that figure is from.
+    """
 
     name: str
     flops_per_second: float
     bytes_per_second: float
     kernel_seconds: float
     source: str
+    host_bytes_per_second: float = 26.8e9
+    host_source: str = _PCIE_4
 
 
 DEVICES = {
@@ -34,6 +43,8 @@ DEVICES = {
         4.0e12,
         2e-6,
         "NVIDIA H200 SXM data sheet (2024): 67 TFLOP/s float32, 4.8 TB/s; about 85-90% of both",
+        53.6e9,
+        "PCIe 5.0 x16: 63 GB/s each way (PCI-SIG, 32 GT/s, 128b/130b); about 85% of that",
     ),
     "a100": Device(
         "a100",
@@ -75,6 +86,9 @@ def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
         if is_view and not any(graph.tensors[t].is_output for t in node.writes):
             costs.append(0.0)
             continue
+        if node.op in COPY_OPS:
+            costs.append(copy_seconds(graph, node, device))
+            continue
         if node.id in graph.bodies:
             costs.append(_inside(graph, node, device, provider) + device.kernel_seconds)
             continue
@@ -82,6 +96,12 @@ def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
         seconds = max(flops(graph, node) / device.flops_per_second, moved / device.bytes_per_second)
         costs.append(seconds + device.kernel_seconds)
     return costs
+
+
+def copy_seconds(graph: Graph, node: Node, device: Device) -> float:
+    """Estimated seconds of a copy between device and host that nothing overlaps."""
+    moved = max((graph.tensors[t].nbytes for t in (*node.reads, *node.writes)), default=0)
+    return moved / device.host_bytes_per_second + device.kernel_seconds
 
 
 def _inside(graph: Graph, node: Node, device: Device, provider: str) -> float:

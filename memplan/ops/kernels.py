@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 
 COPY_OPS = ("MemcpyFromHost", "MemcpyToHost")
-"""Copies between host and device, which a CUDA session adds to the graph: operators of the runtime
-alone."""
+"""Copies between host and device, which a CUDA session adds to the graph, and which may stand in a
+file: operators of the runtime alone."""
 
 
 @dataclass(frozen=True, slots=True)

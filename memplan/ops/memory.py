@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from memplan.ops.kernels import COPY_OPS
+
 # Draw random numbers: a second run gives other values.
 RANDOM_OPS = frozenset(
     {
@@ -135,6 +137,8 @@ def refusal(key: str, provider: str = "cpu") -> str | None:
         return "has effects beyond its outputs"
     if key in CONTROL_FLOW_OPS:
         return "has a body (control flow)"
+    if key.removeprefix(":") in COPY_OPS:
+        return "copies between device and host"
     # The CPU table is the widest; an operator in it is a plain function of its inputs anywhere.
     if key not in semantics("cpu").known and key not in semantics(provider).known:
         return "unknown operator: it may draw random numbers or have effects"

@@ -18,6 +18,9 @@ from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
 from memplan.proto.opset import allow_initializers
 
+OFFLOAD, RELOAD = "offload", "reload"
+"""``memplan.role`` of nodes that copy a tensor to the host and back."""
+
 
 def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> onnx.ModelProto:
     """A new model whose file order is the plan's sequence.
@@ -65,6 +68,9 @@ class _Writer:
         self.value_info: list[onnx.ValueInfoProto] = []
         self.known_info = {v.name: v for v in model.graph.value_info}
         self.read_counts = _reads_per_instance(plan)
+        copies = plan.extended.copies.items()
+        self.copies = {copy.out: (OFFLOAD, tensor) for tensor, copy in copies}
+        self.copies |= {copy.back: (RELOAD, tensor) for tensor, copy in copies}
 
     def nodes(self) -> list[onnx.NodeProto]:
         """The new node list: constants first, as the runtime makes them initializers anyway."""
@@ -79,6 +85,8 @@ class _Writer:
     def _instance(
         self, position: int, node: Node, original: onnx.NodeProto | None
     ) -> onnx.NodeProto:
+        if node.id in self.copies:
+            return self._host_copy(node, *self.copies[node.id])
         proto = _copy_or_make(node, original, self.graph)
         self.runs[node.id] += 1
         is_clone = original is None or self.runs[node.id] > 1
@@ -102,6 +110,26 @@ class _Writer:
                 proto.output[slot] = name
                 self.current[tensor] = name
         leave_out(proto, unread)
+        return proto
+
+    def _host_copy(self, node: Node, role: str, tensor: int) -> onnx.NodeProto:
+        """A copy of ``tensor`` to the host or back."""
+        proto = _copy_or_make(node, None, self.graph)
+        rename_reads(proto, {self.graph.tensors[t].name: self.current[t] for t in node.reads})
+        of = self.graph.tensors[tensor].name
+        proto.name = self.names.fresh(f"{of}/{role}")
+        name = self.names.fresh(f"{of}/{'host' if role == OFFLOAD else 'again'}")
+        self._declare(node.outputs[0], name, like=tensor)
+        proto.output[0] = name
+        self.current[node.outputs[0]] = name
+        _add_metadata(
+            proto,
+            {
+                "memplan.role": role,
+                "memplan.of": of,
+                "memplan.saves_bytes": str(self.graph.tensors[tensor].nbytes),
+            },
+        )
         return proto
 
     def _unread(self, position: int, node: Node, slot: int) -> bool:
@@ -128,9 +156,10 @@ class _Writer:
             },
         )
 
-    def _declare(self, tensor: int, name: str) -> None:
-        """Shape information for a clone's output, as the original states it."""
-        source = self.graph.tensors[tensor]
+    def _declare(self, tensor: int, name: str, like: int | None = None) -> None:
+        """Shape information for a clone's output, as the original states it; for a copy of the
+        tensor ``like``, that one's."""
+        source = self.graph.tensors[tensor if like is None else like]
         known = self.known_info.get(source.name)
         if known is not None:
             info = copied(known)

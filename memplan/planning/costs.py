@@ -11,6 +11,7 @@ from pathlib import Path
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.ops.cost import Device, node_costs
+from memplan.ops.kernels import COPY_OPS
 from memplan.shapes.prepare import PreparedModel
 
 COSTS_SCHEMA = "memplan.costs/1"
@@ -74,7 +75,11 @@ class NodeCosts:
     def estimate(self, graph: Graph) -> list[float]:
         """Seconds of every node by id, as if none was measured."""
         plain = node_costs(graph, self.device, self.provider)
-        return [plain[node.id] * self.scale.get(node.op, self.rest) for node in graph.nodes]
+        return [plain[node.id] * self._scale(node.op) for node in graph.nodes]
+
+    def _scale(self, op: str) -> float:
+        """What measured kernels say of an estimate. They say nothing of the link to the host."""
+        return self.scale.get(op, 1.0 if op in COPY_OPS else self.rest)
 
     def measured_nodes(self, graph: Graph) -> int:
         """How many nodes of the graph have measured seconds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ class Extended:
     ``makers`` maps tensor id → dormant node that makes it again; ``constants`` are the new
     initializers by name; ``first_dormant`` is the id of the first dormant node. ``packs`` are
     those that make a smaller form of a tensor, which must be there before the tensor is dropped:
-    nothing makes that form again once it is gone.
+    nothing makes that form again once it is gone. ``copies`` are the tensors that may be offloaded:
+    tensor id → how.
     """
 
     graph: Graph
@@ -28,6 +29,17 @@ class Extended:
     constants: Mapping[str, Array]
     first_dormant: int
     packs: tuple[int, ...] = ()
+    copies: Mapping[int, HostCopy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """How a tensor is offloaded: the nodes that copy it ``out`` to the host and ``back``, and the
+    tensor on the ``host``."""
+
+    out: int
+    back: int
+    host: int
 
 
 class Dormant:
@@ -41,6 +53,7 @@ class Dormant:
         self.makers: dict[int, int] = {}
         self.constants: dict[str, Array] = {}
         self.packs: list[int] = []
+        self.copies: dict[int, HostCopy] = {}
         self.taken = {tensor.name for tensor in graph.tensors} | {n.name for n in graph.nodes}
 
     def fresh_stem(self, stem: str) -> str:
@@ -59,7 +72,8 @@ class Dormant:
             metadata=self.graph.metadata + ({},) * (len(self.nodes) - len(self.graph.nodes)),
         )
         first = len(self.graph.nodes)
-        return Extended(graph, self.makers, self.constants, first, tuple(self.packs))
+        packs = tuple(self.packs)
+        return Extended(graph, self.makers, self.constants, first, packs, self.copies)
 
     def add_tensor(self, name: str, like: Tensor, kind: TensorKind, producer: int) -> int:
         """A tensor with the type and shape of another; its id."""

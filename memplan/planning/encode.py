@@ -20,9 +20,12 @@ from memplan.ops.memory import (
 )
 from memplan.planning.dormant import Extended
 from memplan.planning.labels import flags, labels_of
+from memplan.planning.offload import choices_for
 from memplan.simulate.allocation import is_resident
+from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Pack, Problem
+from memplan.strategies.choices import Choice
 
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
 # recomputed one would run at once and pin its input.
@@ -33,7 +36,8 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 class Encoded:
     """A problem, which nodes may move, and why some are never recomputed (node name → reason).
 
-    ``forward``, ``intensive``, ``labels`` and ``packs`` as in :class:`Problem`.
+    ``forward``, ``intensive``, ``labels`` and ``packs`` as in :class:`Problem`. ``choices``: who
+    may make tensors again (:func:`memplan.planning.offload.choices_for`). Empty: no choice.
     """
 
     arrays: Arrays
@@ -44,6 +48,7 @@ class Encoded:
     intensive: Flags | None = None
     labels: Labels | None = None
     packs: tuple[Pack, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
@@ -136,11 +141,25 @@ def encode(
     for pack in packs:
         # Unread it is taken out, so it holds nothing to the end.
         arrays.fleeting[arrays.write_start[pack.nodes[-1] + 1] - 1] = True
+    choices: tuple[Choice, ...] = ()
+    if extended.copies:
+        arrays = _with_all_makers(arrays, extended)
+        choices = choices_for(graph, costs, arrays.maker, extended.copies)
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
     labels = None if path is None else labels_of(graph, path, keep)
     intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
-    return Encoded(arrays, tuple(order), _movable(graph), names, known, intensive, labels, packs)
+    return Encoded(
+        arrays=arrays,
+        order=tuple(order),
+        movable=_movable(graph),
+        refusals=names,
+        forward=known,
+        intensive=intensive,
+        labels=labels,
+        packs=packs,
+        choices=choices,
+    )
 
 
 def _packs(extended: Extended, maker: Sequence[int]) -> tuple[Pack, ...]:
@@ -160,6 +179,21 @@ def _packs(extended: Extended, maker: Sequence[int]) -> tuple[Pack, ...]:
         if maker[tensor] != NONE:
             found.append(Pack(tensor, tuple(sorted(nodes))))
     return tuple(found)
+
+
+def _with_all_makers(arrays: Arrays, extended: Extended) -> Arrays:
+    """The arrays in which every node that may make an offloaded tensor again is the maker of
+    something under any assignment: of a tensor without bytes that it writes and nobody reads.
+
+    So any sequence of any assignment is one of them all, and so is the relaxation's bound.
+    """
+    nodes = {copy.back for copy in extended.copies.values()}
+    nodes |= {int(arrays.maker[t]) for t in extended.copies if arrays.maker[t] != NONE}
+    writers = np.asarray(sorted(nodes), dtype=np.int64)
+    count = len(arrays.nbytes)
+    spare = count + np.arange(len(writers))
+    arrays = _with_outputs(arrays, writers, spare, droppable=True)
+    return arrays._replace(maker=np.append(arrays.maker, writers))
 
 
 def _keeps_its_turn(graph: Graph, node: Node) -> bool:
@@ -184,24 +218,32 @@ def in_turn(arrays: Arrays, pairs: Sequence[tuple[int, int]]) -> Arrays:
         return arrays
     firsts = sorted({first for first, _ in pairs})
     token = {node: len(arrays.nbytes) + k for k, node in enumerate(firsts)}
-    many = len(firsts)
     after = np.asarray(firsts, dtype=np.int64)
-    write = arrays.write_start[after + 1]
+    arrays = _with_outputs(arrays, after, np.asarray(list(token.values()), dtype=np.int64))
     by_reader = sorted(pairs, key=lambda pair: pair[1])
     readers = np.asarray([second for _, second in by_reader], dtype=np.int64)
     tokens = np.asarray([token[first] for first, _ in by_reader], dtype=np.int64)
+    return arrays._replace(
+        reads=np.insert(arrays.reads, arrays.read_start[readers + 1], tokens),
+        read_start=_grown(arrays.read_start, readers),
+    )
+
+
+def _with_outputs(arrays: Arrays, nodes: Ints, tensors: Ints, *, droppable: bool = False) -> Arrays:
+    """The arrays in which every one of ``nodes`` also writes one of ``tensors``, new ones without
+    bytes that stand behind all others."""
+    many = len(nodes)
+    write = arrays.write_start[nodes + 1]
     overwriter = arrays.overwriter
     if len(overwriter):
         overwriter = np.append(overwriter, np.full(many, NONE))
     return arrays._replace(
-        writes=np.insert(arrays.writes, write, list(token.values())),
-        write_start=_grown(arrays.write_start, after),
+        writes=np.insert(arrays.writes, write, tensors),
+        write_start=_grown(arrays.write_start, nodes),
         alias_of=np.insert(arrays.alias_of, write, NONE),
         inplace_start=np.insert(arrays.inplace_start, write, arrays.inplace_start[write]),
-        droppable=np.insert(arrays.droppable, write, False),
+        droppable=np.insert(arrays.droppable, write, droppable),
         fleeting=np.insert(arrays.fleeting, write, False),
-        reads=np.insert(arrays.reads, arrays.read_start[readers + 1], tokens),
-        read_start=_grown(arrays.read_start, readers),
         nbytes=np.append(arrays.nbytes, np.zeros(many, np.int64)),
         alike=np.append(arrays.alike, arrays.alike.max(initial=0) + 1 + np.arange(many)),
         resident=np.append(arrays.resident, np.zeros(many, np.bool_)),
@@ -325,6 +367,7 @@ def graph_arrays(
             inplace_start.append(len(inplace_of))
             droppable.append(slot in OPTIONAL_OUTPUTS.get(node.key, ()))
         write_start.append(len(writes))
+    away = host_copies(graph) if rules.provider == "cuda" else frozenset()
     classes: dict[tuple[tuple[int | str, ...], int], int] = {}
     alike = [
         classes.setdefault((t.seen, t.nbytes), len(classes))
@@ -346,7 +389,7 @@ def graph_arrays(
         inplace_of=ints(inplace_of),
         droppable=np.asarray(droppable, dtype=np.bool_),
         fleeting=np.zeros(len(writes), np.bool_),
-        nbytes=ints([t.nbytes for t in graph.tensors]),
+        nbytes=ints([0 if t.id in away else t.nbytes for t in graph.tensors]),
         alike=ints(alike),
         resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),
         pinned=np.asarray([t.is_output for t in graph.tensors], dtype=np.bool_),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memplan.planning.dormant import Extended
+from memplan.planning.offload import Offloaded
 from memplan.simulate.floor import Floor
 
 
@@ -17,7 +18,9 @@ class Plan:
     Peaks count resident and dynamic bytes. ``recomputed`` maps node name → how often it is
     recomputed.
     ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
-    ``tags`` are ``metadata_props`` by which the strategy marks what is recomputed.
+    ``tags`` are ``metadata_props`` by which the strategy marks what is recomputed. ``offloaded``:
+    tensors that are copied to the host and read back; the extra cost counts both copies for every
+    time that one is read back.
     """
 
     extended: Extended
@@ -35,6 +38,7 @@ class Plan:
     resident_bytes: int
     planning_seconds: float
     tags: Mapping[str, str] = field(default_factory=dict)
+    offloaded: tuple[Offloaded, ...] = ()
 
     @property
     def clones(self) -> int:

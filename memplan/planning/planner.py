@@ -18,6 +18,7 @@ from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
 from memplan.planning.dormant import Extended
 from memplan.planning.encode import Encoded, encode, without_outputs
+from memplan.planning.offload import Offloaded, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.rebuild_rules import extend
 from memplan.shapes.fold import small_constants
@@ -28,6 +29,7 @@ from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.checked import checked
+from memplan.strategies.choices import Choices
 from memplan.strategies.lowest import Lowest
 from memplan.units import format_bytes
 
@@ -45,7 +47,9 @@ class PlanRequest:
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
     budget is what the lowest plan takes, not ``budget_bytes``. ``packs``: masks may be kept packed,
-    see :func:`~memplan.planning.rebuild_rules.extend`; only the search knows how to.
+    see :func:`~memplan.planning.rebuild_rules.extend`; only the search knows how to. ``offload``:
+    tensors may be copied to the host (:mod:`memplan.planning.offload`); for tuned sessions on CUDA,
+    and without ``packs``.
     """
 
     graph: Graph
@@ -61,6 +65,7 @@ class PlanRequest:
     outputs_reserved: bool = False
     lowest: bool = False
     packs: bool = False
+    offload: bool = False
 
 
 def plan_request(
@@ -95,7 +100,8 @@ class Prepared:
     """A request, encoded: reused for several budgets.
 
     ``peak_bytes``: of the graph as it is, workspace included. ``reserved_bytes`` are held
-    throughout besides the resident ones; the problem leaves them out.
+    throughout besides the resident ones; the problem leaves them out. ``copy_seconds``: of the
+    copies to the host and back, by tensor that may be offloaded.
     """
 
     request: PlanRequest
@@ -105,16 +111,26 @@ class Prepared:
     resident_bytes: int
     peak_bytes: int
     reserved_bytes: int = 0
+    copy_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
-    """Encode a request and find its floor; ``rebuild``: with rules for random operators."""
-    values = request.values if rebuild else {}
+    """Encode a request and find its floor; ``rebuild``: with rules for random operators and for
+    what is offloaded."""
+    values, offload = (request.values if rebuild else {}), frozenset[int]()
+    if request.offload and rebuild:
+        kept = request.keep | request.force
+        offload = offloadable(request.graph, request.session, request.forward, kept)
     packs = rebuild and request.packs
-    extended = extend(request.graph, values, request.session.provider, packs=packs)
+    provider = request.session.provider
+    extended = extend(request.graph, values, provider, packs=packs, offload=offload)
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
+    copy_seconds = {t: (costs[c.out], costs[c.back]) for t, c in extended.copies.items()}
+    for copy in extended.copies.values():
+        costs[copy.back] += costs[copy.out]
+        costs[copy.out] = 0.0
     timeline = simulate(request.graph, request.session)
     encoded = encode(
         extended, timeline, costs, request.keep, request.forward, request.differentiated
@@ -130,6 +146,7 @@ def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
         resident_bytes(extended.graph),
         timeline.peak_with_workspace_bytes,
         reserved,
+        copy_seconds,
     )
 
 
@@ -165,6 +182,7 @@ def make_plan(
     elif room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
+    chooser = _with_choices(Lowest(strategy) if request.lowest else strategy, prepared)
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
@@ -174,13 +192,10 @@ def make_plan(
         if progress is not None:
             progress(outside + peak, extra)
 
+    outcome = checked(chooser, problem, time_limit, tell)
     if request.lowest:
-        lowest = Lowest(strategy)
-        outcome = checked(lowest, problem, time_limit, tell)
         problem = replace(problem, budget=outcome.decision.peak)
         outcome = replace(outcome, decision=replace(outcome.decision, feasible=True))
-    else:
-        outcome = checked(strategy, problem, time_limit, tell)
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
         if strategy.ignores_budget:
@@ -191,8 +206,18 @@ def make_plan(
     return replace(plan, tags=strategy.clone_tags)
 
 
+def _with_choices(strategy: Strategy, prepared: Prepared) -> Strategy:
+    """The strategy, asked for every way to make tensors again where there are several."""
+    choices, request = prepared.encoded.choices, prepared.request
+    if not choices:
+        return strategy
+    plain = prepare(replace(request, offload=False)).encoded.problem(0, request.force)
+    return Choices(strategy, choices, plain)
+
+
 def without_unread(problem: Problem, decision: Decision) -> Decision:
-    """The decision without recomputations that nobody reads, where the budget holds without them.
+    """The decision without recomputations that nobody reads, and copies to the host that nobody
+    reads back, where the budget holds without them.
 
     A search that is stopped early may leave some. Those that the user asked for stay.
     """
@@ -239,6 +264,7 @@ def as_plan(
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes
+    runs = Counter(decision.sequence.tolist())
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
     return Plan(
@@ -251,22 +277,38 @@ def as_plan(
         bound_fraction=outcome.bound_seconds / base if base else 0.0,
         bound_kind=outcome.bound_kind,
         strategy=strategy,
-        recomputed=_recomputed(prepared.extended, decision),
+        recomputed=_recomputed(prepared.extended, runs),
         refusals=prepared.encoded.refusals,
         floor=prepared.floor,
         resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
+        offloaded=_offloaded(prepared, runs),
     )
 
 
-def _recomputed(extended: Extended, decision: Decision) -> dict[str, int]:
-    runs = Counter(int(node) for node in decision.sequence)
+def _recomputed(extended: Extended, runs: Mapping[int, int]) -> dict[str, int]:
     graph = extended.graph
+    copies = {node for copy in extended.copies.values() for node in (copy.out, copy.back)}
     return {
         graph.nodes[node].name: count - (node < extended.first_dormant)
         for node, count in sorted(runs.items())
-        if count > (node < extended.first_dormant)
+        if count > (node < extended.first_dormant) and node not in copies
     }
+
+
+def _offloaded(prepared: Prepared, runs: Mapping[int, int]) -> tuple[Offloaded, ...]:
+    """What is copied to the host and read back, in the order in which it is made."""
+    tensors = prepared.extended.graph.tensors
+    return tuple(
+        Offloaded(
+            tensors[tensor].name,
+            tensors[tensor].nbytes,
+            runs[copy.back],
+            *prepared.copy_seconds[tensor],
+        )
+        for tensor, copy in prepared.extended.copies.items()
+        if copy.back in runs
+    )
 
 
 def _below_floor(prepared: Prepared) -> InfeasibleError:

@@ -9,6 +9,10 @@ CUDA (from ``dropout_impl.cu``; not measured).
 
 A mask that was drawn cannot be made again at all; it may be kept packed
 (:mod:`memplan.planning.packed_masks`).
+
+A tensor may also be copied to the host and read back from there (:mod:`memplan.planning.offload`):
+``MemcpyToHost`` is a node of every plan, and the rule is ``MemcpyFromHost``, which needs nothing on
+the device.
 """
 
 from __future__ import annotations
@@ -17,15 +21,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
-from memplan.planning.dormant import Array, Dormant, Extended
+from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.planning.dormant import Array, Dormant, Extended, HostCopy
 from memplan.planning.packed_masks import add_packs
 
 _FLOAT = 1
 
 
 def extend(
-    graph: Graph, values: Mapping[str, Array], provider: str, *, packs: bool = False
+    graph: Graph,
+    values: Mapping[str, Array],
+    provider: str,
+    *,
+    packs: bool = False,
+    offload: frozenset[int] = frozenset(),
 ) -> Extended:
     """Add the rebuild rules that apply to ``graph``.
 
@@ -35,6 +44,7 @@ def extend(
         values: contents of small constants by tensor name (ratios, training flags).
         packs: also that masks which were drawn may be kept packed; the graph is of opset 14 or
             later, and its shapes hold in every run.
+        offload: tensors that may be copied to the host and read back.
     """
     builder = Dormant(graph, provider)
     for node in graph.nodes:
@@ -44,6 +54,8 @@ def extend(
                 _add_dropout(builder, node, ratio)
     if packs:
         add_packs(builder)
+    for tensor in sorted(offload):
+        _add_copies(builder, builder.tensors[tensor])
     return builder.finish()
 
 
@@ -86,3 +98,13 @@ def _add_dropout(builder: Dormant, node: Node, ratio: float) -> None:
     made = builder.add_node(f"{stem}_scale", op, (kept, scale_id), (output.id,))
     builder.makers[output.id] = made
     builder.makers[cast], builder.makers[kept] = first, first + 1
+
+
+def _add_copies(builder: Dormant, tensor: Tensor) -> None:
+    """A tensor to the host and back."""
+    first = len(builder.nodes)
+    stem = builder.fresh_stem(f"{tensor.name}/offload")
+    host = builder.add_tensor(f"{stem}_host", tensor, TensorKind.COMPUTED, first)
+    out = builder.add_node(f"{stem}_out", "MemcpyToHost", (tensor.id,), (host,))
+    back = builder.add_node(f"{stem}_back", "MemcpyFromHost", (host,), (tensor.id,))
+    builder.copies[tensor.id] = HostCopy(out, back, host)

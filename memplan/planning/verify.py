@@ -16,12 +16,16 @@ import onnx
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError
 from memplan.ir.build import build_graph
-from memplan.ir.graph import Graph
+from memplan.ir.graph import ABSENT, Graph
+from memplan.ops.kernels import COPY_OPS
+from memplan.planning.apply import OFFLOAD, RELOAD
 from memplan.planning.plan import Plan
 from memplan.proto.checks import find_fault, require_valid
+from memplan.proto.metadata import node_metadata
 from memplan.shapes.tensor_type import TensorType
+from memplan.simulate.devices import place
 from memplan.simulate.session import SessionKind
-from memplan.simulate.state import rebound
+from memplan.simulate.state import rebound, unbound
 from memplan.simulate.timeline import Timeline, simulate
 
 
@@ -40,18 +44,23 @@ class Rejected(MemplanError):
 def rewritten_types(
     rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
 ) -> dict[str, TensorType]:
-    """Types of every tensor; clones have those of what they are clones of."""
-    known = dict(types)
-    for tensor in plan.extended.graph.tensors:
+    """Types of every tensor; clones have those of what they are clones of, copies to the host and
+    back that of what they copy."""
+    graph, known = plan.extended.graph, dict(types)
+    for tensor in graph.tensors:
         known.setdefault(tensor.name, TensorType(tensor.dtype, tensor.shape))
-    originals = {node.name: node for node in plan.extended.graph.nodes}
+    originals = {node.name: node for node in graph.nodes}
     for proto in rewritten.graph.node:
-        of = next((i.value for i in proto.metadata_props if i.key == "memplan.of"), None)
+        metadata = node_metadata(proto)
+        of = metadata.get("memplan.of")
         if of is None or proto.name in originals:  # the latter: of a rewrite before this one
+            continue
+        if metadata.get("memplan.role") in (OFFLOAD, RELOAD):
+            known[proto.output[0]] = known[of]
             continue
         for name, index in zip(proto.output, originals[of].outputs, strict=False):
             if name:
-                source = plan.extended.graph.tensors[index]
+                source = graph.tensors[index]
                 known[name] = TensorType(source.dtype, source.shape)
     return known
 
@@ -82,6 +91,7 @@ def ensure(
     graph = rewritten_graph(rewritten, plan, types)
     ensure_sound(original, rewritten, graph)
     _check_state(plan.extended.graph, graph, rewritten)
+    _check_copies(graph, session)
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
         raise Rejected("the runtime would not run the nodes in plan order")
@@ -146,9 +156,35 @@ def _check_valid(original: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:
         raise Rejected(f"the ONNX checker refuses the model: {fault}")
 
 
+def _check_copies(graph: Graph, session: SessionKind) -> None:
+    """Host copies must be made from the device before they are read back, and read by nothing that
+    computes; and the runtime must add no copies of its own to them."""
+    if not any(node.op in COPY_OPS for node in graph.nodes):
+        return
+    if session.provider != "cuda":
+        raise Rejected("copies to the host are for CUDA sessions")
+    made: set[int] = set()
+    for node in graph.nodes:
+        if node.op == "MemcpyFromHost" and node.inputs[0] not in made:
+            raise Rejected(f"{node.name} reads a host copy that has not been made")
+        if node.op not in COPY_OPS and not made.isdisjoint(node.reads):
+            raise Rejected(f"{node.name} computes with a host copy")
+        if node.op == "MemcpyToHost":
+            if graph.tensors[node.outputs[0]].is_output:
+                raise Rejected(f"the host copy of {node.name} is a graph output")
+            made.add(node.outputs[0])
+    devices = place(unbound(graph))[1]
+    for node in graph.nodes:
+        source = node.inputs[0] if node.op == "MemcpyToHost" else ABSENT
+        if node.op in COPY_OPS and node.id in devices.host_nodes:
+            raise Rejected(f"{node.name} would not run on the device")
+        if source in devices.host_tensors:
+            raise Rejected(f"{node.name} makes a copy of what is on the host already")
+
+
 def _check_clones_read(graph: Graph) -> None:
     for node, metadata in zip(graph.nodes, graph.metadata, strict=True):
-        if metadata.get("memplan.role") != "recompute":
+        if metadata.get("memplan.role") not in ("recompute", RELOAD):
             continue
         if not any(graph.tensors[t].readers for t in node.writes):
             raise Rejected(f"nothing reads the recomputed node {node.name}")

@@ -14,7 +14,7 @@ from functools import cache
 import onnx
 from onnx import defs, helper
 
-from memplan.errors import ModelError
+from memplan.errors import ModelError, UsageError
 from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.elements import ELEMENT_BITS
@@ -152,7 +152,8 @@ def check_operator(
         newer = _definition(op, defs.onnx_opset_version())
         least = (newer.inputs[0], newer.outputs[0]) if newer is not None else (0, 0)
         least = _ORT_DEFAULT_DOMAIN.get(op, least)
-        _check_counts(node, (least[0], _MANY), (least[1], _MANY), where)
+        most = 1 if op in _HOST_COPIES else _MANY
+        _check_counts(node, (least[0], most), (least[1], most), where)
         return
     _check_counts(node, definition.inputs, definition.outputs, where)
     inputs = node.input
@@ -166,7 +167,11 @@ def check_operator(
 
 # Operators of ONNX Runtime's in ONNX's domain that no opset of ONNX defines: least inputs, outputs
 # (onnxruntime core/graph/contrib_ops/contrib_defs.cc).
-_ORT_DEFAULT_DOMAIN = {"SimplifiedLayerNormalization": (2, 1)}
+_HOST_COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
+_ORT_DEFAULT_DOMAIN = {
+    "SimplifiedLayerNormalization": (2, 1),
+    **dict.fromkeys(_HOST_COPIES, (1, 1)),
+}
 _EARLY = frozenset({"LayerNormalization"})
 """Operators that ONNX Runtime has in ONNX's domain from opset 1 on, and ONNX later."""
 _MANY = 1 << 31
@@ -331,6 +336,26 @@ def require_valid(model: onnx.ModelProto) -> None:
     fault = find_fault(model)
     if fault is not None:
         raise ModelError(f"the ONNX checker refuses the model: {fault}", _DAMAGED)
+
+
+def host_copies(model: onnx.ModelProto) -> int:
+    """How many nodes copy between device and host: what ``rewrite --offload`` writes."""
+    return sum(n.op_type in _HOST_COPIES and is_standard(n.domain) for n in model.graph.node)
+
+
+def require_device(model: onnx.ModelProto, provider: str) -> None:
+    """Refuse a model with copies between device and host for the CPU provider.
+
+    Raises:
+        UsageError: it has some.
+    """
+    copies = host_copies(model)
+    if provider == "cpu" and copies:
+        raise UsageError(
+            f"the model offloads tensors to the host ({counted(copies, 'node')} that copy), and "
+            "the CPU provider has no such operators",
+            "run it on CUDA (--provider cuda), or rewrite the original without --offload",
+        )
 
 
 def find_fault(model: onnx.ModelProto) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from memplan.proto.checks import require_device
 from memplan.proto.metadata import get_metadata
 from memplan.proto.read import parse_file
 from memplan.runtime.providers import PROVIDER_NAMES
@@ -20,7 +21,7 @@ def session_options(path: onnx.ModelProto | PathLike[str] | str | None = None) -
     Raises:
         ModelError: ``path`` is not an ONNX model.
     """
-    return _options(_metadata(path) if path is not None else {})
+    return _options(get_metadata(_model(path)) if path is not None else {})
 
 
 def load(
@@ -35,18 +36,20 @@ def load(
 
     Raises:
         ModelError: ``path`` is not an ONNX model.
+        UsageError: it copies tensors to the host, and ``providers`` is the CPU alone.
     """
     import onnxruntime
 
-    metadata = _metadata(path)
+    model = _model(path)
+    metadata = get_metadata(model)
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
+    require_device(model, "cpu" if list(chosen) == [PROVIDER_NAMES["cpu"]] else "")
     given = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
     return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
 
 
-def _metadata(model: onnx.ModelProto | PathLike[str] | str) -> Mapping[str, object]:
-    read = model if isinstance(model, onnx.ModelProto) else parse_file(Path(model))
-    return get_metadata(read)
+def _model(model: onnx.ModelProto | PathLike[str] | str) -> onnx.ModelProto:
+    return model if isinstance(model, onnx.ModelProto) else parse_file(Path(model))
 
 
 def _options(metadata: Mapping[str, object]) -> Any:

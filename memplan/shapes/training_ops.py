@@ -88,6 +88,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((item.i for item in node.attribute if item.name == name), default)
 
 
+def _copy(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
+    """A copy between device and host is like what it copies."""
+    return types.get(node.input[0]) if index == 0 else None
+
+
 def _layer_norm(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
     """Mean and inverse deviation: the normalized axes become 1."""
     source = types.get(node.input[0])
@@ -128,6 +133,7 @@ def _shape_of(node: onnx.NodeProto, index: int, types: Types) -> TensorType | No
 
 
 _SPECIAL: dict[str, Callable[[onnx.NodeProto, int, Types], TensorType | None]] = {
+    **dict.fromkeys((":MemcpyToHost", ":MemcpyFromHost"), _copy),
     ":LayerNormalization": _layer_norm,
     "com.microsoft:FusedMatMul": _fused_matmul,
     "com.microsoft:ConcatTraining": _concat_training,

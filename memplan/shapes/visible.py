@@ -33,6 +33,8 @@ from memplan.shapes.tensor_type import Shape, TensorType, Types, write_type
 # Fused operators whose outputs have the shape of the standard operator's.
 _STANDARD = {"FusedConv": "Conv", "FusedGemm": "Gemm", "BiasGelu": "Add", "BiasAdd": "Add"}
 _ELEMENTWISE = frozenset({"Gelu", "FastGelu", "QuickGelu", "SkipLayerNormalization"})
+# Between device and host: ONNX does not know them, the runtime hands type and shape on.
+_COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 _ATTRIBUTES = {
     "Conv": frozenset({"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}),
     "Gemm": frozenset({"alpha", "beta", "transA", "transB"}),
@@ -114,6 +116,8 @@ def _translate(graph: onnx.GraphProto, types: Types) -> None:
     for node in graph.node:
         if node.domain == "com.microsoft":
             nodes.extend(_standard(node, types))
+        elif node.op_type in _COPIES and is_standard(node.domain):
+            nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
         else:
             nodes.append(node)
     replace_nodes(graph, nodes)

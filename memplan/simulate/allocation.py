@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.memory import MemorySemantics, semantics
-from memplan.simulate.devices import Devices
+from memplan.simulate.devices import Devices, host_copies
 from memplan.simulate.session import SessionKind
 
 
@@ -67,6 +67,14 @@ _Likeness = tuple[tuple[int | str, ...], int, bool]
 """Dims as the runtime sees them, bytes (equal dims: element size), whether it is on the host."""
 
 
+def off_device(graph: Graph, session: SessionKind, devices: Devices | None) -> frozenset[int]:
+    """Tensors that are not in the device's memory: those that ``devices`` know, else what the graph
+    itself copies to the host."""
+    if devices is not None:
+        return devices.host_tensors
+    return host_copies(graph) if session.provider == "cuda" else frozenset()
+
+
 class _Planner:
     """State of the planner: use counts per root, free roots by likeness (the last freed last),
     roots per tensor."""
@@ -79,7 +87,7 @@ class _Planner:
         self.reuse = session.reuse
         self.rules: MemorySemantics = semantics(session.provider)
         self.host_nodes = devices.host_nodes if devices else frozenset()
-        self.host_tensors = devices.host_tensors if devices else frozenset()
+        self.host_tensors = off_device(graph, session, devices)
         self.root = list(range(len(graph.tensors)))
         self.uses = [self._initial_uses(tensor) for tensor in graph.tensors]
         self.members: dict[int, list[int]] = {}

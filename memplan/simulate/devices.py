@@ -64,6 +64,12 @@ class Devices:
     fallbacks: tuple[Fallback, ...]
 
 
+def host_copies(graph: Graph) -> frozenset[int]:
+    """Tensors that the graph's own copies make on the host (``rewrite --offload``)."""
+    made = (n.writes for n in graph.nodes if n.op == "MemcpyToHost" and not n.domain)
+    return frozenset(t for writes in made for t in writes)
+
+
 def place(graph: Graph) -> tuple[Graph, Devices]:
     """The graph with the copies that a CUDA session inserts, and where everything is."""
     kernels = cuda_kernels()

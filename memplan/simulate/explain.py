@@ -104,8 +104,7 @@ class Explainer:
         With devices those on the device, as everywhere in a timeline.
         """
         found: Counter[TensorClass] = Counter()
-        devices = self.timeline.devices
-        away = devices.host_tensors if devices else frozenset()
+        away = self.timeline.away
         for tensor in self.graph.tensors:
             if is_resident(tensor) and tensor.id not in away:
                 found[self.class_of(tensor)] += tensor.nbytes

@@ -68,7 +68,7 @@ def structural_floor(
     rules = semantics(timeline.session.provider)
     root = _view_roots(graph, rules)
     resident = frozenset(tensor.id for tensor in graph.tensors if is_resident(tensor))
-    away = timeline.devices.host_tensors if timeline.devices else frozenset()
+    away = timeline.away
     outputs = [t for t in dict.fromkeys(graph.outputs) if t not in resident and t not in away]
     outputs = outputs if held else []
     is_held = set(outputs)

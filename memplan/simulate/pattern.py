@@ -83,9 +83,8 @@ def pattern_block(allocation: Allocation) -> PatternBlock:
 def later_runs(timeline: Timeline) -> LaterRuns:
     """What every run after the first one of the same session needs."""
     allocation = timeline.allocation
-    if timeline.devices is not None:
-        away = timeline.devices.host_tensors
-        here = [b for b in allocation.buffers if b.root not in away]
+    if timeline.away:
+        here = [b for b in allocation.buffers if b.root not in timeline.away]
         kept = tuple(replace(b, id=index) for index, b in enumerate(here))
         allocation = replace(allocation, buffers=kept)
     block = pattern_block(allocation).block_bytes

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
-from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident
+from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
 from memplan.simulate.bodies import Inside, body_bytes
 from memplan.simulate.devices import Devices
 from memplan.simulate.order import execution_order, placed_order
@@ -29,8 +30,10 @@ class Timeline:
     there before the run. ``workspace`` is scratch that the kernel takes and gives back within the
     step. ``inside`` are the bytes of both that lie in bodies of control-flow nodes.
     ``resident_bytes`` are initializers and graph inputs. With ``devices``, all of these are bytes
-    on the device, and ``host`` are the dynamic bytes that lie on the host. ``assumptions`` say how
-    it was counted; ``bounds`` are those for which figures may be too high or too low.
+    on the device, and ``host`` are the dynamic bytes that lie on the host, as tensors ``away`` do.
+    Without, all tensors count as on the device but for those that the graph itself copies to the
+    host. ``assumptions`` say how it was counted; ``bounds`` are those for which figures may be too
+    high or too low.
     """
 
     graph: Graph
@@ -44,6 +47,7 @@ class Timeline:
     bounds: tuple[str, ...] = ()
     devices: Devices | None = None
     host: Bytes | None = None
+    away: frozenset[int] = frozenset()
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -72,11 +76,10 @@ class Timeline:
 
     def live_at(self, step: int) -> list[Buffer]:
         """Buffers in use at ``step``, largest first."""
-        away = self.devices.host_tensors if self.devices else frozenset()
         live = [
             b
             for b in self.allocation.buffers
-            if b.birth <= step < b.death and b.nbytes and b.root not in away
+            if b.birth <= step < b.death and b.nbytes and b.root not in self.away
         ]
         return sorted(live, key=lambda buffer: (-buffer.nbytes, buffer.birth, buffer.id))
 
@@ -97,7 +100,7 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
     inside = bodies_of(graph, session)
     workspace, assumptions = node_workspace(graph, session, inside, devices)
     steps = np.asarray(allocation.order, dtype=np.int64)
-    away = devices.host_tensors if devices else frozenset()
+    away = off_device(graph, session, devices)
     dynamic = live_bytes(allocation, away)
     for node, nbytes in inside.nbytes.items():
         dynamic[allocation.step_of[node]] += nbytes
@@ -113,6 +116,7 @@ def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None)
         bounds=(*assumptions, *inside.bounds),
         devices=devices,
         host=live_bytes(allocation) - live_bytes(allocation, away) if away else None,
+        away=away,
     )
 
 
@@ -171,13 +175,13 @@ def node_workspace(
     Control-flow nodes take what their bodies, which are ``inside``, close with. What ``devices``
     has on the host takes nothing of the device; nor do copies.
     """
-    away = {*devices.host_nodes, *devices.copies} if devices else set()
+    away = devices.host_nodes if devices else frozenset()
     rules = semantics(session.provider)
     scratch = np.zeros(len(graph.nodes), dtype=np.int64)
     unknown: dict[str, int] = {}
     library: dict[str, int] = {}
     for node in graph.nodes:
-        if node.key in CONTROL_FLOW_OPS or node.id in away:
+        if node.key in CONTROL_FLOW_OPS or node.id in away or node.op in COPY_OPS:
             continue
         found = _scratch(graph, node, session)
         if found is None and node.key in rules.known and session.provider == "cuda":

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from memplan.api.source import Model
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
+from memplan.proto.checks import require_device
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
@@ -112,6 +113,7 @@ class Trainer(Kept):
             threads=threads,
         )
         self._skips = step.tells_skipping
+        require_device(step.model, self.request.provider)
         wanted = self._wanted([*((FOUND_INF,) if self._skips else ()), *outputs])
         loss = step.contract.loss
         self.placing = place(

@@ -7,9 +7,11 @@
  * Device memory is host memory; counters are exported (stub_*). Environment:
  *   CUDA_STUB_BYTES      size of the device (default 16 GiB); an allocation beyond it fails
  *   CUDA_STUB_NO_DEVICE  any value: cudaGetDeviceCount reports an insufficient driver
+ *   CUDA_STUB_LOG        a file: a line per copy, kernel and pinned allocation, "WHAT STREAM BYTES"
  * Every function that is not here is made by build.py: it returns 0 and does nothing.
  */
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +20,14 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INSUFFICIENT_DRIVER = 35, SLOTS = 1 << 16
 
 u64 stub_live, stub_peak, stub_allocations, stub_synchronizations, stub_launches;
 u64 stub_to_device, stub_to_host, stub_to_device_bytes, stub_to_host_bytes;
+
+static void note(const char *what, const void *stream, size_t bytes) {
+  const char *path = getenv("CUDA_STUB_LOG");
+  FILE *file = path ? fopen(path, "a") : NULL;
+  if (!file) return;
+  fprintf(file, "%s %p %zu\n", what, stream, bytes);
+  fclose(file);
+}
 
 /* ---- memory ---- */
 
@@ -63,6 +73,7 @@ int cudaMallocFromPoolAsync(void **p, size_t bytes, void *pool, void *stream) {
 }
 int cudaFreeAsync(void *p, void *stream) { return cudaFree(p); }
 int cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
+  note("pinned", NULL, bytes);
   *p = aligned_alloc(256, (bytes + 256) & ~(size_t)255);
   return SUCCESS;
 }
@@ -74,17 +85,18 @@ int cudaMemGetInfo(size_t *available, size_t *total) {
   return SUCCESS;
 }
 
-static int copy(void *to, const void *from, size_t bytes, int kind) {
+static int copy(void *to, const void *from, size_t bytes, int kind, void *stream) {
+  if (kind == 1 || kind == 2) note(kind == 1 ? "to_device" : "to_host", stream, bytes);
   if (kind == 1) { stub_to_device++; stub_to_device_bytes += bytes; }
   if (kind == 2) { stub_to_host++; stub_to_host_bytes += bytes; }
   memcpy(to, from, bytes);
   return SUCCESS;
 }
 int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
-  return copy(to, from, bytes, kind);
+  return copy(to, from, bytes, kind, NULL);
 }
 int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
-  return copy(to, from, bytes, kind);
+  return copy(to, from, bytes, kind, stream);
 }
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, int kind, void *stream) {
@@ -210,9 +222,33 @@ int getInferLibVersion(void) { return 101300; }
 
 void **__cudaRegisterFatBinary(void *image) { static void *registered[4]; return registered; }
 int __cudaGetKernel(void **kernel, const void *f) { *kernel = (void *)f; return SUCCESS; }
-int cudaLaunchKernel(void) { stub_launches++; return SUCCESS; }
-int __cudaLaunchKernel(void) { stub_launches++; return SUCCESS; }
-int cudaLaunchKernelExC(void) { stub_launches++; return SUCCESS; }
+typedef struct { unsigned x, y, z; } dim3;
+typedef struct { dim3 grid, block; size_t shared; void *stream; } launch; /* cudaLaunchConfig_t */
+
+/* What stands between <<< and >>> goes through here. */
+static __thread launch configured;
+int __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) {
+  configured = (launch){grid, block, shared, stream};
+  return SUCCESS;
+}
+int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void **stream) {
+  *grid = configured.grid;
+  *block = configured.block;
+  *shared = configured.shared;
+  *stream = configured.stream;
+  return SUCCESS;
+}
+static int launched(void *stream) { note("kernel", stream, 0); stub_launches++; return SUCCESS; }
+int cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared,
+                     void *stream) {
+  return launched(stream);
+}
+int __cudaLaunchKernel(void *f, dim3 grid, dim3 block, void **args, size_t shared, void *stream) {
+  return launched(stream);
+}
+int cudaLaunchKernelExC(const launch *config, const void *f, void **args) {
+  return launched(config->stream);
+}
 int cudaLibraryLoadData(void **p) { return handle(p); }
 int cudaLibraryGetKernel(void **p) { return handle(p); }
 int cudaGetDriverEntryPointByVersion(const char *name, void **f) { *f = NULL; return SUCCESS; }

@@ -39,6 +39,9 @@ class RewriteOptions:
     ``chunk``: what may go into chunks (:func:`memplan.passes.chunk.asked.parse_chunks`), whose
     results may then differ in the last bits.
 
+    ``offload``: tensors may be copied to the host and back, on CUDA (experimental). ``host_link``:
+    bytes per second of these copies in each direction; None: those of the device profile.
+
     ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
     on every machine; with ``seed``. ``gap``: percentage points within which of the bound a plan of
     the search is good enough to stop; None leaves both to the strategy.
@@ -66,6 +69,8 @@ class RewriteOptions:
     weights: str = "auto"
     state: tuple[str, ...] = ()
     chunk: str = NO_CHUNKS
+    offload: bool = False
+    host_link: SizeSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,10 @@ def given_options(budget: object) -> RewriteOptions:
         UsageError: it is not a size, or a bare number that looks like a percentage.
     """
     if isinstance(budget, RewriteOptions):
-        return replace(budget, budget=_size(budget.budget), reserve=_size(budget.reserve))
+        link = None if budget.host_link is None else _size(budget.host_link)
+        return replace(
+            budget, budget=_size(budget.budget), reserve=_size(budget.reserve), host_link=link
+        )
     return RewriteOptions(_size(budget))
 
 
@@ -177,13 +185,47 @@ def device_profile(options: RewriteOptions) -> Device:
     Raises:
         UsageError: there is no profile of that name.
     """
-    if options.device is None:
-        return device_for(options.provider)
-    if options.device not in DEVICES:
+    if options.device is not None and options.device not in DEVICES:
         raise UsageError(
             f"there is no device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
         )
-    return DEVICES[options.device]
+    device = device_for(options.provider) if options.device is None else DEVICES[options.device]
+    if options.host_link is None:
+        return device
+    return replace(
+        device,
+        host_bytes_per_second=float(options.host_link.resolve(0)),
+        host_source=f"--host-link {options.host_link.text}",
+    )
+
+
+def check_offload(options: RewriteOptions) -> None:
+    """Refuse what offloading cannot do.
+
+    Raises:
+        UsageError: another provider or kind of session, or a figure that is not bytes per second.
+    """
+    link = options.host_link
+    if link is not None and not options.offload:
+        raise UsageError("--host-link is the speed of what --offload copies", "give both")
+    if not options.offload:
+        return
+    if options.provider != "cuda":
+        raise UsageError(
+            "--offload copies tensors from a GPU to the host's memory; the CPU provider has no "
+            "other memory",
+            "use it with --provider cuda",
+        )
+    if options.session != "tuned":
+        raise UsageError(
+            "offloaded tensors are copied in the file's order, which a tuned session alone keeps",
+            "leave out --offload, or --session default",
+        )
+    if link is not None and (link.fraction is not None or link.resolve(0) <= 0):
+        raise UsageError(
+            f"--host-link {link.text}: bytes per second in each direction are wanted",
+            "for example --host-link 25GB",
+        )
 
 
 def budget_bytes(options: RewriteOptions, original: Analysis) -> int:

@@ -12,6 +12,7 @@ from memplan.api.floor import FloorReport, floor_report
 from memplan.api.rewrite.cheapest import chunk_step, with_chunks
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loops import LoopStep, PairChange
+from memplan.api.rewrite.offload import OffloadReport
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state import state_report
 from memplan.api.summary import Rows, Summary
@@ -20,7 +21,7 @@ from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.passes import manager as free
-from memplan.passes.chunk.choose import NONE as NO_CHUNKS
+from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.plain.finish import PlainModel
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
@@ -39,8 +40,9 @@ class Rewrite(Summary):
     to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
     ``plain`` tells what was added for plain sessions, None for tuned ones. ``equivalence``: what is
     proved of the new graph and the optimized one. ``weights``: what became of weights in other
-    files; None: there are none, or nothing was written. ``chunk_cost``: what chunks take beside the
-    plan, as a fraction of the step's seconds.
+    files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
+    back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
+    step's seconds.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class Rewrite(Summary):
     costs: NodeCosts
     equivalence: Equivalence
     plain: PlainModel | None = None
+    offload: OffloadReport | None = None
     passes: tuple[free.PassStep, ...] = ()
     weights: str | None = None
     chunk_cost: float = 0.0
@@ -108,8 +111,9 @@ class Rewrite(Summary):
     @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
-        clones = self.plan.clones
+        clones, offload = self.plan.clones, self.offload
         note = f"{counted(clones, 'node')} recomputed" if clones else "nothing is recomputed"
+        note += f", {offload.note}" if offload else ""
         fused = self.optimized.timeline if self.optimize_level != "none" else None
         first, last = self.original.timeline, (self.timeline, note)
         return waterfall(first, fused, self.optimize_level, self.passes, last)
@@ -128,6 +132,7 @@ class Rewrite(Summary):
             ),
             ("extra time", f"{100 * self.extra_cost_fraction:.2f}% (estimated)"),
             ("recomputed", counted(plan.clones, "node")),
+            *([("offloaded", self.offload.note)] if self.offload else []),
             ("session", f"{self.options.session} on {self.options.provider}"),
             ("output", str(self.output) if self.output is not None else "nothing written"),
             ("assumptions", f"{len(self.assumptions)}"),
@@ -160,6 +165,7 @@ class Rewrite(Summary):
             "passes": [step.as_json() for step in self.waterfall],
             "chunk": self.options.chunk,
             "chunk_cost_fraction": self.chunk_cost,
+            "offload": None if self.offload is None else self.offload.as_json(),
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,

@@ -29,10 +29,12 @@ from memplan.api.rewrite.goal import (
     RewriteOptions,
     Source,
     budget_bytes,
+    check_offload,
     given_options,
     strategy_for,
 )
 from memplan.api.rewrite.loops import loops_policy
+from memplan.api.rewrite.offload import offload_notes, offload_report
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
 from memplan.api.source import Model, as_file, shown_path
@@ -51,6 +53,7 @@ from memplan.plain.fences import OLDEST_OPSET
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
 from memplan.processes.scratch import scratch_folder
+from memplan.proto.checks import require_device
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset
@@ -119,6 +122,7 @@ def _rewrite(
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
     check_cost_options(options)
+    check_offload(options)
     chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
@@ -215,6 +219,7 @@ def _read(
     With an older opset than plain sessions need it is raised; the model then lies in a temporary
     folder, which ``stack`` removes: the runtime reads it from there.
     """
+    require_device(proto, options.provider)
     model = opened(prepare(proto, path, dims), options.loss)
     if session.name == "default" and narrow_types(model.graph, session):
         raise UsageError(
@@ -353,7 +358,18 @@ def _answer(
     plain = planned.plain.notes if planned.plain else ()
     redrawn = (_REDRAWN,) if equivalence.redrawn else ()
     chunks = chunk_notes(goal, planned, equivalence)
-    notes = (*placed, *variant.notes, *plain, *loaded_notes, *source.notes, *redrawn, *chunks)
+    device = planned.costs.device
+    offload = offload_report(planned.plan.offloaded, applied.timeline, device)
+    notes = (
+        *offload_notes(goal.options.offload, offload, device),
+        *placed,
+        *variant.notes,
+        *plain,
+        *loaded_notes,
+        *source.notes,
+        *redrawn,
+        *chunks,
+    )
     return Rewrite(
         path=path,
         output=output,
@@ -373,6 +389,7 @@ def _answer(
         ),
         costs=planned.costs,
         plain=planned.plain,
+        offload=offload,
         passes=planned.steps,
         weights=source.placement.how,
         chunk_cost=planned.chunk_cost,

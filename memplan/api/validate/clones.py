@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memplan.ir.graph import Graph
-from memplan.ops.kernels import COPY_OPS
 from memplan.runtime.messages import Measurement
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
@@ -21,12 +20,14 @@ def clone_names(model: OpenModel) -> set[str]:
 
 
 def order_kept(model: OpenModel, timeline: Timeline, measured: Measurement) -> bool:
-    """Whether the runtime ran the file's nodes in the simulated order (bodies left out)."""
+    """Whether the runtime ran the file's nodes in the simulated order (bodies left out, and the
+    copies that the runtime adds under names of its own)."""
     inside = _inside(model.graph)
-    names = {node.name for node in model.graph.nodes if node.op not in COPY_OPS} - inside
+    added = set(model.devices.copies) if model.devices else set()
+    names = {node.name for node in model.graph.nodes if node.id not in added} - inside
     ran = [node.name for node in measured.nodes if node.name in names]
     nodes = (model.graph.nodes[i] for i in timeline.order)
-    planned = [node.name for node in nodes if node.op not in COPY_OPS]
+    planned = [node.name for node in nodes if node.id not in added]
     return ran == [name for name in planned if name not in inside]
 
 

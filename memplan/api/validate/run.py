@@ -33,6 +33,7 @@ from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.equivalence.prove import Equivalence
 from memplan.errors import MemplanError, UsageError
 from memplan.plain.as_loaded import as_loaded, changes_at_load
+from memplan.proto.checks import require_device
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import BOUND_DIMS, get_metadata
 from memplan.proto.opset import default_opset, raise_opset
@@ -109,6 +110,8 @@ def _of_files(
     request = RunRequest(
         "tuned", _provider(options, metadata), bound, options.runs, options.seed, options.threads
     )
+    for model in (first, second):
+        require_device(model, request.provider)
     case = _Case(before, after, metadata, options.plain)
     with opened_bench(
         options, before.graph, rewritten, removed["input"], request, case.steps, progress

@@ -40,6 +40,8 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         line(equivalence_line(result.equivalence)),
         line(_bits_line(result)),
     ]
+    if result.offload is not None:
+        parts += [line(text) for text in result.offload.lines]
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
     parts += [line(text) for text in state_lines(result.timeline.graph)]
@@ -58,9 +60,11 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
 def _headline(result: Rewrite) -> str:
     plan, loops = result.plan, sum(bool(pair.recomputed) for pair in result.pairs)
     peak = format_bytes(result.timeline.peak_with_workspace_bytes)
-    if plan.clones or loops or result.chunked:
+    if plan.clones or loops or result.chunked or result.offload:
         what = ["in chunks"] if result.chunked else []
         what += [f"{counted(plan.clones, 'node')} recomputed"] if plan.clones else []
+        if result.offload:
+            what.append(f"{counted(len(result.offload.tensors), 'tensor')} offloaded")
         if loops:
             what.append(f"{counted(loops, 'loop')} {'stores' if loops == 1 else 'store'} less")
         source = "from measured seconds" if result.measured_nodes else "estimated"
@@ -85,7 +89,7 @@ def _how_good(plan: Plan) -> str:
     bound = f"no plan takes less than {100 * plan.bound_fraction:.2f}% more time"
     gap = 100 * (plan.extra_cost_fraction - plan.bound_fraction)
     if plan.bound_kind.startswith(("none", "trivial")):
-        if not plan.clones:
+        if not plan.clones and not plan.offloaded:
             return "nothing is recomputed"
         return f"how much less a plan could cost is not known ({plan.bound_kind})"
     whatever = "any order" if plan.bound_kind == "order-free" else plan.bound_kind

@@ -9,11 +9,13 @@ import onnx
 import pytest
 
 from helpers.graphs import TUNED, open_text, parse
+from helpers.offloading import CUDA
 from helpers.running_inside import without_children
 from memplan.api.validate import run
 from memplan.api.validate.clones import clone_findings, order_kept
 from memplan.api.validate.run import ValidateOptions, validate
 from memplan.runtime.messages import Measurement, NodeRun
+from memplan.simulate.opened import on_devices
 from memplan.simulate.timeline import simulate
 
 TEXT = """g (float[4] x) => (float[4] y) {
@@ -34,6 +36,30 @@ def test_another_order_is_seen() -> None:
     assert order_kept(model, timeline, measured("a", "b", "again", "d"))
     assert not order_kept(model, timeline, measured("a", "again", "b", "d"))
     assert not order_kept(model, timeline, measured("a", "b", "d"))
+
+
+COPIED = """g (float[4] x) => (float[4] y) {
+  [a] a = Exp(x)  [out] h = MemcpyToHost(a)  [b] b = Neg(x)  [back] c = MemcpyFromHost(h)
+  [d] y = Mul(b, c) }"""
+
+
+def test_copies_of_the_file_have_their_place_in_the_order() -> None:
+    model = on_devices(open_text(COPIED), CUDA)
+    timeline = simulate(model.graph, CUDA, model.devices)
+    assert order_kept(model, timeline, measured("a", "out", "b", "back", "d"))
+    assert not order_kept(model, timeline, measured("a", "b", "out", "back", "d"))
+    assert not order_kept(model, timeline, measured("a", "b", "d"))
+
+
+def test_copies_that_the_runtime_adds_have_none() -> None:
+    """Their names are its own (Tan has no CUDA kernel)."""
+    model = on_devices(open_text(TEXT.replace("Neg(a)", "Tan(a)")), CUDA)
+    assert model.devices is not None
+    assert len(model.devices.copies) == 2
+    timeline = simulate(model.graph, CUDA, model.devices)
+    planned = [model.graph.nodes[i] for i in timeline.order]
+    names = [n.name if n.id not in model.devices.copies else f"Memcpy{n.id}" for n in planned]
+    assert order_kept(model, timeline, measured(*names))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""``rewrite --offload``: the file, the report, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import memplan
+from helpers.offloading import deep
+from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
+from memplan.errors import UsageError
+from memplan.report.terminal.console import show
+from memplan.report.terminal.rewrite import render
+from memplan.units import parse_size
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "deep.onnx"
+    onnx.save(deep(size=128), path)
+    return path
+
+
+def options(**more: Any) -> RewriteOptions:
+    given = {"provider": "cuda", "optimize": "none", "offload": True, "strategy": "greedy", **more}
+    return RewriteOptions(parse_size(given.pop("budget", "75%")), **given)
+
+
+@pytest.fixture(scope="module")
+def offloaded(model: Path) -> Rewrite:
+    """With a link so fast that copies are cheaper than anything."""
+    target = model.with_name("offloaded.onnx")
+    return rewrite(model, options(host_link=parse_size("400TB")), target)
+
+
+def test_the_report_says_what_is_copied_and_that_it_is_experimental(offloaded: Rewrite) -> None:
+    found = offloaded.offload
+    assert found is not None
+    assert found.out_bytes == sum(t.nbytes for t in found.tensors)
+    assert found.back_bytes >= found.out_bytes
+    assert 0 < found.host_bytes <= found.out_bytes
+    assert offloaded.timeline.peak_with_workspace_bytes <= offloaded.budget_bytes
+    text = show(render(offloaded), stdout=False)
+    assert "offloaded (experimental)" in text
+    assert "assumed at 400000.0 GB/s each way" in text
+    assert "host memory for it" in text
+    assert "EXPERIMENTAL" in text
+    assert "--host-link 400TB" in " ".join(text.split())
+    assert found.note in offloaded.waterfall[-1].note
+    assert found.note in repr(offloaded)
+
+
+def test_json_has_all_of_it(offloaded: Rewrite) -> None:
+    found: Any = offloaded.as_json()["offload"]
+    assert offloaded.offload is not None
+    assert found["experimental"] is True
+    assert found["to_host_bytes"] == offloaded.offload.out_bytes
+    assert found["to_device_bytes"] == offloaded.offload.back_bytes
+    assert found["host_bytes"] == offloaded.offload.host_bytes
+    assert found["link_bytes_per_second"] == 400e12
+    assert found["link_source"] == "--host-link 400TB"
+    assert found["tensors"] == {
+        t.name: {"nbytes": t.nbytes, "reads_back": t.reads_back} for t in offloaded.offload.tensors
+    }
+
+
+def test_it_is_proved(offloaded: Rewrite) -> None:
+    assert offloaded.equivalence.proved
+    assert offloaded.equivalence.explained >= 2 * len(offloaded.plan.offloaded)
+
+
+def test_at_the_price_of_the_profile_nothing_is_copied_and_that_is_said(model: Path) -> None:
+    result = rewrite(model, options(device="a100"), dry_run=True)
+    assert result.offload is None
+    assert result.as_json()["offload"] is None
+    notes = [note for note in result.assumptions if note.startswith("offload")]
+    assert len(notes) == 1
+    assert "26.8 GB/s each way (PCIe 4.0 x16" in notes[0]
+    assert "nothing is offloaded" in notes[0]
+
+
+def test_without_the_option_nothing_is_said(model: Path) -> None:
+    result = rewrite(model, options(offload=False), dry_run=True)
+    assert result.offload is None
+    assert not any("offload" in note for note in result.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"provider": "cpu"}, "the CPU provider has no other memory"),
+        ({"session": "default"}, "a tuned session alone keeps"),
+        ({"host_link": parse_size("50%")}, "bytes per second in each direction"),
+        ({"offload": False, "host_link": parse_size("25GB")}, "the speed of what --offload copies"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(model: Path, more: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        rewrite(model, options(**more), dry_run=True)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+
+
+def test_the_file_is_read_again_and_counts_as_planned(offloaded: Rewrite) -> None:
+    assert offloaded.output is not None
+    found = memplan.analyze(offloaded.output, provider="cuda")
+    assert found.timeline.dynamic_peak_bytes == offloaded.timeline.dynamic_peak_bytes
+    assert found.as_json()["host_dynamic_peak_bytes"] == offloaded.offload.host_bytes  # type: ignore[union-attr]
+    assert not any("never probed" in note for note in found.assumptions)
+
+
+def test_on_the_cpu_it_is_counted_and_said_not_to_run(offloaded: Rewrite) -> None:
+    assert offloaded.output is not None
+    found = memplan.analyze(offloaded.output)
+    assert found.timeline.dynamic_peak_bytes > offloaded.timeline.dynamic_peak_bytes
+    assert any("the CPU provider does not run this file" in note for note in found.inexact)
+
+
+def test_a_rewritten_file_can_be_rewritten_again(offloaded: Rewrite) -> None:
+    assert offloaded.output is not None
+    again = rewrite(offloaded.output, options(budget="100%", offload=False), dry_run=True)
+    assert again.timeline.peak_bytes == offloaded.timeline.peak_bytes
+    assert again.equivalence.proved
+
+
+def refused(call: Any, *arguments: Any, **more: Any) -> None:
+    with pytest.raises(UsageError, match="offloads tensors to the host") as caught:
+        call(*arguments, **more)
+    assert "--provider cuda" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_no_cpu_session_is_made_of_such_a_file(offloaded: Rewrite, model: Path) -> None:
+    path = offloaded.output
+    refused(memplan.validate, model, path, memplan.ValidateOptions(provider="cpu"))
+    refused(memplan.load, path, providers=["CPUExecutionProvider"])
+    refused(memplan.profile, path)
+    refused(rewrite, path, "100%", dry_run=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import onnx
 
+from memplan.errors import UsageError
 from memplan.proto.metadata import get_metadata
+from memplan.proto.paths import as_path
 from memplan.proto.read import parse_file
 from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.units import did_you_mean
 
 
 def session_options(path: onnx.ModelProto | PathLike[str] | str | None = None) -> Any:
@@ -35,17 +37,24 @@ def load(
 
     Raises:
         ModelError: ``path`` is not an ONNX model.
+        UsageError: it is not a path, or ONNX Runtime has no such provider.
     """
     import onnxruntime
 
     metadata = _metadata(path)
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
+    known = onnxruntime.get_all_providers()
+    for each in chosen:
+        name = each if isinstance(each, str) else each[0]
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UsageError(f"there is no execution provider {name!r}", f"{near}e.g. {known[-1]}")
     given = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
     return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
 
 
 def _metadata(model: onnx.ModelProto | PathLike[str] | str) -> Mapping[str, object]:
-    read = model if isinstance(model, onnx.ModelProto) else parse_file(Path(model))
+    read = model if isinstance(model, onnx.ModelProto) else parse_file(as_path(model))
     return get_metadata(read)
 
 

@@ -64,7 +64,7 @@ def parse_size(text: str) -> SizeSpec:
         UsageError: the text is not a size, has an ambiguous unit (``4G``), is zero or negative, or
             larger than any memory.
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise UsageError(
             f"'{text}' is not a size",

@@ -23,6 +23,7 @@ from memplan_cli.failures import (
     silence,
     tell,
 )
+from memplan_cli.signals import raise_lost_interrupts_again
 
 # What shells expect of a program that a signal ends: 128 + SIGINT, SIGPIPE, SIGTERM.
 EXIT_INTERRUPTED = 130
@@ -194,4 +195,5 @@ def run() -> None:
     """The console script."""
     reserve_standard_files()
     signal.signal(signal.SIGTERM, _terminate)
+    raise_lost_interrupts_again()
     sys.exit(main())

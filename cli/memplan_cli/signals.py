@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _BASE = 128
+_AGAIN = 0.02
+"""Seconds until a lost interrupt is raised again."""
 
 
 class Noted(list[int]):
@@ -49,19 +51,20 @@ def noted_signals() -> Iterator[Noted]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends the command in order: children are stopped and folders removed on the way out.
-    The exit code is that of a process that the signal ended, 143."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def raise_lost_interrupts_again() -> None:
+    """Have an interrupt that was lost raised once more.
 
+    One that comes while a finalizer or a callback of compiled code runs cannot leave that: Python
+    hands it to ``sys.unraisablehook`` and goes on as if nothing had been. numba's compiler calls
+    back so often that without this a signal in its half minute may end nothing.
+    """
+    others = sys.unraisablehook
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(_BASE + number)
+    def told(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)  # not from here: it would be lost, too
+        else:
+            others(unraisable)
+
+    sys.unraisablehook = told
+    signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -21,7 +21,6 @@ from memplan_cli.options import (
     time_limit_option,
 )
 from memplan_cli.progress import steps_progress
-from memplan_cli.signals import ended_by_signals
 
 
 @memplan_command(
@@ -68,7 +67,7 @@ def command(
     from memplan.api.validate.run import ValidateOptions, validate
 
     report.guard(original, rewritten, options["inputs"])
-    with ended_by_signals(), steps_progress(report) as progress:
+    with steps_progress(report) as progress:
         result = validate(
             original, rewritten, ValidateOptions(**options), dims=bound(dims), progress=progress
         )

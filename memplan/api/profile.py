@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan.api.options import settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary
 from memplan.ops.cost import device_for
@@ -46,6 +47,7 @@ class ProfileOptions:
     time_limit: float = 600.0
 
     def __post_init__(self) -> None:
+        settle(self, {"runs": 1, "seed": 0, "threads": 0})
         check_time_limit(self.time_limit)
 
 

@@ -11,6 +11,7 @@ import onnx
 
 from memplan.errors import UsageError
 from memplan.processes.scratch import scratch_folder
+from memplan.proto.paths import as_path
 
 Model = onnx.ModelProto | PathLike[str] | str
 _IN_MEMORY = "model.onnx"
@@ -51,17 +52,3 @@ def as_file(model: Model) -> Iterator[Path]:
 def shown_path(model: Model) -> Path:
     """The path to name a model by; one in memory has none of its own."""
     return Path(_IN_MEMORY) if isinstance(model, onnx.ModelProto) else as_path(model)
-
-
-def as_path(given: object) -> Path:
-    """A path from what was given for one.
-
-    Raises:
-        UsageError: it cannot be one.
-    """
-    if not isinstance(given, str | PathLike):
-        raise UsageError(
-            f"a model is a path or an onnx.ModelProto, not {type(given).__name__}",
-            "give the path of a .onnx file, as str or Path",
-        )
-    return Path(given)

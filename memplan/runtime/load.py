@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import onnx
 
+from memplan.errors import UsageError
 from memplan.proto.checks import require_device
 from memplan.proto.metadata import get_metadata
+from memplan.proto.paths import as_path
 from memplan.proto.read import parse_file
 from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.units import did_you_mean
 
 
 def session_options(path: onnx.ModelProto | PathLike[str] | str | None = None) -> Any:
@@ -36,7 +38,8 @@ def load(
 
     Raises:
         ModelError: ``path`` is not an ONNX model.
-        UsageError: it copies tensors to the host, and ``providers`` is the CPU alone.
+        UsageError: it is not a path, ONNX Runtime has no such provider, or the model copies tensors
+            to the host and ``providers`` is the CPU alone.
     """
     import onnxruntime
 
@@ -44,12 +47,18 @@ def load(
     metadata = get_metadata(model)
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
     require_device(model, "cpu" if list(chosen) == [PROVIDER_NAMES["cpu"]] else "")
+    known = onnxruntime.get_all_providers()
+    for each in chosen:
+        name = each if isinstance(each, str) else each[0]
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UsageError(f"there is no execution provider {name!r}", f"{near}e.g. {known[-1]}")
     given = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
     return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
 
 
 def _model(model: onnx.ModelProto | PathLike[str] | str) -> onnx.ModelProto:
-    return model if isinstance(model, onnx.ModelProto) else parse_file(Path(model))
+    return model if isinstance(model, onnx.ModelProto) else parse_file(as_path(model))
 
 
 def _options(metadata: Mapping[str, object]) -> Any:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memplan.api.source import as_path
+from memplan.api.options import settle
 from memplan.api.state import parse_state
 from memplan.errors import TrainingError, UsageError
+from memplan.proto.paths import as_path
 from memplan.proto.write import check_output
 from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
@@ -55,6 +56,9 @@ class TrainOptions:
     resume: bool = False
     export_forward: Path | None = None
     measure: bool = False
+
+    def __post_init__(self) -> None:
+        settle(self, {"steps": 1, "batch": 1, "threads": 0, "seed": 0, "checkpoint_every": 1})
 
 
 @dataclass(frozen=True, slots=True)

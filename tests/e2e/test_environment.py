@@ -112,18 +112,22 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
 
 
 WAITING = """
-import os, signal, sys
+import ctypes, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 import memplan.api.analyze as module
-def analyze(*arguments, **options):
+def kill():
     os.kill(os.getpid(), int(sys.argv.pop()))
-    signal.pause()
+def analyze(*arguments, **options):
+    WHERE
+    while True:
+        signal.pause()
 module.analyze = analyze
 from memplan_cli.main import run
 run()
 """
 
 
+@pytest.mark.parametrize("where", ["kill()", "ctypes.CFUNCTYPE(None)(kill)()"])
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [
@@ -132,13 +136,14 @@ run()
     ],
 )
 def test_a_signal_ends_a_command_in_good_order(
-    tmp_path: Path, number: signal.Signals, code: int, word: str
+    tmp_path: Path, number: signal.Signals, code: int, word: str, where: str
 ) -> None:
+    """Also where Python drops it: in what compiled code calls back."""
     saved(odd.training(), tmp_path)
-    source = WAITING.replace("sys.argv.pop()", str(int(number)))
+    source = WAITING.replace("sys.argv.pop()", str(int(number))).replace("WHERE", where)
     command = [sys.executable, "-c", source, "analyze", MODEL]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=300
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=60
     )
     done.stderr = done.stderr.lstrip("\n")  # click ends the line in which ^C stands
     assert_refused(done, code, word, "nothing was written")

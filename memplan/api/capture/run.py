@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from memplan.api.capture.result import Capture, Road
 from memplan.api.capture.weights import WeightPlace, choose_place, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
+from memplan.proto.paths import as_output
 from memplan.proto.write import check_output
 from memplan.pytorch.installed import require_torch
 from memplan.pytorch.load import returned_by, split_target
@@ -73,7 +74,7 @@ def capture(
     if via not in VIA:
         raise UsageError(f"there is no road '{via}'", f"there are {', '.join(VIA)}")
     require_torch()
-    target = Path(output) if output is not None else None
+    target = as_output(output)
     if target is not None:
         check_output(target, force)
     found, source = _step(step)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import onnx
 
+from memplan.api.options import settle
 from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.loops.layers import ScanLayer
-from memplan.proto.weights import NO_WEIGHTS, Placement
+from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 
 SCHEMA = "memplan.grad/1"
 NOTHING_STATED = Contract({}, {}, {})
@@ -47,6 +48,9 @@ class GradOptions:
     forward_only: bool = False
     scan_recompute: str = "none"
     weights: str = "auto"
+
+    def __post_init__(self) -> None:
+        settle(self, choices={"weights": tuple(Weights)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import ModelError, UsageError
 from memplan.loops.layers import scan_layers
 from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.paths import as_output
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, followed, write_model
@@ -68,7 +69,7 @@ def gradients(
             do not depend on an x.
         UsageError: a name is not in the graph, or not a float tensor.
     """
-    path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
+    path = shown_path(model)
     proto = model if isinstance(model, onnx.ModelProto) else read_model(path)
     require_differentiable(proto)
     seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
@@ -123,8 +124,8 @@ def grad(
     if update_output is not None:
         options = replace(options, own_update=True)
     targets = _Targets(
-        Path(output) if output is not None else None,
-        Path(update_output) if update_output is not None else None,
+        as_output(output),
+        as_output(update_output),
         force,
     )
     with as_file(path) as file:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.source import Model, as_file, as_path, shown_path
+from memplan.api.options import settle
+from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.errors import UsageError
 from memplan.ir.contract import Contract, Role
@@ -16,8 +17,9 @@ from memplan.ir.graph import Phase
 from memplan.lowering.build import Lowered, Request, lower_model
 from memplan.lowering.checkpoint import read_checkpoint
 from memplan.lowering.update import optimizer_text, read_optimizer
+from memplan.proto.paths import as_output, as_path
 from memplan.proto.read import read_model
-from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
+from memplan.proto.weights import NO_WEIGHTS, Placement, Weights, plan_weights, write_with_weights
 from memplan.proto.write import check_target
 from memplan.units import counted
 
@@ -39,6 +41,9 @@ class LowerOptions:
     checkpoint: Path | str | None = None
     accumulate: bool = False
     weights: str = "auto"
+
+    def __post_init__(self) -> None:
+        settle(self, choices={"weights": tuple(Weights)})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -132,7 +137,7 @@ def lower(
         ModelError: a model cannot be read, or has operators without a lowering; all are named.
         UsageError: bad option or output path.
     """
-    target = Path(output) if output is not None else None
+    target = as_output(output)
     with as_file(path) as file:
         found = _lower(file, options or LowerOptions(), target, force)
     return replace(found, path=shown_path(path))

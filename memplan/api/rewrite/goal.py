@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.api.analyze import Analysis
+from memplan.api.options import settle
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.base import Pass
@@ -14,7 +15,8 @@ from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.manager import ALL
 from memplan.planning.costs import NodeCosts
-from memplan.proto.weights import NO_WEIGHTS, Placement
+from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
+from memplan.runtime.measure import check_time_limit
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
@@ -22,6 +24,8 @@ from memplan.strategies.builtin import Search, parse_strategy
 from memplan.units import SizeSpec, parse_budget, parse_size
 
 _MOST_LIKELY_PERCENT = 100
+LEVELS = ("none", "basic", "extended")
+"""Of ONNX Runtime's optimizer, as far as plans are made for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,14 @@ class RewriteOptions:
     chunk: str = NO_CHUNKS
     offload: bool = False
     host_link: SizeSpec | None = None
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            {"effort": 0, "seed": 0, "gap": 0},
+            {"optimize": LEVELS, "weights": tuple(Weights)},
+        )
+        check_time_limit(self.time_limit)
 
 
 @dataclass(frozen=True, slots=True)

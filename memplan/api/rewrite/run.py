@@ -57,6 +57,7 @@ from memplan.proto.checks import require_device
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset
+from memplan.proto.paths import as_output
 from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
@@ -106,7 +107,7 @@ def rewrite(
     options = given_options(budget)
     in_memory = output is None and isinstance(path, onnx.ModelProto)
     with as_file(path) as file:
-        target = Path(output) if output is not None else default_output(file)
+        target = as_output(output) or default_output(file)
         unwritten = dry_run or in_memory
         result = _rewrite(file, options, None if unwritten else target, dims or {}, force, progress)
     return replace(result, path=shown_path(path))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from memplan.api.rewrite.goal import RewriteOptions, given_options
+from memplan.api.options import settle
+from memplan.api.rewrite.goal import LEVELS, RewriteOptions, given_options
 from memplan.api.sweep.effort import DEFAULT_EFFORT, with_effort
 from memplan.errors import UsageError
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
@@ -54,6 +55,10 @@ class SweepOptions:
     address: str = ""
     resume: Path | None = None
 
+    def __post_init__(self) -> None:
+        least = {"effort": 1, "seed": 0, "fit_step": 1, "jobs": 0}
+        settle(self, least, {"optimize": LEVELS})
+
     def plan(self, budget: SizeSpec, session: str, provider: str) -> RewriteOptions:
         """How ``rewrite`` is asked for one point.
 
@@ -83,12 +88,8 @@ def check_options(options: SweepOptions) -> None:
     """Refuse what cannot be, before any work.
 
     Raises:
-        UsageError: a number is too small, or there is no such backend.
+        UsageError: there is no such backend, or it takes no address.
     """
-    least = {"effort": 1, "fit_step": 1, "jobs": 0}
-    for name, value in least.items():
-        if getattr(options, name) < value:
-            raise UsageError(f"{name} is {getattr(options, name)}", f"give at least {value}")
     if options.backend not in BACKENDS:
         near = did_you_mean(options.backend, BACKENDS)
         raise UsageError(

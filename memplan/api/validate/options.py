@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.errors import UsageError
+from memplan.api.options import settle
 from memplan.runtime.measure import check_time_limit
 
 
@@ -36,6 +36,5 @@ class ValidateOptions:
     state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise UsageError(f"draws: {self.draws}, and at least one is needed")
+        settle(self, {"runs": 1, "seed": 0, "threads": 0, "draws": 1})
         check_time_limit(self.time_limit)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Iterable
-from html import escape
 from importlib.resources import files
+
+from memplan.report.html.names import escape
 
 NO_DATA = '{"steps":[]}'
 """For a page without a timeline."""

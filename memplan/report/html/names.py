@@ -1,6 +1,10 @@
-"""Names in the HTML report: short, and each kept once where it repeats."""
+"""Texts in the HTML report: escaped, names short, and each kept once where it repeats."""
 
 from __future__ import annotations
+
+import html
+
+from memplan.units import printable
 
 _NAME_CHARACTERS = 80
 
@@ -20,8 +24,15 @@ class NameTable:
         return self._index[name]
 
 
+def escape(text: str) -> str:
+    """``text`` as the page may hold it: no markup, and nothing that would steer the terminal or
+    the CI log that the page is written to."""
+    return html.escape(printable(text))
+
+
 def shorten(name: str) -> str:
-    """``name``, without its middle where it is long."""
+    """``name`` on one line, without its middle where it is long."""
+    name = printable(name)
     if len(name) <= _NAME_CHARACTERS:
         return name
     half = (_NAME_CHARACTERS - 1) // 2

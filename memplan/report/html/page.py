@@ -8,7 +8,6 @@ script as JSON and is only ever set as text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,7 @@ from memplan.report.html.chart import (
     timeline_figure,
 )
 from memplan.report.html.document import document
+from memplan.report.html.names import escape
 from memplan.report.html.sections import module_section, narrowing_section, tensors_section
 from memplan.simulate.arena import simulate_arena
 from memplan.simulate.explain import Live, TensorClass

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from memplan.api.analyze import Analysis
 from memplan.ir.graph import Tensor
-from memplan.report.html.names import NameTable, shorten
+from memplan.report.html.names import NameTable, escape, shorten
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, Stash, TensorClass
 from memplan.simulate.narrowing import narrowings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from math import inf
 
 from memplan.api.analyze import ACCOUNTING_VERSION
@@ -12,6 +11,7 @@ from memplan.api.sweep.result import Sweep, SweepPoint, planned_by
 from memplan.report.html.chart import size_ticks
 from memplan.report.html.curves import Curve, Figure, Mark, figure_svg
 from memplan.report.html.document import document
+from memplan.report.html.names import escape
 from memplan.report.sweep_columns import Columns, assumed, named, varying
 from memplan.units import counted, format_bytes
 

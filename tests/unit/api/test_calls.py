@@ -77,6 +77,26 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
         lambda f: memplan.validate(f, f, memplan.ValidateOptions(provider="rocm")),
         "providers: cpu, cuda",
     ),
+    (lambda f: memplan.RewriteOptions("60%", optimize="extendet"), "did you mean 'extended'"),
+    (lambda f: memplan.RewriteOptions("60%", weights="copies"), "did you mean 'copy'"),
+    (lambda f: memplan.RewriteOptions("60%", time_limit=-1), ""),
+    (lambda f: memplan.RewriteOptions("60%", time_limit=float("nan")), "a finite number"),
+    (lambda f: memplan.RewriteOptions("60%", effort=-1), "at least 0"),
+    (lambda f: memplan.RewriteOptions("60%", gap=-0.5), "at least 0"),
+    (lambda f: memplan.RewriteOptions("60%", costs=3), "give a path"),  # type: ignore[arg-type]
+    (lambda f: memplan.RewriteOptions("60%", keep=(3,)), "a text, or several"),  # type: ignore[arg-type]
+    (lambda f: memplan.ValidateOptions(runs=0), "at least 1"),
+    (lambda f: memplan.ValidateOptions(draws=0), "at least 1"),
+    (lambda f: memplan.ValidateOptions(seed=1.5), "a whole number"),  # type: ignore[arg-type]
+    (lambda f: memplan.ProfileOptions(threads=-1), "at least 0"),
+    (lambda f: memplan.ProfileOptions(runs=True), "a whole number"),
+    (lambda f: memplan.GradOptions(3), "give a text"),  # type: ignore[arg-type]
+    (lambda f: memplan.LowerOptions(weights="x"), "reference, copy"),
+    (lambda f: memplan.SweepOptions(optimize="all"), "it may be: none, basic, extended"),
+    (lambda f: memplan.load(3), "as str or Path"),  # type: ignore[arg-type]
+    (lambda f: memplan.gradients(3, "y", ["w"]), "as str or Path"),  # type: ignore[arg-type]
+    (lambda f: memplan.rewrite(f, "100%", 3), "str or Path"),  # type: ignore[arg-type]
+    (lambda f: memplan.parse_size(None), "with a unit"),  # type: ignore[arg-type]
 ]
 
 
@@ -88,6 +108,12 @@ def test_wrong_values_are_usage_errors(
         call(step)
     assert caught.value.exit_code == 2
     assert hint in caught.value.hint
+
+
+def test_options_take_text_for_a_path_and_one_glob_for_several() -> None:
+    options = memplan.RewriteOptions("60%", costs="costs.json", keep="embedding*", wrt=["w", "b"])  # type: ignore[arg-type]
+    assert options.costs == Path("costs.json")
+    assert (options.keep, options.wrt) == (("embedding*",), ("w", "b"))
 
 
 def test_names_from_files_are_escaped_in_what_is_shown() -> None:

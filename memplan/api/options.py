@@ -1,0 +1,102 @@
+"""Options as Python gives them: of the kind that a field states, or an error of usage.
+
+The command line checks what is typed by its own means; whoever calls a function gets the same
+answers from here, before any work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from memplan.errors import UsageError
+from memplan.units import did_you_mean
+
+_NONE: Mapping[str, Any] = {}
+
+
+def settle(
+    options: object,
+    least: Mapping[str, int] = _NONE,
+    choices: Mapping[str, Sequence[str]] = _NONE,
+) -> None:
+    """Check every field of a frozen dataclass by its type, and turn what is as good into it.
+
+    A path may be text; one glob may stand for a tuple of it. Fields of other types than numbers,
+    texts, paths and tuples of texts are left alone.
+
+    Args:
+        options: it is changed, before anybody else has seen it.
+        least: the smallest number that a field may have.
+        choices: the texts that a field may have.
+
+    Raises:
+        UsageError: a value is of another kind, too small, no number, or none of the choices.
+    """
+    for name, kind in _kinds(type(options)).items():
+        given = getattr(options, name)
+        if given is None and type(None) in kind:
+            continue
+        reader = next((_READERS[each] for each in kind if each in _READERS), None)
+        if reader is not None:
+            object.__setattr__(options, name, reader(name, given))
+    for name, smallest in least.items():
+        given = getattr(options, name)
+        if given is not None and given < smallest:
+            raise UsageError(f"{name} is {given}", f"give at least {smallest}")
+    for name, known in choices.items():
+        given = getattr(options, name)
+        if given not in known:
+            near = did_you_mean(given, known)
+            raise UsageError(f"{name} is {given!r}", f"{near}it may be: {', '.join(known)}")
+
+
+def _kinds(options: type) -> Mapping[str, tuple[Any, ...]]:
+    """The types that every field may have."""
+    hints = get_type_hints(options)
+    union = (Union, type(int | str))
+    return {n: get_args(h) if get_origin(h) in union else (h,) for n, h in hints.items()}
+
+
+def _whole(name: str, given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise UsageError(f"{name} is {given!r}", "give a whole number")
+    return int(given)
+
+
+def _number(name: str, given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, Real) or not math.isfinite(given):
+        raise UsageError(f"{name} is {given!r}", "give a finite number")
+    return float(given)
+
+
+def _text(name: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"{name} is {given!r}", "give a text")
+    return given
+
+
+def _path(name: str, given: object) -> Path:
+    if not isinstance(given, str | PathLike):
+        raise UsageError(f"{name} is {given!r}", "give a path, as str or Path")
+    return Path(given)
+
+
+def _texts(name: str, given: object) -> tuple[str, ...]:
+    several = (given,) if isinstance(given, str) else given
+    if not isinstance(several, Sequence) or not all(isinstance(each, str) for each in several):
+        raise UsageError(f"{name} is {given!r}", "give a text, or several")
+    return tuple(several)
+
+
+_READERS: Mapping[Any, Callable[[str, object], object]] = {
+    int: _whole,
+    float: _number,
+    Path: _path,
+    tuple[str, ...]: _texts,
+    str: _text,
+}

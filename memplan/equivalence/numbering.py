@@ -162,7 +162,7 @@ class Numbering:
 
     def _in_parts(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
         """Output terms of an operator on chunks. What the reference computes alike is none."""
-        if self.parts is None or self.terms.has(Output(applied, 0)):
+        if self.parts is None or applied in self.terms.first or self.terms.has(Output(applied, 0)):
             return {}
         return self.parts.outputs(applied, plain_attributes(node), len(node.output))
 

@@ -156,6 +156,26 @@ def test_a_slice_that_the_original_has_is_none_of_a_chunk() -> None:
     assert found.kept == 2
 
 
+@pytest.mark.parametrize(
+    ("view", "shape"),
+    [
+        ("Reshape(h, six)", "6"),
+        ("Unsqueeze(h, zero)", "1, 2, 3"),
+        ("Transpose <perm = [1, 0]>(h)", "3, 2"),
+        ("Cast <to = 1>(h)", "2, 3"),
+    ],
+)
+def test_a_view_of_a_slice_that_the_original_has_is_none_of_a_chunk(view: str, shape: str) -> None:
+    """As in gradients of recurrent layers, where weights are slices and views of them; what is
+    known by a rule in the original is known by it here, too."""
+    text = f"""g (float[4, 3] x) => (float[{shape}] y)
+    <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] six = {{6}}>
+    {{ [s] h = Slice(x, zero, two, zero) [v] v = {view} [n] y = Exp(v) }}"""
+    found = proof(text, text)
+    assert found.proved
+    assert found.kept == 3
+
+
 @pytest.mark.parametrize(("text", "seed"), [(head(), "logits"), (ATTENTION, "s")])
 def test_every_node_of_chunks_counts(text: str, seed: str) -> None:
     """Whatever one node of a chunked graph reads instead of what it should, the proof sees it."""

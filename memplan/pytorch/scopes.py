@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -29,23 +30,24 @@ def modules_kept() -> Iterator[None]:
 
     def exported(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         graph, *rest = export(*args, **kwargs)
-        return _handing_on(graph), *rest
+        _label(graph)
+        graph.forward = partial(_interpreted, Interpreter(graph))
+        return graph, *rest
 
     with mock.patch.object(aot_autograd, "_aot_export_function", exported):
         yield
 
 
-def _handing_on(module: Any) -> Any:
-    """A function that runs a graph node by node, under the metadata of each."""
+def _label(module: Any) -> None:
+    """Let the backward operators of a joint graph tell a module, too."""
     last = None
     for node in module.graph.nodes:
         if node.meta.get("partitioner_tag") == "is_backward":
             # Sums of gradients belong to no operator, and are made behind the last summand.
             last = node.meta[_STACK] = node.meta.get(_FORWARD_STACK) or last
-    interpreter = Interpreter(module)
 
-    def run(*args: Any) -> Any:
-        with preserve_node_meta():
-            return interpreter.run(*args)
 
-    return run
+def _interpreted(interpreter: Interpreter, *args: Any) -> Any:
+    """Run a graph node by node, under the metadata of each."""
+    with preserve_node_meta():
+        return interpreter.run(*args)

@@ -25,7 +25,7 @@ from memplan.pytorch.load import returned_by  # noqa: E402
 pytestmark = pytest.mark.ort
 TOLERANCE = 1e-4
 """Of the largest element of each output, in float32."""
-CLASSES = {"mlp_adamw": 10, "cnn_bn": 10, "unet": 4}
+CLASSES = {"mlp_adamw": 10}
 TOKENS = 512
 STEPS_TAKEN = 100
 Arrays = dict[str, np.ndarray]
@@ -89,49 +89,40 @@ def _renewed(step: Any, ending: str = "") -> dict[str, Any]:
     return {f"{name}{ending}": tensor for name, tensor in found.items()}
 
 
-def _run(path: Path, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, list[np.ndarray]]]:
-    """All outputs, and which elements Dropout kept and Relu let pass."""
+def _run(path: Path, feeds: Mapping[str, Any]) -> tuple[Arrays, list[np.ndarray]]:
+    """All outputs, and the masks of all Dropouts."""
     import onnxruntime
 
     model = onnx.load(path)
-    watched = {
-        kind: [node.output[index] for node in model.graph.node if node.op_type == kind]
-        for kind, index in (("Dropout", 1), ("Relu", 0))
-    }
     names = [value.name for value in model.graph.output]
-    seen = [*watched["Dropout"], *watched["Relu"]]
-    for name in seen:
+    masks = [node.output[1] for node in model.graph.node if node.op_type == "Dropout"]
+    for name in masks:
         model.graph.output.add(name=name)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    taken = {value.name for value in session.get_inputs()}
+    taken = {value.name for value in model.graph.input}
     values = {name: tensor.numpy() for name, tensor in feeds.items() if name in taken}
-    found = dict(zip([*names, *seen], session.run([*names, *seen], values), strict=True))
-    masks = {kind: [found.pop(name) != 0 for name in group] for kind, group in watched.items()}
-    return found, masks
+    found = dict(zip([*names, *masks], session.run([*names, *masks], values), strict=True))
+    return found, [found.pop(name) for name in masks]
 
 
 @contextmanager
-def _replaying(masks: Mapping[str, list[np.ndarray]]) -> Iterator[None]:
-    """Dropout and relu keep what the masks, one per call, say: the former is compared at its real
-    ratio, and an activation that rounding moves across zero does not count as an error."""
-    kept, passed = iter(masks["Dropout"]), iter(masks["Relu"])
+def _replaying(masks: list[np.ndarray]) -> Iterator[None]:
+    """Dropout keeps what the masks, one per call, say: it is compared at its real ratio."""
+    kept = iter(masks)
 
     def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return x if p == 0 else x * torch.from_numpy(next(kept)) / (1 - p)
 
-    def relu(x: Any, inplace: bool = False) -> Any:
-        return x * torch.from_numpy(next(passed))
-
-    with mock.patch.multiple(torch.nn.functional, dropout=dropout, relu=relu):
+    with mock.patch.object(torch.nn.functional, "dropout", dropout):
         yield
-    assert not [*kept, *passed], "more Dropout or Relu nodes than the model has"
+    assert not [*kept], "more Dropout nodes than the model has"
 
 
-def _expected(step: Any, masks: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
+def _expected(step: Any, masks: list[np.ndarray]) -> dict[str, Any]:
     """What the file is to give, by eager PyTorch; the step is taken."""
     with _replaying(masks):
         loss = step.model(*step.batch.values())
@@ -145,8 +136,11 @@ def _expected(step: Any, masks: Mapping[str, list[np.ndarray]]) -> dict[str, Any
     return {**found, **_renewed(step, "_new")}
 
 
-@pytest.mark.parametrize(("name", "rows"), [*((name, 0) for name in NAMES), ("gpt_dynamic", 5)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("mlp_adamw", 0), ("gpt_dropout", 0), ("gpt_dynamic", 5)]
+)
 def test_a_sample_computes_what_pytorch_does(name: str, rows: int) -> None:
+    """The update, Dropout, a size that is not the example's; the rest: test_capture."""
     step = _step(name)
     if rows:
         step.batch.update({key: tensor[:rows] for key, tensor in step.batch.items()})

@@ -7,8 +7,8 @@ process, on one thread: the quickest run of each counts, as the machine may do o
 
     python -m benchmarks.below_floor VGG... --shared --run --json benchmarks/results/free_bytes.json
 
-The VGG-16 of the record was captured by ``sample_models/capture.py`` (batch 32 at 224 pixels, and
-batch 4 at 64 pixels with 10 classes), without dropout.
+The VGG-16 of the record was captured from PyTorch, autograd's own backward (batch 32 at 224 pixels,
+and batch 4 at 64 pixels with 10 classes), without dropout.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ and medians are told, too, of the two and of the ratios of neighbours.
 
     python -m benchmarks.below_floor VGG... --shared --run --json benchmarks/results/free_bytes.json
 
-The VGG-16 of the record was captured by ``sample_models/capture.py`` (batch 32 at 224 pixels, and
-batch 4 at 64 pixels with 10 classes), without dropout.
+The VGG-16 of the record was captured from PyTorch, autograd's own backward (batch 32 at 224 pixels,
+and batch 4 at 64 pixels with 10 classes), without dropout.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_graphs --out GRAPHS [--size full] [--net gpt2]
 
-Needs torch and onnxscript, no GPU. Parameters are graph inputs, so the files are small. The batch
-``N`` of transformers is symbolic; convolutions cannot be captured so, and get one file per batch.
+Needs ``.[torch]``, no GPU. Parameters are graph inputs, so the files are small. The batch ``N`` of
+transformers is symbolic; convolutional networks get one file per batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "sample_models"))
 # Tracing ties a symbolic dimension to every fixed one of the same size: no layer has this one.
 EXAMPLE_BATCH = 7
 FAMILIES = ("resnet50", "unet", "gpt2", "bert")
@@ -42,18 +41,16 @@ def main() -> int:
 
 def make(name: str, size: str, folder: Path, batch: int | None = None) -> Path:
     """Write the graph of one network; its path."""
-    import onnx
-    import torch
-    from capture import TrainStep, capture
-
+    import memplan
     from benchmarks.gpu_nets import NETS
 
-    torch.manual_seed(0)
     net = NETS[name, size]
     example = net.batch(batch or EXAMPLE_BATCH)
-    step = TrainStep(net.make(), example, dynamic_batch=None if batch else "N")
+    step = memplan.TorchStep(
+        net.make(), None, list(example.values()), dynamic=None if batch else "N"
+    )
     path = folder / (f"{name}_bs{batch}.onnx" if batch else f"{name}_dynbatch.onnx")
-    onnx.save(capture(step), path)
+    memplan.capture(step, path, via="grad", weights="none", force=True)
     return path
 
 

@@ -1,8 +1,11 @@
-"""The networks behind the sample training graphs.
+"""The networks behind the sample training graphs, and the training steps that are captured.
 
 Every network is an ordinary ``nn.Module`` whose ``forward(*batch)`` returns the scalar loss, the
 last item of the batch being the labels (int64 class indices).  They are small in parameters and
 wide in activations, as training at a useful batch size is.
+
+The functions at the end are what ``memplan capture sample_models/nets.py:NAME`` calls.  Of the
+batch, only shapes and types matter.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from memplan import TorchStep
 
 
 class GeluLayer(nn.Module):
@@ -36,8 +41,8 @@ class Mlp(nn.Module):
         self.head = nn.Linear(width, classes)
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return self.loss(self.head(self.norm(self.layers(x))), labels)
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(self.head(self.norm(self.layers(features))), labels)
 
 
 class ResidualBlock(nn.Module):
@@ -82,8 +87,8 @@ class ResNet(nn.Module):
         self.head = nn.Linear(channels, classes)
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        x = self.stem(x)
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.stem(images)
         for stage in self.stages:
             x = stage(x)
         return self.loss(self.head(x.mean((2, 3))), labels)
@@ -117,8 +122,8 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        skips = [self.stem(x)]
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        skips = [self.stem(images)]
         for down in self.down:
             skips.append(down(self.pool(skips[-1])))
         y = skips.pop()
@@ -204,7 +209,7 @@ class Gpt(nn.Module):
 
 
 class LstmLm(nn.Module):
-    """Language model on ``nn.LSTM``; tracing unrolls it over the sequence."""
+    """Language model on ``nn.LSTM``; the sequence is the first dimension."""
 
     def __init__(self, vocab: int, width: int, layers: int) -> None:
         super().__init__()
@@ -216,3 +221,38 @@ class LstmLm(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         y, _ = self.lstm(self.token(tokens))
         return self.loss(self.head(y).flatten(0, 1), labels.flatten())
+
+
+def _classes(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def mlp_adamw() -> TorchStep:
+    model = Mlp(256, width=512, depth=6, classes=10)
+    batch = {"features": torch.zeros(8192, 256), "labels": _classes(8192)}
+    return TorchStep(model, None, batch, torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+
+def cnn_bn() -> TorchStep:
+    batch = {"images": torch.zeros(128, 3, 32, 32), "labels": _classes(128)}
+    return TorchStep(ResNet(widths=(24, 48, 96), blocks=2, classes=10), None, batch)
+
+
+def unet() -> TorchStep:
+    batch = {"images": torch.zeros(4, 3, 128, 128), "labels": _classes(4, 128, 128)}
+    return TorchStep(UNet(width=32, depth=3, classes=4), None, batch)
+
+
+def gpt_dropout() -> TorchStep:
+    batch = {"tokens": _classes(8, 256), "labels": _classes(8, 256)}
+    return TorchStep(Gpt(512, 256, width=256, heads=4, depth=6, dropout=0.1), None, batch)
+
+
+def gpt_dynamic() -> TorchStep:
+    batch = {"tokens": _classes(24, 128), "labels": _classes(24, 128)}
+    return TorchStep(Gpt(512, 128, width=96, heads=3, depth=4), None, batch, dynamic="N")
+
+
+def lstm() -> TorchStep:
+    batch = {"tokens": _classes(12, 512), "labels": _classes(12, 512)}
+    return TorchStep(LstmLm(512, width=512, layers=2), None, batch)

@@ -48,6 +48,7 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
     table[aten.upsample_nearest2d_backward.default] = upsample_nearest2d_backward
     table[aten.upsample_bilinear2d_backward.default] = upsample_bilinear2d_backward
     table[aten.embedding_dense_backward.default] = embedding_backward
+    table[aten.index_put.default] = index_put
     table[aten.squeeze.dims] = squeeze
     table[aten.native_layer_norm.default] = layer_norm_in_float64
     return table
@@ -81,9 +82,25 @@ def embedding_backward(
         raise NotImplementedError("embedding with scale_grad_by_freq")
     if padding_idx >= 0:
         grad = grad * (indices != padding_idx).unsqueeze(-1).to(grad.dtype)
-    flat = grad.reshape([-1, grad.shape[-1]])
     zeros = grad.new_zeros([rows, grad.shape[-1]])
-    return aten.index_put(zeros, [indices.reshape([-1])], flat, True)
+    return index_put(zeros, [indices], grad, True)
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Any:
+    """Added slice by slice with ScatterElements: where an index occurs twice, the ScatterND that
+    ONNX Runtime has for CPUs loses updates if more than one thread runs (1.31.1)."""
+    whole = [index for index in indices if index is not None and index.dtype != torch.bool]
+    if not accumulate or len(whole) < len(indices):
+        return NotImplemented
+    number: Any = 0
+    for size, index in zip(x.shape, whole, strict=False):
+        number = number * size + torch.where(index < 0, index + size, index)
+    rest = list(x.shape[len(whole) :])
+    slices = values.expand([*number.shape, *rest]).reshape([-1, *rest])
+    places = number.reshape([-1, *(1 for _ in rest)]).expand(slices.shape)
+    return x.reshape([-1, *rest]).scatter_add(0, places, slices).reshape(x.shape)
 
 
 def convolution_backward(

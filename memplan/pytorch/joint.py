@@ -21,6 +21,7 @@ from memplan.errors import ModelError
 from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.program import friendly_table
+from memplan.pytorch.scopes import modules_kept
 from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
@@ -69,13 +70,14 @@ def joint(program: Any, trainable: Collection[str]) -> Any:
 
 
 def _joined(program: Any) -> Any:
-    return _decompose_exported_program(
-        program,
-        cia_to_decomp={},
-        python_decomp_table={**friendly_table(), **backward_table()},
-        joint_loss_index=0,  # among the program's own outputs: it has no other
-        decompose_custom_triton_ops=False,
-    )
+    with modules_kept():
+        return _decompose_exported_program(
+            program,
+            cia_to_decomp={},
+            python_decomp_table={**friendly_table(), **backward_table()},
+            joint_loss_index=0,  # among the program's own outputs: it has no other
+            decompose_custom_triton_ops=False,
+        )
 
 
 def seed(program: Any) -> None:

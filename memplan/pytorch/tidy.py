@@ -44,8 +44,10 @@ def tidy(
     model.producer_name, model.producer_version = "memplan capture", ""
     model.ir_version = min(model.ir_version, _IR_VERSION)
     graph.name, graph.doc_string, model.doc_string = "training_step", "", ""
-    for node in graph.node:
-        module = _module(node)
+    module = ""
+    for node in reversed(graph.node):
+        # What torch's optimizer made anew tells nothing, and belongs to what reads it.
+        module = _module(node) if _scopes(node) else module
         del node.metadata_props[:]
         node.doc_string = ""
         if module:

@@ -81,7 +81,7 @@ def carry_out(task: Task) -> Answer:
 
 
 # Folded constants are resident for the whole session; the nodes that make them are cheap, and
-# their results die early (measured: sample_models/unet.onnx +16 MB, lstm.onnx +13 MB).
+# their results die early (measured: a U-Net +16 MB, an unrolled LSTM +13 MB).
 _NOT_OFFLINE = ["ConstantFolding"]
 
 

@@ -139,11 +139,11 @@ def test_regression_is_explained_and_its_commands_work(
     after = before + 3 * STASH_BYTES
     header = (locked / "memplan.lock").read_text().split("\n").index(f'[models."{MLP}"]') + 1
     fail = next(line for line in lines if line.startswith("FAIL"))
-    assert fail.startswith(f"FAIL  {MLP}  peak +48.0 MiB (+17.1%)   281 MiB -> 329 MiB")
-    assert fail.endswith(f"limit 281 MiB (memplan.lock:{header})")
+    assert fail.startswith(f"FAIL  {MLP}  peak +48.0 MiB (+19.3%)   249 MiB -> 297 MiB")
+    assert fail.endswith(f"limit 249 MiB (memplan.lock:{header})")
     assert any(line.split()[:1] == ["stash"] and line.endswith("+48.0 MiB") for line in lines)
-    assert "why: 3 more tensors stay live into backward" in done.stdout
-    assert any(line.split()[:4] == ["+", "extra*", "3", "x"] for line in lines)
+    assert "why: up to 3 more tensors stay live into backward" in done.stdout
+    assert any(line.split()[:6] == ["+", "extra*", "up", "to", "3", "x"] for line in lines)
     assert lines[-1] == "1 of 2 models regressed"
     assert lines[0].startswith(f"ok  {GPT}")
 
@@ -174,7 +174,7 @@ def test_improvement_passes_and_proposes_the_update(locked: Path, memplan: Mempl
 def test_tolerance_is_kept_and_honoured(locked: Path, memplan: Memplan) -> None:
     lock = locked / "memplan.lock"
     stash_more(locked / MLP)
-    for tolerance, code in (("48MiB", 0), ("47MiB", 1), ("18%", 0), ("17%", 1)):
+    for tolerance, code in (("48MiB", 0), ("47MiB", 1), ("20%", 0), ("19%", 1)):
         text = lock.read_text()
         lock.write_text(text + f'tolerance = "{tolerance}"\n')  # the last table is the MLP's
         done = memplan("check")

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import memplan as library
 from helpers import odd_models as odd
+from helpers.graphs import parse
 from helpers.models import SAMPLES
 from helpers.odd_models import WORKING, saved
 from helpers.running import Memplan
@@ -212,8 +214,11 @@ def test_rewrite_counts_with_the_costs(inside: Memplan, model: Path, tmp_path: P
 
 @pytest.mark.ort
 def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
+    text = """g (float[64,32] x, float[32,32] w, float[32,32] v) => (float loss)
+        { t = Transpose<perm = [1, 0]>(w) h = Gemm(x, t) a = Tanh(h) b = Gemm(a, v) c = Tanh(b)
+          loss = ReduceSum<keepdims = 0>(c) }"""
     path = tmp_path / MODEL
-    shutil.copy(SAMPLES / "mlp_adamw.onnx", path)
+    onnx.save(library.gradients(parse(text), "loss", ["w", "v"]), path)
     library.profile(path, ProfileOptions(runs=1)).save(tmp_path / COSTS)
     options = RewriteOptions(
         parse_size("100%"), costs=tmp_path / COSTS, strategy="none", optimize="extended"

@@ -119,6 +119,29 @@ def test_a_dynamic_batch_may_have_any_size(name: str) -> None:
     assert gradient_error(capture, module, larger, lambda: module(*larger)) <= 1e-4
 
 
+class Picked(torch.nn.Module):
+    """A table that is read twice: by rows, and by rows and columns, counted from the end, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(4, 3)
+
+    def forward(self, rows: Any, columns: Any) -> Any:
+        pairs = self.table.weight[rows, columns]
+        return (self.table(rows) ** 2).sum() + (pairs**3).sum() + self.table.weight[rows].sum()
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_rows_that_are_read_twice_are_added_by_an_operator_that_loses_nothing(via: str) -> None:
+    """ScatterND that adds does, on the CPU, where several threads run."""
+    torch.manual_seed(0)
+    module = Picked().double()
+    batch = torch.tensor([[0, 1, 1], [3, 0, 1]]), torch.tensor([[2, -1, 2], [0, 1, -1]])
+    capture = captured(memplan.TorchStep(module, None, batch), via)
+    assert "ScatterND" not in {node.op_type for node in capture.model.graph.node}
+    assert gradient_error(capture, module, batch, lambda: module(*batch)) <= TOLERANCE
+
+
 def test_autograds_own_graph_keeps_a_dynamic_batch_too() -> None:
     module, batch = net("unet")
     capture = captured(memplan.TorchStep(module, None, batch, dynamic="batch"), "joint")

@@ -7,10 +7,10 @@ import numpy as np
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.rules.scattering import add_along, add_at
+from memplan.autodiff.rules.scattering import ADDING, add_along, add_at, add_slices
 from memplan.autodiff.rules.slicing import Span, pad_to
 from memplan.errors import ModelError
-from memplan.shapes.tensor_type import Shape, TensorType
+from memplan.shapes.tensor_type import TensorType
 
 
 @gradient("Gather", inputs=(0,))
@@ -22,19 +22,9 @@ def gather(ctx: Context) -> Gradients:
     if run is not None:
         grad = ctx.dy if indices.rank else ctx.unsqueeze(ctx.dy, [axis])
         return (pad_to(ctx, grad, data, {axis: run}),)
-    if axis == 0:
+    if axis == 0 and ctx.opset < ADDING:
         return (add_at(ctx, ctx.base(0), ctx.unsqueeze(indices, [indices.rank]), ctx.dy),)
-    # One dimension of indices, repeated along the others.
-    flat = ctx.op("Reshape", indices, ctx.const([-1]))
-    count = flat.shape[0]
-    shape: Shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
-    sizes = [ctx.dims(data, [k]) for k in range(data.rank)]
-    sizes[axis] = ctx.dims(flat, [0])
-    target = ctx.vector(sizes)
-    grad = ctx.op("Reshape", ctx.dy, target, result=TensorType(data.dtype, shape))
-    column = ctx.unsqueeze(flat, list(range(1, data.rank - axis)))
-    places = ctx.op("Expand", column, target, result=TensorType(indices.dtype, shape))
-    return (add_along(ctx, ctx.base(0), places, grad, axis),)
+    return (add_slices(ctx, ctx.base(0), indices, ctx.dy, axis),)
 
 
 def _run(ctx: Context, indices: Value, size: int | str) -> Span | None:

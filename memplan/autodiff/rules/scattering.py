@@ -15,7 +15,7 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.operations import INT64
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-from memplan.shapes.tensor_type import TensorType
+from memplan.shapes.tensor_type import Shape, TensorType
 
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
@@ -25,23 +25,60 @@ NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
-    """``base`` with ``updates`` added at ``indices``, as ScatterND understands them."""
+    """``base`` with ``updates`` added at ``indices``, as ScatterND understands them.
+
+    By ScatterND itself only where the sizes that number the rows are unknown: on the CPU, ONNX
+    Runtime's kernel runs several threads that lose updates where an index occurs twice (1.31.1).
+    """
     if base.dtype in NARROW and ctx.opset >= ADDING:
         whole = add_at(ctx, widened(ctx, base), indices, widened(ctx, updates))
         return ctx.cast(whole, base.dtype)
-    if ctx.opset >= ADDING:
+    depth = indices.shape[-1]
+    numbered = depth == 1 or (
+        isinstance(depth, int) and all(isinstance(dim, int) for dim in base.shape[:depth])
+    )
+    if ctx.opset >= ADDING and not numbered:
         places = ctx.cast(indices, INT64)
         return ctx.op("ScatterND", base, places, updates, reduction="add")
-    depth = _size(ctx, indices.shape[-1])
+    if ctx.opset >= ADDING and depth == 1:
+        return add_slices(ctx, base, ctx.squeeze(indices, [indices.rank - 1]), updates, 0)
+    depth = _size(ctx, depth)
     sizes = [_size(ctx, dim) for dim in base.shape[:depth]]
-    strides = [math.prod(sizes[k + 1 :]) for k in range(depth)]
+    places = _rows(ctx, indices, sizes)
+    if ctx.opset >= ADDING:
+        rest = base.shape[depth:]
+        target = ctx.vector(
+            [ctx.const([math.prod(sizes)]), *(ctx.dims(base, [k]) for k in range(depth, base.rank))]
+        )
+        flat = TensorType(base.dtype, (math.prod(sizes), *rest))
+        rows = ctx.op("Reshape", base, target, result=flat)
+        return ctx.reshape_like(add_slices(ctx, rows, places, updates, 0), base)
+    width = math.prod(_size(ctx, dim) for dim in base.shape[depth:])
+    updates = ctx.op("Reshape", updates, ctx.const([-1, width]))
+    hits = _hits(ctx, ctx.op("Reshape", places, ctx.const([-1, 1])), math.prod(sizes), base.dtype)
+    return base + ctx.reshape_like(ctx.op("Gemm", hits, updates, transA=1), base)
+
+
+def _rows(ctx: Context, indices: Value, sizes: list[int]) -> Value:
+    """The numbers of the elements, or slices, at ``indices`` of a tensor that begins so."""
+    strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
     whole = ctx.const(sizes, indices.dtype)
     positive = ctx.op("Where", ctx.op("Less", indices, 0), indices + whole, indices)
-    places = ctx.sum(positive * ctx.const(strides, indices.dtype), [indices.rank - 1])
-    width = math.prod(_size(ctx, dim) for dim in base.shape[depth:])
-    rows = ctx.op("Reshape", updates, ctx.const([-1, width]))
-    hits = _hits(ctx, ctx.op("Reshape", places, ctx.const([-1, 1])), math.prod(sizes), base.dtype)
-    return base + ctx.reshape_like(ctx.op("Gemm", hits, rows, transA=1), base)
+    return ctx.sum(positive * ctx.const(strides, indices.dtype), [indices.rank - 1])
+
+
+def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
+    """``base`` with ``updates`` added where Gather along ``axis`` reads them."""
+    # One dimension of indices, repeated along the others.
+    flat = ctx.op("Reshape", indices, ctx.const([-1]))
+    shape: Shape = (*base.shape[:axis], flat.shape[0], *base.shape[axis + 1 :])
+    sizes = [ctx.dims(base, [k]) for k in range(base.rank)]
+    sizes[axis] = ctx.dims(flat, [0])
+    target = ctx.vector(sizes)
+    numbers = ctx.op("Reshape", updates, target, result=TensorType(base.dtype, shape))
+    column = ctx.unsqueeze(flat, list(range(1, base.rank - axis)))
+    places = ctx.op("Expand", column, target, result=TensorType(indices.dtype, shape))
+    return add_along(ctx, base, places, numbers, axis)
 
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:

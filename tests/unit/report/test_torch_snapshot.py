@@ -119,7 +119,7 @@ class TestTorchSnapshot:
         frame = events[0]["frames"][0]
         node = mlp.graph.nodes[mlp.timeline.order[0]]
         tensor = mlp.graph.tensors[next(iter(node.writes))].name
-        assert frame["name"] == f"{node.op} {node.name} -> {tensor} [activation]"
+        assert frame["name"] == f"{node.op} {node.name} -> {tensor} [stash]"
         assert (frame["filename"], frame["line"]) == ("mlp_adamw.onnx", 0)
 
 

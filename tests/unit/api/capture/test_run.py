@@ -53,6 +53,21 @@ def names(values: Any) -> list[str]:
     return [value.name for value in values]
 
 
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_backward_nodes_tell_the_module_that_they_differentiate(via: str) -> None:
+    graph = captured(step(), via).model.graph
+    told = [{p.key: p.value for p in node.metadata_props} for node in graph.node]
+    made_in = {
+        name: entry.get("memplan.module")
+        for node, entry in zip(graph.node, told, strict=True)
+        for name in node.output
+    }
+    for name in ("first.weight", "first.bias", "norm.weight", "norm.bias", "second.bias"):
+        assert made_in[f"{name}_grad"] == name.split(".")[0]
+    used = {entry["memplan.module"] for entry in told if "memplan.module" in entry}
+    assert used <= {"first", "norm", "second", "loss"}
+
+
 def test_names_roles_and_modules() -> None:
     capture = captured(step(optimizer=True))
     assert capture.batch == ("x", "labels")

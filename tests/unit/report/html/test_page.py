@@ -20,6 +20,7 @@ from helpers.models import SAMPLES
 from memplan.api.analyze import Analysis, analyze
 from memplan.report.chrome_trace import chrome_trace, class_series
 from memplan.report.html.chart import MAX_POINTS, kept_steps
+from memplan.report.html.names import shorten
 from memplan.report.html.page import analysis_html
 from memplan.report.html.sections import module_section, narrowing_section
 from memplan.report.torch_snapshot import torch_snapshot
@@ -162,9 +163,13 @@ class TestSections:
         sizes = [*resident, *(buffer.nbytes for buffer in allocation.buffers)]
         assert found["bytes"] == sorted(sizes, reverse=True)
         assert found["all"] == len(sizes)
-        lives = {graph.tensors[b.root].name: (b.birth, b.death) for b in allocation.buffers}
-        for name, birth, death in zip(found["name"], found["birth"], found["death"], strict=True):
-            assert lives.get(name, (-1, len(analysis.timeline.order))) == (birth, death)
+        steps = len(analysis.timeline.order)
+        held = [t.name for t in graph.tensors if is_resident(t) and t.nbytes]
+        lives = [(shorten(name), -1, steps) for name in held]
+        roots = [(graph.tensors[b.root].name, b) for b in allocation.buffers]
+        lives += [(shorten(name), buffer.birth, buffer.death) for name, buffer in roots]
+        shown = zip(found["name"], found["birth"], found["death"], strict=True)
+        assert Counter(shown) == Counter(lives)
 
     def test_modules_are_a_tree(self) -> None:
         page = module_section(

@@ -6,6 +6,7 @@
 ``families``: the networks of ``benchmarks/capture_nets.py`` in float64; loss and every gradient
 against PyTorch's. ``libraries``: networks of torchvision, timm and transformers, as far as they are
 installed, as well. ``full``: three networks at their published sizes: seconds and memory.
+``steps``: the CPU time of a step of ``families`` by both roads, with SGD, measured in turn.
 ``training``: 200 steps of a GPT and a CNN, captured and rewritten at 50%, beside PyTorch. Rows of
 earlier runs stay in the record unless they are made anew.
 """
@@ -178,6 +179,29 @@ def library_row(given: memplan.TorchStep, road: str) -> Row:
     return told | compared(capture, loss, model, feeds) | sizes(capture.model)
 
 
+def step_rows(only: Sequence[str]) -> Iterator[Row]:
+    """The graphs of both roads of every small network, run in turn."""
+    from benchmarks.capture_steps import times
+
+    for name in NETS:
+        if only and name not in only:
+            continue
+        row: Row = {"part": "steps", "name": name, "road": "both"}
+        captures = {}
+        for road in ROADS:
+            module, batch = prepared(name)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+            capture, told = attempt(memplan.TorchStep(module, None, batch, optimizer), road)
+            if capture is None:
+                row |= told
+                break
+            captures[road] = capture
+        if len(captures) == len(ROADS):
+            names = captures["grad"].batch
+            row |= times(captures, {n: t.numpy() for n, t in zip(names, batch, strict=True)})
+        yield row
+
+
 def full_rows(only: Sequence[str]) -> Iterator[Row]:
     """Each in a process of its own: its largest resident set is measured."""
     for name in FULL:
@@ -235,6 +259,7 @@ def training_rows(only: Sequence[str]) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "families": family_rows,
     "libraries": library_rows,
+    "steps": step_rows,
     "full": full_rows,
     "training": training_rows,
 }
@@ -251,7 +276,7 @@ def kept(path: Path | None) -> dict[tuple[object, ...], Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every row, and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture")
-    parser.add_argument("parts", nargs="+", help="families, libraries, full, training")
+    parser.add_argument("parts", nargs="+", help="families, libraries, steps, full, training")
     parser.add_argument("--only", action="append", default=[], help="a name, repeatable")
     parser.add_argument("--json", type=Path, help="the record")
     options = parser.parse_args(argv)

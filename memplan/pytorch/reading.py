@@ -112,16 +112,17 @@ def read_step(step: TorchStep) -> Reading:
     for name, tensor in {**tensors, **prepared.batch}.items():
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
+    program, limits = export(prepared)
     return Reading(
         prepared=prepared,
-        program=export(prepared),
+        program=program,
         optimizer=optimizer,
         trainable=tuple(name for name in parameters if name in wanted),
         frozen=frozen,
         tensors=tensors,
         dims=_dims(prepared),
         sizes={name: _sizes(prepared, name) for name in prepared.batch},
-        notes=tuple(notes),
+        notes=(*notes, *limits),
     )
 
 

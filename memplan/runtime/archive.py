@@ -58,6 +58,29 @@ def load_arrays(path: Path) -> dict[str, Array]:
         return {name: archive[_key(name, index)] for index, name in enumerate(names)}
 
 
+def array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays in such a file, by key, which are not read."""
+    with zipfile.ZipFile(path) as archive:
+        keys = [name for name in archive.namelist() if name.endswith(".npy")]
+        return {key.removesuffix(".npy"): array_header(archive, key)[0] for key in keys}
+
+
+def array_header(archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and element type of an array in an archive, which is not read.
+
+    Raises:
+        ValueError: it is not an array of numbers.
+    """
+    form = np.lib.format
+    with archive.open(member) as file:
+        version = form.read_magic(file)
+        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}.get(version)
+        if read is None:
+            raise ValueError(f"version {version} of .npy is not an array of numbers")
+        shape, _, dtype = read(file)
+    return shape, dtype
+
+
 def _key(name: str, index: int) -> str:
     """``name`` where a member of an archive may be called so, else its number."""
     return name if _SIMPLE.fullmatch(name) else f"#{index}"

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
 from memplan.proto.metadata import PHASE_KEY
-from memplan.runtime.archive import BFLOAT16, bfloat16_bits
+from memplan.runtime.archive import BFLOAT16, array_header, bfloat16_bits
 
 Array = npt.NDArray[np.generic]
 
@@ -125,8 +124,7 @@ def _read(archive: zipfile.ZipFile, path: Path, inputs: Mapping[str, Tensor]) ->
 def _fitting(archive: zipfile.ZipFile, member: str, tensor: Tensor, path: Path) -> Array:
     """A given array, if it fits by its header. numpy writes bfloat16 as two bytes without a
     name."""
-    with archive.open(member) as file:
-        shape, dtype = _header(file)
+    shape, dtype = array_header(archive, member)
     bfloat16 = tensor.dtype == onnx.TensorProto.BFLOAT16
     wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
     if shape != tensor.shape or dtype not in ((wanted, np.dtype("V2")) if bfloat16 else (wanted,)):
@@ -138,17 +136,6 @@ def _fitting(archive: zipfile.ZipFile, member: str, tensor: Tensor, path: Path) 
     with archive.open(member) as file:
         value: Array = np.lib.format.read_array(file, allow_pickle=False)
     return value.view(BFLOAT16) if bfloat16 else value
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and element type of an array, which is not read."""
-    form = np.lib.format
-    version = form.read_magic(file)
-    read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"version {version} of .npy is not an array of numbers")
-    shape, _, dtype = read(file)
-    return shape, dtype
 
 
 def _some(names: Iterable[str]) -> str:

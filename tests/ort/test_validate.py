@@ -15,7 +15,7 @@ from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.run import rewrite
 from memplan.api.validate.result import Validation
 from memplan.api.validate.run import ValidateOptions, validate
-from memplan.errors import ModelError, UsageError
+from memplan.errors import ModelError, RuntimeUnavailableError, UsageError
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.ort
@@ -192,3 +192,37 @@ def test_float16_is_proved_with_the_casts_that_a_session_adds(tmp_path: Path) ->
         tmp_path / "m.onnx", tmp_path / "fits.onnx", ValidateOptions(runs=1, plain=False)
     )
     assert found.proved, [str(f) for f in found.findings]
+
+
+DECIDED_BY_VALUES = """
+g (float[24] x, int64[3] shape) => (float[2,3,4] y) {
+  e = Exp(x)
+  y = Reshape <allowzero = 1> (e, shape)
+}
+"""
+DECIDED_BY_SIZES = "g (int64[3] shape) => (float[2,3,4] y) { y = ConstantOfShape(shape) }"
+
+
+def test_a_shape_that_made_up_values_decide_is_told(tmp_path: Path) -> None:
+    model = parse(DECIDED_BY_SIZES)
+    found = validated(tmp_path, model, model)
+    told = [str(finding) for finding in found.findings]
+    assert any("in the run and [2, 3, 4] in the file" in text for text in told), told
+    assert any("give --inputs" in text for text in told), told
+    given = tmp_path / "inputs.npz"
+    np.savez(given, shape=np.array([2, 3, 4]))
+    assert validated(tmp_path, model, model, inputs=given, draws=1).proved
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_on_made_up_values_says_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # children word their failures
+    model = parse(DECIDED_BY_VALUES)
+    with pytest.raises(RuntimeUnavailableError) as failed:
+        validated(tmp_path, model, model)
+    assert "--inputs" in failed.value.hint
+    given = tmp_path / "inputs.npz"
+    np.savez(given, x=np.ones(24, np.float32), shape=np.array([2, 3, 4]))
+    assert validated(tmp_path, model, model, inputs=given, draws=1).findings == ()

@@ -25,6 +25,7 @@ import click
 from cases import SESSIONS, Mutant, Run
 from measure import measured
 from plans import Ended, rewritten_at_ten_budgets
+from questions import answer_by_forks
 
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan_cli.main import cli
@@ -126,6 +127,8 @@ def _work(run: Run, numbers: list[int], writer: int) -> NoReturn:
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(quiet, stream)
+        if run.command in SESSIONS:
+            answer_by_forks()
         with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as folder:
             os.chdir(folder)
             for number in numbers:

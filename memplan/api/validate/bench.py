@@ -10,7 +10,7 @@ from pathlib import Path
 from memplan.api.state import bindings
 from memplan.api.validate.interface import without_inputs
 from memplan.api.validate.options import ValidateOptions
-from memplan.errors import UsageError
+from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.ir.graph import Graph
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
@@ -23,6 +23,8 @@ from memplan.simulate.state import names_of
 
 Progress = Callable[[int, int, str], None]
 """Is told the place of a step, the number of steps, and what is being done."""
+
+_MADE_UP = "the inputs were made up: if the model runs on some values only, give them with --inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Ran:
 class Bench:
     """What the runs of one validation share.
 
-    ``draws`` are archives of inputs; ``fewer_draws`` the same for the files that lack some inputs.
+    ``draws`` are archives of inputs; ``fewer_draws`` the same for the files that lack some inputs;
+    ``made_up``: the user gave none.
     ``steps`` is how many things are done, for ``progress``; notes are for the report.
     """
 
@@ -60,6 +63,7 @@ class Bench:
     request: RunRequest
     time_limit: float
     steps: int
+    made_up: bool
     progress: Progress | None = None
     notes: list[str] = field(default_factory=list)
     _done: int = 0
@@ -81,6 +85,9 @@ class Bench:
             session: ``tuned`` or ``default``.
             draws: on all draws, not only on the first.
             timed: also without the profiler, for seconds and the resident set.
+
+        Raises:
+            RuntimeUnavailableError: it failed or took too long.
         """
         self.begin(f"running {label}")
         path = model.prepared.path
@@ -95,7 +102,12 @@ class Bench:
             request = replace(request, in_place=in_place, second=second)
         further = [Draw(str(i), str(o)) for i, o in zip(rest, outputs[1:], strict=False)]
         limit, weights = self.time_limit, model.prepared.weights
-        measured = measure(path, request, first, outputs[0], further, limit, weights)
+        try:
+            measured = measure(path, request, first, outputs[0], further, limit, weights)
+        except RuntimeUnavailableError as error:
+            if error.hint or not self.made_up or "while running" not in error.message:
+                raise
+            raise RuntimeUnavailableError(error.message, _MADE_UP) from None
         return Ran(measured, tuple(outputs[: 1 + len(measured.further_dynamic_bytes)]))
 
 
@@ -136,6 +148,7 @@ def opened_bench(
             request=request,
             time_limit=options.time_limit,
             steps=steps,
+            made_up=options.inputs is None,
             progress=progress,
             notes=notes,
         )

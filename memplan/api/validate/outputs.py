@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memplan.api.validate.bench import Bench, Ran, digests_comparable
 from memplan.api.validate.interface import some_names
 from memplan.ir.graph import Graph
+from memplan.runtime.archive import array_shapes
 from memplan.runtime.compare import ROUNDING, Comparison
 from memplan.simulate.opened import OpenModel
 from memplan.units import counted
@@ -76,6 +77,29 @@ def judge(
         tuple(findings),
         (*([_ROUNDED] if rounded else []), *_notes(original.graph, itself, noisy, excused)),
     )
+
+
+def unstated_shapes(model: OpenModel, ran: Ran, *, made_up: bool) -> list[str]:
+    """The first output, in words, whose shape in the first run is not what the file leads to.
+
+    Args:
+        model: what ran.
+        ran: what came of it.
+        made_up: the inputs were; then the value of one of them may decide the shape.
+    """
+    shapes = array_shapes(ran.outputs[0])
+    for index, name in enumerate(ran.measured.output_names):
+        tensor = model.graph.tensor_named(name)
+        shape = shapes.get(f"o{index}")
+        if tensor is None or not tensor.counted or shape in (None, tensor.shape):
+            continue
+        why = (
+            "the value of an input decides it, which was made up: give --inputs"
+            if made_up
+            else "what the file says does not hold for these inputs"
+        )
+        return [f"{name} is {list(shape)} in the run and {list(tensor.shape)} in the file: {why}"]
+    return []
 
 
 def _wrong(

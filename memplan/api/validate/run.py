@@ -26,7 +26,7 @@ from memplan.api.validate.memory import (
     rise_findings,
 )
 from memplan.api.validate.options import ValidateOptions
-from memplan.api.validate.outputs import judge
+from memplan.api.validate.outputs import judge, unstated_shapes
 from memplan.api.validate.proof import equivalence_of, proof_findings
 from memplan.api.validate.result import Finding, Run, Validation
 from memplan.api.versions import recorded_version_notes, version_notes
@@ -206,6 +206,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     unrun, unrun_notes = unrun_draws(bench, first, second)
     wrong_after, excused_after = prediction_differences(after_run, after_doubt)
     wrong_before, excused_before = prediction_differences(before_run, before_doubt)
+    shaped = unstated_shapes(treated, first, made_up=bench.made_up) if wrong_before else []
     later = later_runs(timeline).peak_with_workspace_bytes if kind.name == "default" else None
     found = {
         "construction": proof_findings(equivalence),
@@ -213,6 +214,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
         "memory": [
             *budget_findings(after_run, case.budget_bytes, later),
             *rise_findings(before_run, after_run, case.budget_bytes),
+            *shaped,
             *wrong_after,
             *wrong_before,
         ],

@@ -263,10 +263,7 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
 
 def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> Any:
     names = sorted({label for axes in prepared.dynamic.values() for label in axes.values()})
-    dims = {
-        name: torch.export.Dim(name, **{"min": 1, **limits.get(name, {})})  # type: ignore[arg-type]
-        for name in names
-    }
+    dims = {name: torch.export.Dim(name, **{"min": 1, **limits.get(name, {})}) for name in names}
     shapes = None
     if dims:
         shapes = {

@@ -156,7 +156,12 @@ LIBRARY_NETS: dict[str, Make] = {
     "timm mobilenetv3_small_050": timm("mobilenetv3_small_050"),
     "timm edgenext_xx_small": timm("edgenext_xx_small"),
     "timm swin_tiny_patch4_window7_224": timm(
-        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 4)
+        "swin_tiny_patch4_window7_224",
+        56,
+        img_size=56,
+        embed_dim=24,
+        depths=(2, 2),
+        num_heads=(2, 4),
     ),
     "timm poolformer_s12": timm("poolformer_s12"),
     "timm ghostnet_050": timm("ghostnet_050"),

@@ -74,7 +74,6 @@ def curves(name: str, road: str) -> dict[str, object]:
         "noise": _apart(shifted, theirs),
         "from_float64": _apart(ours, exact),
         "from_float64_pytorch": _apart(theirs, exact),
-        "from_float64_shifted": _apart(shifted, exact),
         "losses": [round(value, 7) for value in ours[::10]],
         "losses_of_pytorch": [round(value, 7) for value in theirs[::10]],
     }

@@ -5,7 +5,8 @@
 
 ``families``: the networks of ``benchmarks/capture_nets.py`` in float64; loss and every gradient
 against PyTorch's. ``libraries``: networks of torchvision, timm and transformers, as far as they are
-installed, in float32. ``full``: three networks at their published sizes: seconds and memory.
+installed, as well. ``full``: three networks at their published sizes: seconds and memory.
+``steps``: the CPU time of a step of ``families`` by both roads, with SGD, measured in turn.
 ``training``: 200 steps of a GPT and a CNN, captured and rewritten at 50%, beside PyTorch. Rows of
 earlier runs stay in the record unless they are made anew.
 """
@@ -145,7 +146,7 @@ def family_rows(only: Sequence[str]) -> Iterator[Row]:
 
 
 def library_rows(only: Sequence[str]) -> Iterator[Row]:
-    """Networks of torchvision, timm and transformers, by both roads, in float32."""
+    """Networks of torchvision, timm and transformers by both roads, in float64."""
     from benchmarks.capture_libraries import LIBRARY_NETS
 
     for name, make in LIBRARY_NETS.items():
@@ -159,18 +160,46 @@ def library_rows(only: Sequence[str]) -> Iterator[Row]:
             except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
                 yield {**row, "failure": f"cannot be imported: {str(error).splitlines()[0]}"}
                 break
-            capture, told = attempt(step, road)
-            row |= told
-            if capture is not None:
-                feeds = {n: step.batch[n].numpy() for n in capture.batch}
+            yield row | library_row(step, road)
 
-                def loss(step: memplan.TorchStep = step) -> Tensor:
-                    if step.loss is None:
-                        return step.model(**step.batch).loss
-                    return step.loss(step.model, **step.batch)
 
-                row |= compared(capture, loss, step.model, feeds) | sizes(capture.model)
-            yield row
+def library_row(given: memplan.TorchStep, road: str) -> Row:
+    """One network by one road."""
+    model = given.model.double()
+    batch = {n: t.double() if t.is_floating_point() else t for n, t in given.batch.items()}
+    capture, told = attempt(memplan.TorchStep(model, given.loss, batch), road)
+    if capture is None:
+        return told
+    feeds = {name: batch[name].numpy() for name in capture.batch}
+
+    def loss() -> Tensor:
+        found: Tensor = model(**batch).loss if given.loss is None else given.loss(model, **batch)
+        return found
+
+    return told | compared(capture, loss, model, feeds) | sizes(capture.model)
+
+
+def step_rows(only: Sequence[str]) -> Iterator[Row]:
+    """The graphs of both roads of every small network, run in turn."""
+    from benchmarks.capture_steps import times
+
+    for name in NETS:
+        if only and name not in only:
+            continue
+        row: Row = {"part": "steps", "name": name, "road": "both"}
+        captures = {}
+        for road in ROADS:
+            module, batch = prepared(name)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+            capture, told = attempt(memplan.TorchStep(module, None, batch, optimizer), road)
+            if capture is None:
+                row |= told
+                break
+            captures[road] = capture
+        if len(captures) == len(ROADS):
+            names = captures["grad"].batch
+            row |= times(captures, {n: t.numpy() for n, t in zip(names, batch, strict=True)})
+        yield row
 
 
 def full_rows(only: Sequence[str]) -> Iterator[Row]:
@@ -230,6 +259,7 @@ def training_rows(only: Sequence[str]) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "families": family_rows,
     "libraries": library_rows,
+    "steps": step_rows,
     "full": full_rows,
     "training": training_rows,
 }
@@ -246,7 +276,7 @@ def kept(path: Path | None) -> dict[tuple[object, ...], Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every row, and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture")
-    parser.add_argument("parts", nargs="+", help="families, libraries, full, training")
+    parser.add_argument("parts", nargs="+", help="families, libraries, steps, full, training")
     parser.add_argument("--only", action="append", default=[], help="a name, repeatable")
     parser.add_argument("--json", type=Path, help="the record")
     options = parser.parse_args(argv)

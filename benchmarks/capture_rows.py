@@ -37,12 +37,37 @@ def compared(record: dict[str, Any], part: str) -> list[str]:
                 f"{row['seconds']:.1f}",
                 f"{row['loss_error']:.0e}",
                 f"{row['gradient_error']:.0e}",
-                f"{row['nodes']:,}",
-                f"{row['stash_bytes'] / 1e3:,.0f}",
-                f"{row['peak_bytes'] / 1e3:,.0f}",
+                *_sizes(row),
             ]
         )
     return table(_HEAD, rows)
+
+
+def _sizes(row: Row) -> list[str]:
+    """Nodes, stash and peak, where they were looked at."""
+    if "nodes" not in row:
+        return ["", "", ""]
+    return [
+        f"{row['nodes']:,}",
+        f"{row['stash_bytes'] / 1e3:,.0f}",
+        f"{row['peak_bytes'] / 1e3:,.0f}",
+    ]
+
+
+def steps(record: dict[str, Any], introduction: str) -> list[str]:
+    """A row per network: CPU time of a step in the graphs of both roads."""
+    rows = [
+        [
+            row["name"],
+            f"{row['grad_ms']:.3f}",
+            f"{row['joint_ms']:.3f}",
+            f"{row['joint_to_grad']:.2f}",
+        ]
+        for row in _rows(record, "steps")
+        if "joint_to_grad" in row
+    ]
+    head = ("network", "grad ms", "joint ms", "joint / grad")
+    return [introduction, *table(head, rows)] if rows else []
 
 
 def libraries(record: dict[str, Any], introduction: str) -> list[str]:
@@ -98,6 +123,8 @@ def training(record: dict[str, Any]) -> list[str]:
             f"{row['last_loss']:.3f}",
             f"{row['largest_difference']:.1e}",
             f"{row['noise']:.1e}",
+            f"{row['from_float64']:.1e}" if "from_float64" in row else "",
+            f"{row['from_float64_pytorch']:.1e}" if "from_float64" in row else "",
         ]
         for row in _rows(record, "training")
     ]
@@ -110,5 +137,7 @@ def training(record: dict[str, Any]) -> list[str]:
         "last loss",
         "largest difference",
         "of PyTorch from itself",
+        "from float64",
+        "of PyTorch",
     ]
     return table(head, rows)

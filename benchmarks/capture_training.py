@@ -41,11 +41,12 @@ def network(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]], Any]:
 
 
 def curves(name: str, road: str) -> dict[str, object]:
-    """Losses of PyTorch and of the rewritten capture, how far they are apart, and their noise: how
-    far PyTorch's own are apart when its first weights are rounded differently."""
+    """Losses of PyTorch and of the rewritten capture, how far they are apart, and two yardsticks:
+    how far both are from PyTorch's in float64, and how far PyTorch's own are apart when its first
+    weights are rounded differently."""
     torch.set_num_threads(1)
     module, batches, optimizer = network(name)
-    twin = copy.deepcopy(module)
+    twin, wide = copy.deepcopy(module), copy.deepcopy(module).double()
     with TemporaryDirectory() as folder:
         step, fits = Path(folder) / "step.onnx", Path(folder) / "fits.onnx"
         captured = memplan.capture(
@@ -58,6 +59,11 @@ def curves(name: str, road: str) -> dict[str, object]:
         for parameter in twin.parameters():
             parameter.mul_(1 + 2.0**-23)
     shifted = _eager(twin, batches, type(optimizer)(twin.parameters(), **_settings(optimizer)))
+    exact = _eager(
+        wide,
+        [tuple(t.double() if t.is_floating_point() else t for t in each) for each in batches],
+        type(optimizer)(wide.parameters(), **_settings(optimizer)),
+    )
     return {
         "steps": STEPS,
         "peak_before_bytes": plan.original.timeline.peak_bytes,
@@ -66,6 +72,8 @@ def curves(name: str, road: str) -> dict[str, object]:
         "last_loss": theirs[-1],
         "largest_difference": _apart(ours, theirs),
         "noise": _apart(shifted, theirs),
+        "from_float64": _apart(ours, exact),
+        "from_float64_pytorch": _apart(theirs, exact),
         "losses": [round(value, 7) for value in ours[::10]],
         "losses_of_pytorch": [round(value, 7) for value in theirs[::10]],
     }

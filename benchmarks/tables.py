@@ -56,11 +56,18 @@ At published sizes, with AdamW; memory is what the process grew by, the networks
 Ten other jobs ran on the two cores, so the seconds of CPU tell more than those of the clock:
 """
 TRAINED = """
-200 steps beside PyTorch, the captured file rewritten at 50% of its peak. The last column is how far
-PyTorch's own losses are apart when its first weights are rounded differently:
+200 steps beside PyTorch, the captured file rewritten at 50% of its peak; *of PyTorch from itself*
+is how far PyTorch's own losses are apart when its first weights are rounded differently. The last
+two columns are how far memplan's and PyTorch's losses are from those of PyTorch in float64:
 """
 LIBRARIES = """
-Networks of torchvision, timm and transformers in float32, made from configurations:
+Networks of torchvision, timm and transformers, made from configurations with random weights, all in
+float64 (seconds on a busy machine; versions stand in the record):
+"""
+STEPS = """
+Steps of the small networks with SGD, in tuned sessions of one thread: medians of 101 runs in turn
+(`grad`, `joint`, `grad`, …) in CPU time, on a machine that did much other work. At these sizes what
+a node costs by itself outweighs what it computes:
 """
 
 INTRODUCTION = """\
@@ -236,6 +243,7 @@ def document() -> list[str]:
         CAPTURED,
         *capture_rows.compared(captures, "families"),
         *capture_rows.libraries(captures, LIBRARIES),
+        *capture_rows.steps(captures, STEPS),
         FULL,
         *capture_rows.full(captures),
         TRAINED,

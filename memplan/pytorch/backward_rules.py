@@ -217,18 +217,48 @@ def avg_pool2d_backward(
     count_include_pad: bool,
     divisor: int | None,
 ) -> Tensor:
-    """A transposed convolution per channel with a kernel of equal numbers."""
+    """A transposed convolution per channel with a kernel of equal numbers; where windows have
+    different numbers of pixels, of the gradient divided by them."""
     kernel, padding = _each(kernel, 2), _each(padding, 2)
     stride = _each(stride, 2) if stride else kernel
-    if ceil_mode or (any(padding) and not count_include_pad):
-        raise NotImplementedError("average pooling with ceil_mode or without counting the padding")
+    share = 1.0 / (divisor or math.prod(kernel))
+    if not divisor and (ceil_mode or (any(padding) and not count_include_pad)):
+        share = 1.0
+        rows, columns = (
+            _pixels(
+                grad.shape[-2 + d],
+                x.shape[-2 + d],
+                (kernel[d], stride[d], padding[d]),
+                count_include_pad,
+                grad,
+            )
+            for d in range(2)
+        )
+        grad = grad / (rows[:, None] * columns)
     channels = x.shape[-3]
-    weight = grad.new_full([channels, 1, *kernel], 1.0 / (divisor or math.prod(kernel)))
+    weight = grad.new_full([channels, 1, *kernel], share)
     missing = [
         x.shape[-2 + d] - ((grad.shape[-2 + d] - 1) * stride[d] - 2 * padding[d] + kernel[d])
         for d in range(2)
     ]
-    return aten.convolution(grad, weight, None, stride, padding, [1, 1], True, missing, channels)
+    beyond = [max(0, n) for n in missing]
+    found = aten.convolution(grad, weight, None, stride, padding, [1, 1], True, beyond, channels)
+    for d, n in enumerate(missing):
+        if n < 0:  # the last window reaches beyond the padding
+            found = found.narrow(-2 + d, 0, x.shape[-2 + d])
+    return found
+
+
+def _pixels(
+    count: int, size: int, window: tuple[int, int, int], padding_counts: bool, like: Tensor
+) -> Tensor:
+    """How many pixels each of ``count`` windows (extent, stride, padding) averages on an axis."""
+    extent, stride, padding = window
+    begin = torch.arange(count, dtype=torch.int64, device=like.device) * stride - padding
+    end = (begin + extent).clamp(max=size + padding)
+    if not padding_counts:
+        begin, end = begin.clamp(min=0), end.clamp(max=size)
+    return (end - begin).to(like.dtype)
 
 
 def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:

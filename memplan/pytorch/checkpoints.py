@@ -16,6 +16,11 @@ import torch.utils.checkpoint
 from torch.fx.traceback import annotate, preserve_node_meta
 
 _KEY = "memplan_checkpoint"
+_GENERATORS = (
+    "_checkpoint_without_reentrant_generator",
+    "_checkpoint_without_reentrant_generator_impl",
+)
+"""What ``checkpoint`` calls: the second where there is one, from PyTorch 2.14 on."""
 
 
 @contextmanager
@@ -36,13 +41,11 @@ def marked_regions() -> Iterator[None]:
             with annotate({_KEY: next(numbers)}):
                 return function(*args)
 
-    places = (
-        ("_checkpoint_without_reentrant_generator", generator),
-        ("CheckpointFunction", Reentrant),
-    )
+    module: Any = torch.utils.checkpoint
+    called = next(name for name in reversed(_GENERATORS) if hasattr(module, name))
     with preserve_node_meta(), ExitStack() as stack:
-        for name, own in places:
-            stack.enter_context(mock.patch.object(torch.utils.checkpoint, name, own))
+        for name, own in ((called, generator), ("CheckpointFunction", Reentrant)):
+            stack.enter_context(mock.patch.object(module, name, own))
         yield
 
 

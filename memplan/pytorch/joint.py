@@ -21,6 +21,7 @@ from memplan.errors import ModelError
 from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.program import friendly_table
+from memplan.pytorch.retrace import traced_once
 from memplan.pytorch.scopes import modules_kept
 from memplan.pytorch.trace import quiet
 
@@ -52,7 +53,7 @@ def joint(program: Any, trainable: Collection[str]) -> Any:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
     """
     try:
-        with quiet(), torch.backends.mkldnn.flags(enabled=False):
+        with quiet(), torch.backends.mkldnn.flags(enabled=False), traced_once():
             _freeze(program, trainable)
             try:
                 result = _joined(program)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -54,25 +55,35 @@ class Exported:
     seed: str = SEED
 
 
+@cache
 def registry() -> Any:
-    """What torch's exporter has ONNX forms for."""
+    """What has ONNX forms: torch's, and instead of some of them our own."""
     from torch.onnx._internal.exporter import _registration
 
+    from memplan.pytorch.translations import TRANSLATIONS
+
     with quiet():
-        return _registration.ONNXRegistry.from_torchlib()
+        found = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        for operator, own in TRANSLATIONS.items():
+            found.register_op(operator, own, is_complex=False)
+    return found
+
+
+@cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    from torch.onnx._internal.exporter import _decomp
+
+    with quiet():
+        return dict(
+            _decomp.create_onnx_friendly_decomposition_table(
+                set(_decomp.get_onnx_implemented_overloads(registry()))
+            )
+        )
 
 
 def friendly_table() -> dict[Any, Callable[..., Any]]:
     """Decompositions of what has no ONNX form, and attention written out."""
-    from torch.onnx._internal.exporter import _decomp
-
-    table: dict[Any, Any] = dict(
-        _decomp.create_onnx_friendly_decomposition_table(
-            set(_decomp.get_onnx_implemented_overloads(registry()))
-        )
-    )
-    table[aten.scaled_dot_product_attention.default] = attention
-    return table
+    return {**_decompositions(), aten.scaled_dot_product_attention.default: attention}
 
 
 def decomposed(program: Any) -> Any:
@@ -202,21 +213,15 @@ def _rename(model: Any, inputs: list[str], outputs: list[str]) -> None:
 
 def _translated(program: Any) -> Any:
     """Torch's ONNX program, optimized; the program is decomposed already."""
-    from memplan.pytorch.translations import TRANSLATIONS
+    from torch.onnx._internal.exporter import _core
 
     decompose = "torch.onnx._internal.exporter._fx_passes.decompose_with_registry"
     try:
         with quiet(), mock.patch(decompose, lambda program, *_a, **_k: program):
-            result = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=OPSET,
-                optimize=False,
-                verbose=False,
-                custom_translation_table=TRANSLATIONS,
+            # As torch.onnx.export does it, which builds its registry anew every time.
+            result = _core.export(
+                program, registry=registry(), opset_version=OPSET, optimize=False, verbose=False
             )
-            assert result is not None
             _folded(result.model)
     except Exception as error:
         raise ModelError(

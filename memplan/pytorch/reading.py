@@ -118,9 +118,10 @@ def read_step(step: TorchStep) -> Reading:
     for name, tensor in {**tensors, **prepared.batch}.items():
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
+    program, limits = export(prepared)
     return Reading(
         prepared=prepared,
-        program=export(prepared),
+        program=program,
         optimizer=optimizer,
         treatment=treatment,
         trainable=tuple(name for name in parameters if name in wanted),
@@ -128,7 +129,7 @@ def read_step(step: TorchStep) -> Reading:
         tensors=tensors,
         dims=_dims(prepared),
         sizes={name: _sizes(prepared, name) for name in prepared.batch},
-        notes=tuple(notes),
+        notes=(*notes, *limits),
     )
 
 

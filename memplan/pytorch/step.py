@@ -23,7 +23,9 @@ class TorchStep:
     Attributes:
         model: a ``torch.nn.Module``, in the mode in which it is to be trained.
         loss: a function that is called as ``loss(model, *batch)``, or as
-            ``loss(model, **batch)`` where the batch is a dictionary, and returns a scalar tensor. A
+            ``loss(model, **batch)`` where the batch is a dictionary, or as ``loss(model, batch)``
+            where it takes one thing beside the model that is none of the batch; returns a scalar
+            tensor, or something with a field ``loss``. A
             ``torch.nn`` loss, or a function of ``torch.nn.functional``, is called as
             ``loss(model(*batch[:-1]), batch[-1])``. None: the model itself returns the loss, or
             something with a field ``loss``.
@@ -73,6 +75,22 @@ def as_step(given: object) -> TorchStep:
     if isinstance(given, Sequence):
         what += f" of {len(given)}"
     raise UsageError(f"{what} is not a training step", _RETURNS)
+
+
+def takes_whole(function: Callable[..., Any], batch: Any) -> bool:
+    """Whether a loss function takes the batch as the one thing that it is: it has a parameter for
+    it, and no other, and the batch has no tensor of that name."""
+    try:
+        rest = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return False
+    needed = [item for item in rest if item.default is item.empty]
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if len(needed) != 1 or any(item.kind in many for item in rest):
+        return False
+    if isinstance(batch, Mapping):
+        return needed[0].name not in batch
+    return isinstance(batch, Sequence) and len(batch) != 1 and len(rest) < len(batch)
 
 
 def parameter_names(function: Callable[..., Any], skip: int) -> tuple[str, ...]:

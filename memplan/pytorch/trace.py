@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -19,11 +20,14 @@ from memplan.errors import ModelError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import spelled
-from memplan.pytorch.step import TorchStep, parameter_names
+from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 MODEL = "model"
 """The name of the user's model inside :class:`StepModule`, with which torch's names begin."""
+_SUGGESTED = "Suggested fixes:\n"
+_LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
+_BOUND = re.compile(r"(min|max)=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ def loss_of(result: Any) -> Tensor:
         found = result.loss
     elif isinstance(result, tuple | list) and result:
         found = result[0]
+    if found is None:
+        raise UsageError(
+            "the loss is None",
+            "return it from the function; a model of transformers computes it where the batch has "
+            "'labels'",
+        )
     if not isinstance(found, Tensor):
         raise UsageError(
             f"the loss is {type(found).__name__}, not a tensor",
@@ -149,6 +159,15 @@ def _calling(
 
         return (*inputs[: count - 1], *targets[:1]), criterion
 
+    if takes_whole(loss, batch):
+
+        def whole(order: tuple[str, ...]) -> Callable[..., Any]:
+            if keywords:
+                return lambda **given: loss(model, given)
+            return lambda **given: loss(model, tuple(given[name] for name in order))
+
+        return (), whole
+
     def function(order: tuple[str, ...]) -> Callable[..., Any]:
         if keywords:
             return lambda **given: loss(model, **given)
@@ -212,15 +231,39 @@ def _dynamic(
     return found
 
 
-def export(prepared: Prepared) -> Any:
-    """The ``torch.export.ExportedProgram`` of the forward part.
+def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
+    """The ``torch.export.ExportedProgram`` of the forward part, and what limits dynamic sizes.
+
+    A model may limit a size, as a table of positions does. Torch then refuses, and says the limit;
+    with that it is asked again.
 
     Raises:
         ModelError: torch.export refuses the model.
         UsageError: the loss is not a scalar, or the model fails on the batch.
     """
+    limits: dict[str, dict[str, int]] = {}
+    while True:
+        try:
+            program = _exported(prepared, limits)
+            break
+        except UsageError:
+            raise
+        except Exception as error:
+            found = _limits_in(str(error))
+            if found.keys() - limits.keys():
+                limits = {**found, **limits}
+                continue
+            _require_runs(prepared)
+            raise ModelError(
+                f"torch.export refuses the model: {reason_of(error)}", hint_for(error)
+            ) from error
+    _merge_tied(program, first_names(prepared.module))
+    return program, tuple(_limit_note(name, limit) for name, limit in limits.items())
+
+
+def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> Any:
     names = sorted({label for axes in prepared.dynamic.values() for label in axes.values()})
-    dims = {name: torch.export.Dim(name, min=1) for name in names}
+    dims = {name: torch.export.Dim(name, **{"min": 1, **limits.get(name, {})}) for name in names}
     shapes = None
     if dims:
         shapes = {
@@ -229,21 +272,27 @@ def export(prepared: Prepared) -> Any:
                 for name in prepared.batch
             }
         }
-    try:
-        # Of what it refuses, torch prints the graph so far to stderr.
-        with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions():
-            program = torch.export.export(
-                prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes
-            )
-    except UsageError:
-        raise
-    except Exception as error:
-        _require_runs(prepared)
-        raise ModelError(
-            f"torch.export refuses the model: {reason_of(error)}", hint_for(error)
-        ) from error
-    _merge_tied(program, first_names(prepared.module))
-    return program
+    # Of what it refuses, torch prints the graph so far to stderr.
+    with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions():
+        return torch.export.export(prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes)
+
+
+def _limits_in(message: str) -> dict[str, dict[str, int]]:
+    """The limits of dynamic sizes that torch suggests; none where it suggests other things, too."""
+    _, _, text = message.partition(_SUGGESTED)
+    lines = [line.strip() for line in text.split("\n\n")[0].splitlines() if line.strip()]
+    found = [_LIMIT.fullmatch(line) for line in lines]
+    return {
+        match[1]: {key: int(value) for key, value in _BOUND.findall(match[2])}
+        for match in found
+        if match and all(found)
+    }
+
+
+def _limit_note(name: str, limit: Mapping[str, int]) -> str:
+    said = [f"at least {limit['min']}"] if "min" in limit else []
+    said += [f"at most {limit['max']}"] if "max" in limit else []
+    return f"the dynamic dimension '{name}' is {' and '.join(said)}: the model limits it"
 
 
 def first_names(module: nn.Module) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
 
@@ -52,12 +53,28 @@ def _bessel(x: Any, like: Any) -> Any:
     return op.Div(number, op.Sub(number, _number(1.0, like)))
 
 
+def layer_norm(
+    x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[Any, ...]:
+    """Layer normalization. PyTorch keeps mean and deviation in the type of the input, ONNX in
+    float32 whatever that is: autograd's own backward goes on with PyTorch's."""
+    axis = -len(shape)
+    if weight is None:
+        one = op.Constant(value_floats=[1.0])
+        weight = op.CastLike(op.Expand(one, op.Shape(x, start=axis)), x)
+    y, *kept = op.LayerNormalization(x, weight, bias, axis=axis, epsilon=eps)
+    if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        kept = [op.CastLike(each, x) for each in kept]
+    return (y, *kept)
+
+
 def _number(value: float, like: Any) -> Any:
     return op.CastLike(op.Constant(value_float=value), like)
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten.native_layer_norm.default: layer_norm,
     aten.lstm.input: lstm,
     aten.gru.input: gru,
     aten.rnn_tanh.input: rnn_tanh,

@@ -38,6 +38,17 @@ class Gelu(OpRun):
         return (0.5 * x * (1 + erf),)
 
 
+class GatherElements(OpRun):
+    """ONNX's own fails for more than 64 entries along the axis."""
+
+    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        axis %= data.ndim
+        within = [slice(n) for n in indices.shape]
+        within[axis] = slice(None)
+        indices = np.where(indices < 0, indices + data.shape[axis], indices)
+        return (np.take_along_axis(data[tuple(within)], indices, axis),)
+
+
 class Grid:
     """Windows over the spatial axes of a tensor: where each of their elements lies."""
 
@@ -343,6 +354,7 @@ class GroupNormalization(OpRun):
 OPS = [
     Erf,
     Gelu,
+    GatherElements,
     Conv,
     ConvTranspose,
     MaxPool,

@@ -43,6 +43,48 @@ def test_loss_and_gradients_are_those_of_pytorch_in_float64(name: str, via: str)
     assert gradient_error(capture, module, batch, lambda: module(*batch)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_average_pools_whose_windows_differ(via: str) -> None:
+    """Padding that does not count, and a last window that reaches beyond it."""
+    pools = [
+        torch.nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+        torch.nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        torch.nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False),
+    ]
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), *pools).double()
+    x = torch.randn(2, 2, 10, 13, dtype=torch.float64)
+
+    def loss(model: Any, x: Any) -> Any:
+        return model(x).square().sum()
+
+    capture = captured(memplan.TorchStep(module, loss, (x,)), via)
+    assert gradient_error(capture, module, (x,), lambda: loss(module, x)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_a_network_of_float16_as_a_whole(via: str) -> None:
+    """PyTorch keeps what a normalization was by in float16, ONNX in float32."""
+    torch.manual_seed(0)
+    parts = [torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)]
+    module = torch.nn.Sequential(*parts).half()
+    x = torch.randn(4, 8).half()
+
+    def loss(model: Any, x: Any) -> Any:
+        return model(x).float().square().mean()
+
+    capture = captured(memplan.TorchStep(module, loss, (x,)), via)
+    found = outputs_of(capture.model, {"x": x.numpy()})
+    value = loss(module, x)
+    value.backward()
+    np.testing.assert_allclose(found["loss"], value.detach().numpy(), rtol=2e-3)
+    for name, parameter in module.named_parameters():
+        grad = parameter.grad.float().numpy()
+        np.testing.assert_allclose(
+            found[f"{name}_grad"].astype(np.float32), grad, rtol=0.02, atol=0.01 * abs(grad).max()
+        )
+
+
 def optimizers(module: Any) -> dict[str, Any]:
     matrices = [p for p in module.parameters() if p.dim() > 1]
     others = [p for p in module.parameters() if p.dim() <= 1]

@@ -190,6 +190,64 @@ def test_losses_of_every_form(loss: Any, batch: Any) -> None:
     assert capture.batch[0] in ("input", "x")
 
 
+class Output(dict[str, Any]):
+    """As transformers answers: a dictionary whose fields are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
+
+class Labelled(nn.Module):  # type: ignore[name-defined,misc]
+    """A model of the kind of transformers: it computes its loss where there are labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+        scores = self.head(self.table(input_ids) * attention_mask.unsqueeze(-1))
+        if labels is None:
+            return Output(logits=scores)
+        return Output(loss=nn.functional.cross_entropy(scores.mT, labels), logits=scores)
+
+
+def tokens(*names: str) -> dict[str, Any]:
+    return {name: torch.ones(2, 3, dtype=torch.int64) for name in names}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        None,
+        lambda model, batch: model(**batch).loss,
+        lambda model, batch: model(**batch),
+        lambda model, batch: model(batch["input_ids"], batch["attention_mask"], batch["labels"])[
+            "loss"
+        ],
+        lambda model, **batch: model(**batch).loss,
+    ],
+)
+def test_models_that_answer_with_a_loss_and_more(loss: Any) -> None:
+    batch = tokens("input_ids", "attention_mask", "labels")
+    assert captured(memplan.TorchStep(Labelled(), loss, batch)).batch == tuple(batch)
+
+
+def test_a_function_may_take_the_batch_as_it_is() -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        x, targets = batch
+        return (model(x) - targets).square().mean()
+
+    given = (torch.zeros(2, 4), torch.zeros(2, 3))
+    assert captured(memplan.TorchStep(nn.Linear(4, 3), loss, given)).batch == ("batch_0", "batch_1")
+
+
+def test_a_model_without_its_labels_is_told_so() -> None:
+    given = memplan.TorchStep(Labelled(), None, tokens("input_ids", "attention_mask"))
+    with pytest.raises(UsageError, match="the loss is None") as raised:
+        captured(given)
+    assert "'labels'" in raised.value.hint
+
+
 def test_a_model_that_returns_its_loss() -> None:
     module, batch = net("mlp")
     assert captured(memplan.TorchStep(module, None, batch)).batch == ("x", "targets")
@@ -278,6 +336,28 @@ def test_a_model_that_fixes_a_dynamic_size() -> None:
 
     with pytest.raises(ModelError, match=r"torch\.export refuses.*batch"):
         captured(memplan.TorchStep(nn.Linear(4, 4), loss, {"x": torch.zeros(3, 4)}, None, "batch"))
+
+
+class Placed(nn.Module):  # type: ignore[name-defined,misc]
+    """A table of 16 positions, cut to the length of the text as transformers cuts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(7, 4), nn.Embedding(16, 4)
+        self.register_buffer("position_ids", torch.arange(16)[None])
+
+    def forward(self, tokens: Any) -> Any:
+        places = self.places(self.position_ids[:, : tokens.shape[1]])
+        return (self.tokens(tokens) + places).square().mean()
+
+
+def test_a_model_that_limits_a_dynamic_size() -> None:
+    given = {"tokens": torch.ones(2, 3, dtype=torch.int64)}
+    sizes = {"tokens": {0: "batch", 1: "length"}}
+    capture = captured(memplan.TorchStep(Placed(), None, given, dynamic=sizes))
+    shape = next(v for v in capture.model.graph.input if v.name == "tokens").type.tensor_type.shape
+    assert [dim.dim_param for dim in shape.dim] == ["batch", "length"]
+    assert any("'length' is at most 16" in note for note in capture.notes)
 
 
 def test_an_output_that_exists_is_kept(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ stay the same in each. What is left of the floor is the weights and their gradie
 inputs and outputs of these graphs.
 """
 _PLANNED = """
-Planned by `rewrite --chunk auto --budget 20%`, a fifth of the dynamic peak, ten seconds for each
-plan. Extra time is estimated, that of chunks (starts, slices, joins) included:
+Planned by `rewrite --chunk auto --budget 20%`, a fifth of what the file takes as it is, in ten
+seconds for the plans of all three kinds. Extra time is estimated, that of chunks (starts, slices,
+joins) included; that smaller kernels may use a device less is not in it:
 """
 _TIMED = """
 Time of steps and of loss heads that run here, original and chunks in turns in one process; medians
-of CPU seconds of one thread, while the machine did other work, too. Rows are those of the batch:
+of CPU seconds of one thread, while the machine did other work, too:
 """
 _OTHERS = """
 ### Beside others, on paper
@@ -38,8 +39,8 @@ not to be held against those above one by one.
 _SIDE_BY_SIDE = (
     (
         "memplan `--chunk`",
-        "regions around large tensors, or layers with all they do forward and backward, of any "
-        "ONNX training graph; kind and number chosen with recomputation under a budget",
+        "regions around large tensors, or layers with all they do forward and backward, wherever "
+        "an axis can be followed; kind and number chosen with recomputation under a budget",
         "above; peaks as predicted in every run, and a proof that is exact but for rounding",
         "sizes are bound in the file; the axis must divide; dropout, batch statistics and "
         "convolutions end a region; no time on a GPU was measured",

@@ -149,7 +149,7 @@ def _rewrite(
             progress=progress,
         )
         try:
-            planned, applied, equivalence = _proved(source, goal)
+            goal, planned, applied, equivalence = _proved(source, goal)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
     if goal.lowest:
@@ -162,8 +162,9 @@ def _rewrite(
     return _answer(path, target, source, goal, planned, applied, equivalence, loaded_notes)
 
 
-def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]:
-    """A plan, the model that it makes, and the proof that this computes the same.
+def _proved(source: Source, goal: Goal) -> tuple[Goal, Planned, _Applied, Equivalence]:
+    """What was planned for, the plan, the model that it makes, and the proof that this computes the
+    same.
 
     The proof knows less of shapes and constants than the passes that change what nodes compute or
     make chunks, so it may not follow them; the plan is then made without.
@@ -175,7 +176,7 @@ def _proved(source: Source, goal: Goal) -> tuple[Planned, _Applied, Equivalence]
     planned = find_plan(source, goal)
     applied = _apply(planned, goal)
     try:
-        return planned, applied, _prove(planned, applied, goal)
+        return goal, planned, applied, _prove(planned, applied, goal)
     except MemplanError as error:
         if (fewer := _more_provable(goal)) is None:
             raise

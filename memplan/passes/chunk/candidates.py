@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memplan.ir.graph import Graph, TensorKind
@@ -66,7 +66,7 @@ def candidates(state: State, least_bytes: float) -> Iterator[Candidate]:
                 continue
             found = _alike(facts, seed, axis)
             key = tuple(tuple(region.uses.items()) for region in found.regions)
-            if found.regions and key not in seen:
+            if found.regions and key not in seen and not _has_pieces(state, found.regions):
                 seen.add(key)
                 yield found
 
@@ -83,7 +83,16 @@ def again(state: State, candidate: Candidate) -> Candidate | None:
         if region is None or any(region.uses.keys() & other.uses.keys() for other in regions):
             return None
         regions.append(region)
+    if _has_pieces(state, regions):
+        return None
     return Candidate(candidate.seeds, candidate.axis, tuple(regions))
+
+
+def _has_pieces(state: State, regions: Iterable[Region]) -> bool:
+    """Whether nodes of chunks would go into chunks again, where no proof follows them."""
+    graph = state.model.graph
+    made = (t for region in regions for n in region.uses for t in graph.nodes[n].writes)
+    return any(graph.tensors[t].name in state.pieces for t in made)
 
 
 def seeds(state: State, least_bytes: float) -> list[int]:

@@ -108,7 +108,9 @@ class StepFile:
     def scales_loss(self) -> bool:
         """Whether gradients begin with a loss scale, which is an input."""
         slot = self.slots.get(LOSS_SCALE)
-        return slot is not None and slot.role in (Role.OPTIMIZER_STATE, Role.HYPERPARAMETER)
+        if slot is None or slot.dtype.kind != "f" or any(size != 1 for size in slot.shape):
+            return False
+        return slot.role in (Role.OPTIMIZER_STATE, Role.HYPERPARAMETER)
 
     @property
     def tells_skipping(self) -> bool:

@@ -230,7 +230,7 @@ class Trainer(Kept):
         for name, first in self._counters.items():
             self._session.set(name, (first + self.steps).astype(first.dtype))
         if self._file.scales_loss:
-            self.loss_scale = float(self._session.get(LOSS_SCALE))
+            self.loss_scale = float(self._session.get(LOSS_SCALE).reshape(-1)[0])
         return self._run()
 
     def _run(self) -> float:

@@ -2,9 +2,9 @@
 
 Torch traces a joint graph twice. The first time every operator tells the module that it was run in,
 and a backward operator that of the forward operator it differentiates (by ``seq_nr``, autograd's
-number of the latter); the second time, which only flattens inputs and outputs, this is lost. So
-where there is a second time (:mod:`memplan.pytorch.retrace` mostly saves it), the graph of the first
-is interpreted in it, and its nodes hand on what they tell.
+number of the latter); the second time, which only flattens inputs and outputs, this is lost. Mostly
+:mod:`memplan.pytorch.retrace` saves it; where it does not, the graph of the first time is
+interpreted in the second, and its nodes hand on what they tell.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
     except UsageError:
         raise
     except Exception as error:  # a damaged archive fails in any way: its headers are Python text
-        raise UsageError(f"{path} cannot be read as .npz: {error}") from None
+        why = str(error) or type(error).__name__
+        raise UsageError(f"{path} cannot be read as .npz: {why}") from None
 
 
 def _read(archive: zipfile.ZipFile, path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Array]:

@@ -18,7 +18,8 @@ from memplan.simulate.timeline import simulate
 HEAD = """g (float[64, 64] x, float[64, 64] g) => (float[64, 64] z{outputs})
 <float low = {{0.0}}, float high = {{6.0}}, float one = {{1.0}}, float two = {{2.0}},
  float minus = {{-0.0}}>
-{{ [v] v = Tanh(x) [y] y = Clip(v, low, high) [p] p = MatMul(y, y) [q] q = MatMul(p, y) [r] r = MatMul(q, p)
+{{ [v] v = Tanh(x)
+   [y] y = Clip(v, low, high) [p] p = MatMul(y, y) [q] q = MatMul(p, y) [r] r = MatMul(q, p)
    [s] s = Add(r, q) [t] t = Add(s, p) [u] u = Mul(t, g)"""
 PAIR = (
     HEAD

@@ -85,6 +85,12 @@ def test_the_proof_of_a_joined_mask() -> None:
         assert proof(pair(), joined.replace(old, new)).reason
 
 
+def test_a_zero_that_is_negative_turns_signs() -> None:
+    """Twice where both masks hold, once where they are joined."""
+    first = pair().replace(", low, one)", ", minus, one)")
+    assert proof(first, JOINED.format(outputs="").replace(", low, one)", ", minus, one)")).reason
+
+
 @pytest.mark.ort
 def test_the_bits_are_the_same_at_all_special_values() -> None:
     """Products of NaN, infinities and both zeros, where no, one or both masks hold."""

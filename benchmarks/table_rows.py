@@ -332,6 +332,23 @@ def plain(record: dict[str, Any]) -> list[str]:
 _FREE = ("release", "masks", "narrow", "order")
 
 
+def free_times(record: dict[str, Any]) -> list[str]:
+    """How long steps take behind free passes, over the original's."""
+    rows = [
+        [
+            row["graph"],
+            f"{row['steps']:,}",
+            f"{1000 * row['seconds']:,.2f}",
+            f"{row['neighbours_ratio']:.3f}",
+            f"{row['median_ratio']:.3f}",
+            f"{row['quickest_ratio']:.3f}",
+        ]
+        for row in record["results"]
+    ]
+    heads = ["graph", "steps", "ms", "neighbours, median", "of the medians", "of the quickest"]
+    return table(heads, rows)
+
+
 def free_passes(record: dict[str, Any]) -> list[str]:
     """Peaks and floors behind free passes, in percent of the original's peak."""
     rows = []

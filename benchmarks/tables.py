@@ -15,6 +15,7 @@ from benchmarks.table_rows import (
     certificates,
     ended_early,
     free_passes,
+    free_times,
     lean,
     load,
     loop_pairs,
@@ -124,6 +125,12 @@ input fence and pin, against the tuned session; predicted, with workspace. The f
 same; the block of the later runs is why `tuned` stays the default of `rewrite`.
 """
 
+TIMED = """
+## Step time of free passes
+
+Steps of the original and of what the passes make of it, run in turn (A B B A) in one process on one
+thread, in tuned sessions, while the machine did other work. Ratios below 1 are quicker.
+"""
 PLAIN = """
 ## Plain sessions
 
@@ -204,6 +211,9 @@ def document() -> list[str]:
         FREE,
         *free_passes(freed),
         f"\n{origin(freed)}",
+        TIMED,
+        *free_times(load("free_time")),
+        f"\n{origin(load('free_time'))}",
         PLAIN,
         *plain(sessions),
         f"\n{origin(sessions)}",

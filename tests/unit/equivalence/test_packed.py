@@ -46,6 +46,7 @@ def test_a_mask_is_unpacked_twice() -> None:
     [
         ("Mul(packed, weights)", "Mul(packed, turned)"),
         ("Mul(packed, weights)", "Mul(c, weights)"),
+        ("[w] w = Mul(packed,", "[tw] twice = Add(packed, packed) [w] w = Mul(twice,"),
         ("GreaterOrEqual(v, top)", "GreaterOrEqual(v, half)"),
         ("Mul(b, u16)", "Mul(b, u32)"),
         ("Mul(f, u4)", "Mul(f, u2)"),

@@ -18,7 +18,8 @@ from memplan.simulate.timeline import simulate
 HEAD = """g (float[64, 64] x, float[64, 64] g) => (float[64, 64] z{outputs})
 <float low = {{0.0}}, float high = {{6.0}}, float one = {{1.0}}, float two = {{2.0}},
  float minus = {{-0.0}}>
-{{ [v] v = Tanh(x) [y] y = Clip(v, low, high) [p] p = MatMul(y, y) [q] q = MatMul(p, y) [r] r = MatMul(q, p)
+{{ [v] v = Tanh(x)
+   [y] y = Clip(v, low, high) [p] p = MatMul(y, y) [q] q = MatMul(p, y) [r] r = MatMul(q, p)
    [s] s = Add(r, q) [t] t = Add(s, p) [u] u = Mul(t, g)"""
 PAIR = (
     HEAD
@@ -82,6 +83,12 @@ def test_the_proof_of_a_joined_mask() -> None:
     ):
         assert old in joined
         assert proof(pair(), joined.replace(old, new)).reason
+
+
+def test_a_zero_that_is_negative_turns_signs() -> None:
+    """Twice where both masks hold, once where they are joined."""
+    first = pair().replace(", low, one)", ", minus, one)")
+    assert proof(first, JOINED.format(outputs="").replace(", low, one)", ", minus, one)")).reason
 
 
 @pytest.mark.ort

@@ -57,7 +57,8 @@ _PLAIN = """
 ## Plain sessions
 
 `rewrite --session default`, measured in an `InferenceSession(path)` with every option on its
-default, on the CPU (two cores), for the sample models. A budget lies at the given share of the way
+default, on the CPU (two cores), for the sample models as they were before `memplan capture` made
+them. A budget lies at the given share of the way
 from the certified floor to what the original needs in the first run. Before the slash: the first
 run, behind it every later one, which holds the block of the memory pattern.
 """

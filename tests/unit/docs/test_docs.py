@@ -34,7 +34,15 @@ COMMON = {"--help", "--version"}
 # Of other programs, or of the benchmarks; named where those are shown.
 FOREIGN = {"benchmarks/README.md", "sample_models/README.md", "tools/README.md"}
 FOREIGN_OPTIONS = {"--dist", "--op", "--out", "--strict"}
-MADE_BY_READERS = {"largest.py", "forward.py", "train.py", "make_bundle.py", "model.py", "loop.py"}
+MADE_BY_READERS = {
+    "largest.py",
+    "forward.py",
+    "train.py",
+    "make_bundle.py",
+    "model.py",
+    "loop.py",
+    "finetune.py",
+}
 """Files that the documents tell the reader to write, or that come from elsewhere."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)", re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")

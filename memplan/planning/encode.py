@@ -20,7 +20,9 @@ from memplan.ops.memory import (
 )
 from memplan.planning.dormant import Extended
 from memplan.planning.labels import flags, labels_of
+from memplan.planning.late_views import late_views
 from memplan.planning.offload import choices_for
+from memplan.planning.tokens import in_turn, with_all_makers
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
@@ -143,7 +145,7 @@ def encode(
         arrays.fleeting[arrays.write_start[pack.nodes[-1] + 1] - 1] = True
     choices: tuple[Choice, ...] = ()
     if extended.copies:
-        arrays = _with_all_makers(arrays, extended)
+        arrays = with_all_makers(arrays, extended)
         choices = choices_for(graph, costs, arrays.maker, extended.copies)
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
@@ -181,21 +183,6 @@ def _packs(extended: Extended, maker: Sequence[int]) -> tuple[Pack, ...]:
     return tuple(found)
 
 
-def _with_all_makers(arrays: Arrays, extended: Extended) -> Arrays:
-    """The arrays in which every node that may make an offloaded tensor again is the maker of
-    something under any assignment: of a tensor without bytes that it writes and nobody reads.
-
-    So any sequence of any assignment is one of them all, and so is the relaxation's bound.
-    """
-    nodes = {copy.back for copy in extended.copies.values()}
-    nodes |= {int(arrays.maker[t]) for t in extended.copies if arrays.maker[t] != NONE}
-    writers = np.asarray(sorted(nodes), dtype=np.int64)
-    count = len(arrays.nbytes)
-    spare = count + np.arange(len(writers))
-    arrays = _with_outputs(arrays, writers, spare, droppable=True)
-    return arrays._replace(maker=np.append(arrays.maker, writers))
-
-
 def _keeps_its_turn(graph: Graph, node: Node) -> bool:
     """Whether what a node does depends on which nodes of its kind ran before it.
 
@@ -206,57 +193,6 @@ def _keeps_its_turn(graph: Graph, node: Node) -> bool:
     inner = [body.graph for body in graph.bodies.get(node.id, ()) if body.graph is not None]
     nested = any(_keeps_its_turn(body, each) for body in inner for each in body.nodes)
     return drawn or has_effects(node.key) or nested
-
-
-def in_turn(arrays: Arrays, pairs: Sequence[tuple[int, int]]) -> Arrays:
-    """The arrays with an order among some nodes: the first of each pair runs before the second.
-
-    It makes a tensor without bytes that the second reads, one for all of its pairs. Such tensors
-    stand behind all others.
-    """
-    if not pairs:
-        return arrays
-    firsts = sorted({first for first, _ in pairs})
-    token = {node: len(arrays.nbytes) + k for k, node in enumerate(firsts)}
-    after = np.asarray(firsts, dtype=np.int64)
-    arrays = _with_outputs(arrays, after, np.asarray(list(token.values()), dtype=np.int64))
-    by_reader = sorted(pairs, key=lambda pair: pair[1])
-    readers = np.asarray([second for _, second in by_reader], dtype=np.int64)
-    tokens = np.asarray([token[first] for first, _ in by_reader], dtype=np.int64)
-    return arrays._replace(
-        reads=np.insert(arrays.reads, arrays.read_start[readers + 1], tokens),
-        read_start=_grown(arrays.read_start, readers),
-    )
-
-
-def _with_outputs(arrays: Arrays, nodes: Ints, tensors: Ints, *, droppable: bool = False) -> Arrays:
-    """The arrays in which every one of ``nodes`` also writes one of ``tensors``, new ones without
-    bytes that stand behind all others."""
-    many = len(nodes)
-    write = arrays.write_start[nodes + 1]
-    overwriter = arrays.overwriter
-    if len(overwriter):
-        overwriter = np.append(overwriter, np.full(many, NONE))
-    return arrays._replace(
-        writes=np.insert(arrays.writes, write, tensors),
-        write_start=_grown(arrays.write_start, nodes),
-        alias_of=np.insert(arrays.alias_of, write, NONE),
-        inplace_start=np.insert(arrays.inplace_start, write, arrays.inplace_start[write]),
-        droppable=np.insert(arrays.droppable, write, droppable),
-        fleeting=np.insert(arrays.fleeting, write, False),
-        nbytes=np.append(arrays.nbytes, np.zeros(many, np.int64)),
-        alike=np.append(arrays.alike, arrays.alike.max(initial=0) + 1 + np.arange(many)),
-        resident=np.append(arrays.resident, np.zeros(many, np.bool_)),
-        pinned=np.append(arrays.pinned, np.zeros(many, np.bool_)),
-        overwriter=overwriter,
-    )
-
-
-def _grown(starts: Ints, nodes: Ints) -> Ints:
-    """Starts of runs after the runs of ``nodes`` grew by one entry for every time they stand
-    there."""
-    more = np.bincount(nodes, minlength=len(starts) - 1)
-    return starts + np.concatenate(([0], np.cumsum(more)))
 
 
 def _state_order(graph: Graph) -> list[tuple[int, int]]:
@@ -413,51 +349,3 @@ def _sharing(graph: Graph, node: Node, slot: int, rules: MemorySemantics) -> tup
         if k < len(node.inputs) and node.inputs[k] != ABSENT
     ]
     return NONE, candidates
-
-
-def late_views(graph: Graph, order: list[int], rules: MemorySemantics) -> list[int]:
-    """``order`` with every view moved right before the first node that reads it.
-
-    A view holds no memory of its own, so this changes no lifetime; but a value that only late
-    views read can then be evicted in between.
-    """
-    result: list[int] = []
-    moved: set[int] = set()
-    for index in order:
-        node = graph.nodes[index]
-        if _is_movable_view(graph, node, rules):
-            moved.add(index)
-            continue
-        _emit_views(graph, node, moved, result)
-        result.append(index)
-    # Views that no other node reads keep their place at the end.
-    result.extend(index for index in order if index in moved)
-    return result
-
-
-def _emit_views(graph: Graph, node: Node, moved: set[int], result: list[int]) -> None:
-    """Append the waiting views that ``node`` reads, and those that they read, sources first."""
-    stack = _made_by(graph, node, moved)
-    while stack:
-        view = stack[-1]
-        # Not its first input alone: the shape that a Reshape reads may be a view, too.
-        sources = _made_by(graph, graph.nodes[view], moved) if view in moved else []
-        if sources:
-            stack.extend(sources)
-            continue
-        stack.pop()
-        if view in moved:
-            moved.remove(view)
-            result.append(view)
-
-
-def _made_by(graph: Graph, node: Node, moved: set[int]) -> list[int]:
-    """The waiting views among what ``node`` reads, the first one last."""
-    producers = (graph.tensors[tensor].producer for tensor in node.reads)
-    return [producer for producer in producers if producer in moved][::-1]
-
-
-def _is_movable_view(graph: Graph, node: Node, rules: MemorySemantics) -> bool:
-    outputs = [graph.tensors[t] for t in node.writes]
-    view = all(rules.alias_input(node.key, k) is not None for k in range(len(node.outputs)))
-    return view and len(outputs) == 1 and bool(outputs[0].readers) and not outputs[0].is_output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,10 @@ from helpers.running import Memplan, runner
 
 FOLDER = Path(__file__).parent
 SLOW_FOLDERS = ("ort", "gpu", "e2e")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a shell. Children would inherit it: tests that interrupt one never end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -82,7 +82,7 @@ def check(path: Path, dims: dict[str, int]) -> None:
 def test_a_sample_model_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
     """With a symbolic dimension: the file states no shapes of copies."""
     target = tmp_path / "offloaded.onnx"
-    result = offloaded(SAMPLES / "gpt_dynamic.onnx", target, "60%", {"N": 2})
+    result = offloaded(SAMPLES / "gpt_dynamic.onnx", target, "70%", {"N": 2})
     check(target, {"N": 2})
     assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
 

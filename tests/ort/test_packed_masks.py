@@ -107,7 +107,8 @@ def test_plans_with_packed_masks_hold(layers: list[tuple[str, bool]], size: int)
     timeline = ensure(prepared.proto, rewritten, plan, prepared.types, TUNED)
     found = prove(reference_side(prepared, rewritten), Side(rewritten, prepared.folder))
     assert found.proved, found.reason
-    assert timeline.peak_bytes <= simulate(model.graph, TUNED).peak_bytes
+    before_it = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    assert timeline.peak_with_workspace_bytes <= before_it
     feeds = {"x": np.linspace(-1, 1, size, dtype=np.float32)}
     before, _ = outputs_of(prepared.proto, feeds)
     after, _ = outputs_of(rewritten, feeds)

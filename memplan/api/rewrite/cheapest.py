@@ -63,7 +63,7 @@ class Planned:
 
 def with_chunks(recomputing: float, chunking: float) -> float:
     """Extra time of a plan for a graph in chunks, as a fraction of the step without either."""
-    return (1 + recomputing) * (1 + chunking) - 1
+    return recomputing + chunking + recomputing * chunking
 
 
 def find_plan(source: Source, goal: Goal) -> Planned:

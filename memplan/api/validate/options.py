@@ -13,9 +13,9 @@ from memplan.runtime.measure import check_time_limit
 class ValidateOptions:
     """How to validate.
 
-    ``provider`` ``auto`` is what the plan was made for. ``runs`` are timed; ``inputs`` is an .npz
-    with one array per graph input, the first of ``draws`` sets of inputs; ``threads`` 0 leaves
-    their number to the runtime. ``plain``: also measure the user's file with every default on.
+    ``provider`` ``auto`` is what the plan was made for. ``runs`` are timed, 0: none; ``inputs`` is
+    an .npz with one array per graph input, the first of ``draws`` sets of inputs; ``threads`` 0
+    leaves their number to the runtime. ``plain``: also measure the user's file with every default on.
     ``wrt``: the globs that ``rewrite`` was given, where outputs are to be missing. ``time_limit``:
     seconds for everything that one process runs. ``state``: see :mod:`memplan.api.state`; empty:
     as the rewritten file says.
@@ -36,5 +36,5 @@ class ValidateOptions:
     state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        settle(self, {"runs": 1, "seed": 0, "threads": 0, "draws": 1})
+        settle(self, {"runs": 0, "seed": 0, "threads": 0, "draws": 1})
         check_time_limit(self.time_limit)

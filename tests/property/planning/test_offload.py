@@ -53,7 +53,7 @@ def test_any_reads_back_written_and_simulated_are_as_evaluated(
     model = open_text(proto)
     stashes = offloadable(model.graph, CUDA, None, frozenset())
     assume(stashes)
-    extended = extend(model.graph, {}, "cuda", stashes)
+    extended = extend(model.graph, {}, "cuda", offload=stashes)
     timeline = simulate(model.graph, CUDA)
     costs = [1.0] * len(extended.graph.nodes)
     encoded = encode(extended, timeline, costs)

@@ -15,10 +15,10 @@ class ValidateOptions:
 
     ``provider`` ``auto`` is what the plan was made for. ``runs`` are timed, 0: none; ``inputs`` is
     an .npz with one array per graph input, the first of ``draws`` sets of inputs; ``threads`` 0
-    leaves their number to the runtime. ``plain``: also measure the user's file with every default on.
-    ``wrt``: the globs that ``rewrite`` was given, where outputs are to be missing. ``time_limit``:
-    seconds for everything that one process runs. ``state``: see :mod:`memplan.api.state`; empty:
-    as the rewritten file says.
+    leaves their number to the runtime. ``plain``: also measure the user's file with every default
+    on. ``wrt``: the globs that ``rewrite`` was given, where outputs are to be missing.
+    ``time_limit``: seconds for everything that one process runs. ``state``: see
+    :mod:`memplan.api.state`; empty: as the rewritten file says.
 
     Raises:
         UsageError: a number is out of range.

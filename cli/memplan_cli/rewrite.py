@@ -80,9 +80,9 @@ from memplan_cli.progress import planning_progress
     default="none",
     show_default=True,
     metavar="WHAT",
-    help="Run parts of the step in chunks, forward and backward together: regions of large tensors "
-    "such as logits and loss, the last layers in chunks of the batch, a number of chunks, none, or "
-    "auto (what makes the plan cheapest). Results may differ in the last bits.",
+    help="Run parts of the step in chunks, forward and backward together: regions (around large "
+    "tensors such as logits and loss), layers (the last ones, in chunks of the batch), a number of "
+    "chunks, none, or auto (what makes the plan cheapest). Results may differ in the last bits.",
 )
 @click.option(
     "--offload",

@@ -49,7 +49,8 @@ class LossScale:
         Raises:
             UsageError: it is not positive, or not a float32.
         """
-        _require(0 < self.init_scale <= _LARGEST, "init_scale", "above 0, and a float32")
+        possible = 0 < self.init_scale <= _LARGEST
+        _require(possible, "init_scale", self.init_scale, "above 0 that float32 can hold")
 
     @property
     def text(self) -> str:
@@ -78,9 +79,10 @@ class DynamicScale(LossScale):
             UsageError: one has a value with which the scale does not do what it is for.
         """
         LossScale.__post_init__(self)
-        _require(1 < self.growth_factor < math.inf, "growth_factor", "above 1")
-        _require(0 < self.backoff_factor < 1, "backoff_factor", "between 0 and 1")
-        _require(self.growth_interval >= 1, "growth_interval", "of at least 1")
+        growth, backoff, interval = self.growth_factor, self.backoff_factor, self.growth_interval
+        _require(1 < growth < math.inf, "growth_factor", growth, "above 1")
+        _require(0 < backoff < 1, "backoff_factor", backoff, "between 0 and 1")
+        _require(interval >= 1, "growth_interval", interval, "of at least 1")
 
     @property
     def text(self) -> str:
@@ -91,9 +93,13 @@ class DynamicScale(LossScale):
         return f"{self.name}{{{','.join(parts)}}}" if parts else self.name
 
 
-def _require(holds: bool, option: str, wanted: str) -> None:
+def _require(holds: bool, option: str, value: float, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"the loss scale's {option} is to be a number {wanted}")
+        usual = next(item.default for item in fields(DynamicScale) if item.name == option)
+        raise UsageError(
+            f"the loss scale's {option} is {value:g}, not a number {wanted}",
+            f"the default is {usual:g}",
+        )
 
 
 def parse_loss_scale(text: str) -> LossScale | None:

@@ -107,13 +107,26 @@ def _hide(graph: onnx.GraphProto, names: Collection[str]) -> None:
 
 def _early(nodes: list[onnx.NodeProto], first: int) -> list[onnx.NodeProto]:
     """The nodes from index ``first`` on, each right behind the last that it reads from: a gradient
-    is not held until the end."""
+    is not held until the end. What reads inputs and constants alone (a moment times its decay) goes
+    before its first reader: nor are such products held from the beginning."""
     place: dict[str, int] = {}
-    keys: list[tuple[int, int]] = []
+    places: list[int | None] = []
     for index, node in enumerate(nodes):
-        at = index if index < first else max((place.get(name, 0) for name in node.input), default=0)
-        keys.append((at, index))
-        place.update(dict.fromkeys(node.output, at))
+        made = [place[name] for name in node.input if name in place]
+        at = index if index < first else max(made, default=None)
+        places.append(at)
+        if at is not None:
+            place.update(dict.fromkeys(node.output, at))
+    needed: dict[str, int] = {}
+    for index in reversed(range(first, len(nodes))):
+        node = nodes[index]
+        at = places[index]
+        if at is None:
+            at = min((needed[n] for n in node.output if n in needed), default=len(nodes))
+            places[index] = at
+        for name in node.input:
+            needed[name] = min(at, needed.get(name, at))
+    keys = [(at, index) for index, at in enumerate(places) if at is not None]
     return [nodes[index] for _, index in sorted(keys)]
 
 

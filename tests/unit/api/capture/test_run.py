@@ -12,7 +12,7 @@ import pytest
 
 import memplan
 from memplan.errors import ModelError, UsageError
-from memplan.proto.metadata import CHECKPOINT_KEY, get_metadata
+from memplan.proto.metadata import CHECKPOINT_KEY, PHASE_KEY, get_metadata
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -413,3 +413,11 @@ def test_options_stand_in_for_a_scaler_and_clipping() -> None:
 def test_scalers_and_clipping_that_cannot_be_captured(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         captured(step(**settings))
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_no_part_of_the_update_waits_from_the_beginning(via: str) -> None:
+    graph = captured(step(optimizer=True), via).model.graph
+    phases = [{p.key: p.value for p in node.metadata_props}.get(PHASE_KEY) for node in graph.node]
+    loss = next(i for i, node in enumerate(graph.node) if "loss" in node.output)
+    assert loss < phases.index("update")

@@ -55,8 +55,10 @@ class Encoded:
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
 
-        ``force``: tensors that are to be recomputed whatever the budget (``--recompute``).
+        ``force``: tensors that are to be recomputed whatever the budget (``--recompute``). What may
+        be packed is not: it was drawn, and without its pack nothing makes it again.
         """
+        force -= {pack.tensor for pack in self.packs}
         order = np.asarray(self.order, dtype=np.int64)
         protected = np.zeros(len(self.arrays.cost), np.bool_)
         start = order

@@ -19,6 +19,7 @@ from memplan.shapes.tensor_type import Shape, TensorType
 
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
+_ALLOWZERO = 14
 _FLOAT = onnx.TensorProto.FLOAT
 NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 """What is added in float32."""
@@ -35,7 +36,9 @@ def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
         return ctx.cast(whole, base.dtype)
     depth = indices.shape[-1]
     numbered = depth == 1 or (
-        isinstance(depth, int) and all(isinstance(dim, int) for dim in base.shape[:depth])
+        isinstance(depth, int)
+        and depth > 1
+        and all(isinstance(dim, int) for dim in base.shape[:depth])
     )
     if ctx.opset >= ADDING and not numbered:
         places = ctx.cast(indices, INT64)
@@ -69,13 +72,19 @@ def _rows(ctx: Context, indices: Value, sizes: list[int]) -> Value:
 
 def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added where Gather along ``axis`` reads them."""
+    if 0 in base.shape:
+        return base
     # One dimension of indices, repeated along the others.
     flat = ctx.op("Reshape", indices, ctx.const([-1]))
     shape: Shape = (*base.shape[:axis], flat.shape[0], *base.shape[axis + 1 :])
     sizes = [ctx.dims(base, [k]) for k in range(base.rank)]
     sizes[axis] = ctx.dims(flat, [0])
     target = ctx.vector(sizes)
-    numbers = ctx.op("Reshape", updates, target, result=TensorType(base.dtype, shape))
+    # Where there may be no index, a 0 is a size of its own, not that of another dimension.
+    empty = indices.rank > 1 and not (isinstance(flat.shape[0], int) and flat.shape[0] > 0)
+    zero = {"allowzero": 1} if empty and ctx.opset >= _ALLOWZERO else {}
+    result = TensorType(base.dtype, shape)
+    numbers = ctx.op("Reshape", updates, target, result=result, **zero)
     column = ctx.unsqueeze(flat, list(range(1, base.rank - axis)))
     places = ctx.op("Expand", column, target, result=TensorType(indices.dtype, shape))
     return add_along(ctx, base, places, numbers, axis)

@@ -189,3 +189,14 @@ def test_plans_with_packs_are_no_cheaper_than_their_bound() -> None:
         plan = make_plan(prepare(request_for(model, budget)), strategy, 10.0)
         assert plan.bound_fraction <= plan.extra_cost_fraction + 1e-9
         assert plan.bound_kind in ("order-free", "trivial")
+
+
+def test_a_mask_that_is_to_be_recomputed_is_drawn_once() -> None:
+    """``--recompute '*'`` means masks, too; a search must not begin with one made of nothing."""
+    model = model_of()
+    encoded = prepare(request_for(model, 1 << 40)).encoded
+    masks = frozenset(tensor(model.graph, name).id for name in ("m1", "m2"))
+    assert masks <= {pack.tensor for pack in encoded.packs}
+    problem = encoded.problem(10**9, masks)
+    assert np.array_equal(problem.start, problem.order)
+    assert not problem.protected.any()

@@ -66,8 +66,9 @@ class Encoded:
             node = int(self.arrays.maker[tensor])
             position = _widest_gap(self.arrays, start, tensor)
             if node != NONE and position is not None:
-                start = np.insert(start, position, node)
-                protected[node] = True
+                nodes = _with_sources(self.arrays, start, node)
+                start = np.insert(start, [position] * len(nodes), nodes)
+                protected[nodes] = True
         return Problem(
             self.arrays,
             order,
@@ -80,6 +81,24 @@ class Encoded:
             self.labels,
             self.packs,
         )
+
+
+def _with_sources(arrays: Arrays, sequence: Ints, node: int) -> list[int]:
+    """A node behind those of its rebuild rule that it reads from, which no sequence has yet."""
+    there = set(sequence.tolist())
+    written = {t for other in there for t in _slots(arrays.writes, arrays.write_start, other)}
+    found: list[int] = []
+    waiting = [node]
+    while waiting:
+        found.append(waiting.pop())
+        sources = _slots(arrays.reads, arrays.read_start, found[-1])
+        makers = {int(arrays.maker[t]) for t in sources if t not in written}
+        waiting.extend(sorted(makers - there - {NONE, *found}))
+    return found[::-1]
+
+
+def _slots(values: Ints, starts: Ints, node: int) -> list[int]:
+    return [int(t) for t in values[starts[node] : starts[node + 1]]]
 
 
 def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:

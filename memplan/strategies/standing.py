@@ -7,6 +7,8 @@ import math
 import threading
 from dataclasses import dataclass
 
+import numpy as np
+
 from memplan.solver.bound.order_free import KIND
 from memplan.solver.problem import Decision, Ints, Problem, better
 
@@ -72,7 +74,13 @@ class Standing:
         return math.isinf(self.bound.seconds)
 
     def keep(self, decision: Decision, source: str) -> None:
-        """Remember a decision if it is the best so far, and who made it."""
+        """Remember a decision if it is the best so far, and who made it.
+
+        One that leaves out recomputations that were asked for, as the certificate's plans may, is
+        not a decision of the problem.
+        """
+        if self._leaves_out(decision):
+            return
         with self.lock:
             if self.best is not None and not better(decision, self.best):
                 return
@@ -82,6 +90,17 @@ class Standing:
             _LOG.info("best so far: +%.3f%% by %s", extra, source)
         else:
             _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
+
+    def _leaves_out(self, decision: Decision) -> bool:
+        problem = self.problem
+        asked = set(np.flatnonzero(problem.protected).tolist())
+        asked.difference_update(node for pack in problem.packs for node in pack.nodes)
+        if not asked:
+            return False
+        count = len(problem.protected)
+        runs = np.bincount(decision.sequence, minlength=count)
+        wanted = np.bincount(problem.start, minlength=count)
+        return any(runs[node] < wanted[node] for node in asked)
 
     def learn(self, seconds: float, kind: str = KIND) -> None:
         """Remember a bound if it is the best so far."""

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 from helpers.graphs import TUNED, graph_of, names, node, open_text, tensor
+from helpers.plans import estimate
 from memplan.ir.graph import TensorKind
 from memplan.ops.memory import refusal
+from memplan.planning.dormant import Extended
 from memplan.planning.encode import Encoded, encode
-from memplan.planning.rebuild_rules import Extended, extend
+from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.planning.rebuild_rules import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.timeline import simulate
+from memplan.strategies.builtin import parse_strategy
 
 
 def dropped(
@@ -218,3 +222,34 @@ def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
     assert len(set(ranks.tolist())) == 13
     second = node(found.graph, "d2/rebuild_cast").id
     assert ranks[node(found.graph, "d2").id] < ranks[second] < ranks[node(found.graph, "g1").id]
+
+
+CHAIN = """
+g (float[65536] x) => (float[] z) <float ratio = {0.25}, bool on = {1}>
+{
+    [d0] a0, m0 = Dropout<seed: int = 0>(x, ratio, on)
+    [t0] t0 = Tanh(a0)
+    [d1] a1, m1 = Dropout<seed: int = 1>(t0, ratio, on)
+    [t1] t1 = Tanh(a1)
+    [f1] f1 = Cast<to: int = 1>(m1)
+    [h1] h1 = Mul(t1, f1)
+    [g1] g1 = Mul(h1, a1)
+    [f0] f0 = Cast<to: int = 1>(m0)
+    [h0] h0 = Mul(g1, f0)
+    [g0] g0 = Mul(h0, a0)
+    [z] z = ReduceSum<keepdims: int = 0>(g0)
+}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "search{iterations=3}"])
+def test_what_is_asked_for_is_rebuilt_by_all_of_its_rule(strategy: str) -> None:
+    """Neither a plan of the certificate nor half a rule takes its place."""
+    model = open_text(CHAIN)
+    wanted = frozenset({tensor(model.graph, "a0").id, tensor(model.graph, "a1").id})
+    peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    values = small_constants(model.prepared.bound.graph)
+    request = PlanRequest(model.graph, TUNED, peak, estimate, values, force=wanted, packs=True)
+    plan = make_plan(prepare(request), parse_strategy(strategy), 10.0)
+    rules = {f"{each}/rebuild_{part}" for each in ("d0", "d1") for part in ("cast", "mul", "scale")}
+    assert rules <= {name for name, count in plan.recomputed.items() if count}

@@ -98,6 +98,15 @@ class Problem:
         """Seconds of the sequence without recomputation."""
         return float(self.arrays.cost[self.order].sum())
 
+    def leaves_out_asked(self, sequence: Ints) -> bool:
+        """Whether a sequence lacks recomputations that were asked for (``protected``)."""
+        if not self.protected.any():
+            return False
+        count = len(self.protected)
+        runs = np.bincount(sequence, minlength=count)
+        asked = np.bincount(self.start, minlength=count)
+        return bool((runs < asked)[self.protected].any())
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

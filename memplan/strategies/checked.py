@@ -69,7 +69,7 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
     again[[node for pack in problem.packs for node in pack.nodes]] = True
     if (runs > asked)[~again].any():
         return "recomputes nodes that must not be"
-    if (runs < asked)[problem.protected].any():
+    if problem.leaves_out_asked(sequence):
         return "leaves out recomputations that were asked for"
     ordered = np.ascontiguousarray(sequence, dtype=np.int64)
     if evaluate(problem.arrays, ordered).total.max(initial=0) < IMPOSSIBLE:

@@ -117,7 +117,7 @@ class _Portfolio:
         begin: Decision | None = None,
     ) -> None:
         """``begin``: a plan that packs nothing, to go on from; there where something may be."""
-        self.packed = always_packed(problem) if problem.packs else problem
+        self.packed = always_packed(problem)
         self.problem, self.options, self.progress = problem, options, progress
         self.params = options.params
         self.limit = time_limit

@@ -7,8 +7,6 @@ import math
 import threading
 from dataclasses import dataclass
 
-import numpy as np
-
 from memplan.solver.bound.order_free import KIND
 from memplan.solver.problem import Decision, Ints, Problem, better
 
@@ -79,7 +77,7 @@ class Standing:
         One that leaves out recomputations that were asked for, as the certificate's plans may, is
         not a decision of the problem.
         """
-        if self._leaves_out(decision):
+        if self.problem.leaves_out_asked(decision.sequence):
             return
         with self.lock:
             if self.best is not None and not better(decision, self.best):
@@ -90,17 +88,6 @@ class Standing:
             _LOG.info("best so far: +%.3f%% by %s", extra, source)
         else:
             _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
-
-    def _leaves_out(self, decision: Decision) -> bool:
-        problem = self.problem
-        asked = set(np.flatnonzero(problem.protected).tolist())
-        asked.difference_update(node for pack in problem.packs for node in pack.nodes)
-        if not asked:
-            return False
-        count = len(problem.protected)
-        runs = np.bincount(decision.sequence, minlength=count)
-        wanted = np.bincount(problem.start, minlength=count)
-        return any(runs[node] < wanted[node] for node in asked)
 
     def learn(self, seconds: float, kind: str = KIND) -> None:
         """Remember a bound if it is the best so far."""

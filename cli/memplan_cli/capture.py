@@ -28,7 +28,7 @@ from memplan_cli.progress import waiting
     default="auto",
     show_default=True,
     help="PyTorch's forward graph and memplan's gradients, or autograd's own backward; auto takes "
-    "the one with the lower peak.",
+    "the second where the first is closed or fails the check.",
 )
 @click.option(
     "--dynamic",
@@ -61,6 +61,13 @@ from memplan_cli.progress import waiting
     show_default=True,
     help="Put weights into the file, copy them beside it (OUTPUT.data), or leave them out; auto "
     "embeds up to 256 MiB.",
+)
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
+    "gradients, buffers and two updates; a difference is exit code 1, and nothing is written.",
 )
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(

@@ -13,6 +13,7 @@ from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
+from memplan.pytorch.places import place_of
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.step import TorchStep
@@ -79,6 +80,11 @@ class Reading:
         exported = to_onnx(program, self.prepared)
         marks = tidy(exported.model, self.prepared.dynamic, regions)
         return replace(exported, checkpoints=marks)
+
+    def place_of(self, name: str) -> str:
+        """Where a parameter or buffer is read first: its module and the line of the user's code;
+        empty where that is not known."""
+        return place_of(self.program, name)
 
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""

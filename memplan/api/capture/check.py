@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 
 from memplan.api.capture.compare import Difference
 from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, format_bytes
 
 _SHOWN = 3
+_KINDS = {
+    "draws": "draw",
+    "loss": "loss",
+    "gradient": "gradient",
+    "buffer": "buffer",
+    "parameter": "new parameter",
+    "state": "new state tensor",
+}
+"""What may differ, in the order in which it is told, and what one is called."""
 
 
 class Verdict(StrEnum):
@@ -104,7 +114,7 @@ class Check:
     @property
     def summary(self) -> str:
         """What differs, in a line."""
-        return "; ".join(some([d.text for d in self.differences]))
+        return "; ".join(_summed(self.differences))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -128,6 +138,7 @@ class Check:
                     "error": _number(each.error),
                     "tolerance": _number(each.tolerance),
                     "step": each.step,
+                    "place": each.place,
                 }
                 for each in self.differences
             ],
@@ -152,10 +163,28 @@ class CaptureDiffersError(MemplanError):
         self.check = check
 
 
-def some(texts: Sequence[str]) -> list[str]:
-    """The first few, and how many more there are."""
-    more = len(texts) - _SHOWN
-    return [*texts[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+def _summed(differences: Sequence[Difference]) -> list[str]:
+    """Differences by kind: how many, how far off the worst is, and the names of some."""
+    texts = []
+    for kind, what in _KINDS.items():
+        found = [each for each in differences if each.kind == kind]
+        if not found:
+            continue
+        if kind == "draws":
+            texts += [each.name for each in found]
+            continue
+        worst = max(found, key=lambda each: each.error)
+        off = f"off by {worst.error:.2g} ({worst.tolerance:.1g} would be rounding)"
+        if not isfinite(worst.error):
+            off = "infinitely far off, or in another shape"
+        if kind == "loss":
+            texts.append(f"the loss is {off}")
+            continue
+        ordered = sorted(found, key=lambda each: -each.error)
+        names = [f"'{d.name}'" + (f" of {d.place}" if d.place else "") for d in ordered[:_SHOWN]]
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        texts.append(f"{counted(len(found), what)} off, the worst {off}: {', '.join(names)}{more}")
+    return texts
 
 
 def _number(value: float | None) -> float | str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +37,7 @@ from memplan.pytorch.reading import Reading
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor
 from memplan.runtime.archive import BFLOAT16, bfloat16_values
-from memplan.units import counted, format_bytes
+from memplan.units import format_bytes
 
 Array = npt.NDArray[Any]
 _UPDATES = 2
@@ -207,7 +208,9 @@ class _Comparison:
             "steps": steps,
             "draws": len(first.draws),
             "not_checked": tuple(self.not_checked),
-            "differences": tuple(self.differences),
+            "differences": tuple(
+                replace(each, place=self.reading.place_of(each.name)) for each in self.differences
+            ),
             "causes": tuple(self.causes),
             "eager_seconds": seconds if captured is not None else None,
             "eager_peak_bytes": checker.eager.resident_bytes + held + first.peak_bytes,
@@ -302,9 +305,7 @@ class _Comparison:
         missing = {n: np.zeros_like(a) for n, a in there.items() if n not in given}
         return {**{n: a for n, a in wanted.items() if n in there or a.any()}, **missing}
 
-    def _buffers(
-        self, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
-    ) -> Compared:
+    def _buffers(self, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran) -> Compared:
         new = {old: out for out, old in self.done.contract.new_values.items()}
         floats = {n: t for n, t in outcome.buffers.items() if t.is_floating_point()}
         wanted = {n: _wide(as_array(t)) for n, t in floats.items() if n in new}
@@ -339,9 +340,7 @@ class _Comparison:
             self.scale = float(ran.outputs[new[LOSS_SCALE]])
         return twin.seconds
 
-    def _hold(
-        self, step: int, name: str, want: Array, got: Array, before: Array | None
-    ) -> None:
+    def _hold(self, step: int, name: str, want: Array, got: Array, before: Array | None) -> None:
         apart = float(np.abs(want - got).max()) if want.size else 0.0
         largest = float(np.abs(want).max()) if want.size else 0.0
         moved = float(np.abs(want - before).max()) if before is not None and want.size else largest
@@ -358,14 +357,26 @@ class _Comparison:
     def _find_cause(
         self, values: Mapping[str, Array], outcome: Outcome, exact: Outcome | None
     ) -> None:
-        """Whether it is the runtime's own optimizations."""
-        before, errors = list(self.differences), dict(self.errors)
+        """What probably made the differences of the first step."""
+        before, errors, worst = list(self.differences), dict(self.errors), self.worst
         self.differences.clear()
-        if not self._compare(1, outcome, exact, self._ran(values, outcome, optimized=False)):
+        plain = self._compare(1, outcome, exact, self._ran(values, outcome, optimized=False))
+        self.differences, self.errors, self.worst = before, errors, worst
+        kinds = {each.kind for each in before}
+        if not plain:
             self.causes.append(
-                "a fusion of ONNX Runtime: without its optimizations the graph is right"
+                "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "
+                "computes what PyTorch does"
             )
-        self.differences, self.errors = before, errors
+        elif "loss" in kinds:
+            self.causes.append(
+                "an operator of the forward part means something else in the graph than in PyTorch"
+            )
+        elif "gradient" in kinds:
+            self.causes.append(
+                "the forward part is right, so something acts on gradients alone: a custom "
+                "backward, a hook, a tie at a kink"
+            )
 
     def _note(self, kind: str, compared: Compared) -> None:
         self.errors[kind] = max(self.errors.get(kind, 0.0), compared.error)

@@ -32,10 +32,12 @@ DOUBTFUL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A tensor that is not PyTorch's.
+    """What is not as in PyTorch.
 
-    ``kind`` is ``loss``, ``gradient``, ``buffer``, ``parameter`` or ``state``; ``error`` and
-    ``tolerance`` are relative to its largest entry. ``step`` is the step in which it was seen.
+    ``kind`` is ``loss``, ``gradient``, ``buffer``, ``parameter`` or ``state`` (new values), or
+    ``draws``: then ``name`` says what was drawn. ``error`` and ``tolerance`` are relative to the
+    largest entry of the tensor, ``place`` is its module and the line of the user's code that reads
+    it first. ``step`` is the step in which it was seen.
     """
 
     kind: str
@@ -43,16 +45,7 @@ class Difference:
     error: float
     tolerance: float
     step: int
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        what = "the loss" if self.kind == "loss" else f"the {self.kind} of '{self.name}'"
-        if self.kind in ("buffer", "parameter", "state"):
-            what = f"the new value of '{self.name}'"
-        if not np.isfinite(self.error):
-            return f"{what} is not finite, PyTorch's is"
-        return f"{what} is off by {self.error:.2g} ({self.tolerance:.2g} would be rounding)"
+    place: str = ""
 
 
 class Tolerance:

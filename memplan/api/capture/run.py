@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.api.capture.check import CaptureDiffersError, Check, Verdict, some
+from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
 from memplan.api.capture.result import Capture, Road
 from memplan.api.capture.weights import WeightPlace, choose_place, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from memplan.pytorch.reading import Reading
 
 VIA = ("auto", "grad", "joint")
-_PLACED = ("gradient", "parameter", "buffer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def _taken(reading: Reading, via: str, check: bool) -> tuple[_Taken, tuple[Road,
             return taken, tuple(roads)
         wrong.append(taken)
     if wrong:
-        raise _differs(reading, wrong)
+        raise _differs(wrong)
     raise failed[0]
 
 
@@ -189,22 +188,15 @@ def _checked(checker: Checker, taken: _Taken) -> _Taken:
     return replace(taken, check=found, road=replace(taken.road, failure=failure))
 
 
-def _differs(reading: Reading, wrong: Sequence[_Taken]) -> CaptureDiffersError:
-    """What is said of a step that no road captures rightly: the last one's differences, with the
-    places in the user's code."""
-    last = wrong[-1]
-    check = last.check
+def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
+    """What is said of a step that no road captures rightly: what the last one has wrong."""
+    check = wrong[-1].check
     if check is None:
         raise AssertionError("it was checked")
-    tensors = [each.name for each in check.differences if each.kind in _PLACED]
-    places = [place for name in tensors if (place := reading.place_of(name))]
-    where = f" ({'; '.join(some(places))})" if places else ""
     tried = " and ".join(taken.road.name for taken in wrong)
-    hint = f"{check.causes[0]}; " if check.causes else ""
     return CaptureDiffersError(
-        f"the captured step (via {tried}) is not PyTorch's: {check.summary}{where}; nothing was "
-        "written",
-        f"{hint}--no-check writes it all the same",
+        f"the captured step (via {tried}) is not PyTorch's: {check.summary}; nothing was written",
+        "; ".join([*check.causes, "--no-check (check=False) writes it all the same"]),
         check,
     )
 

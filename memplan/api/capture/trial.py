@@ -18,13 +18,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.api.capture.finish import Finished
-from memplan.errors import RuntimeUnavailableError
 from memplan.ir.contract import STATE
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import subgraphs
 from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
 from memplan.runtime.messages import RunRequest
-from memplan.shapes.tensor_type import FLOATS
 from memplan.units import counted
 
 Array = npt.NDArray[Any]
@@ -88,7 +86,9 @@ class Trial:
         self._session: Any = None
         self.batch = [name for name in done.contract.named(*STATE) if name in inputs]
 
-    def run(self, values: Mapping[str, Array], draws: Sequence[Draw], optimized: bool = True) -> Ran:
+    def run(
+        self, values: Mapping[str, Array], draws: Sequence[Draw], optimized: bool = True
+    ) -> Ran:
         """Run it once in a plain session; state without a value is 0.
 
         Args:
@@ -194,9 +194,7 @@ def _number(tensor: onnx.TensorProto) -> float:
     return float(numpy_helper.to_array(tensor).reshape(()))
 
 
-def _shapes(
-    graph: onnx.GraphProto, dims: Mapping[str, int]
-) -> dict[str, tuple[int, ...] | None]:
+def _shapes(graph: onnx.GraphProto, dims: Mapping[str, int]) -> dict[str, tuple[int, ...] | None]:
     """Shapes at the sizes of the example; None where one is not a number then."""
     found: dict[str, tuple[int, ...] | None] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):

@@ -83,8 +83,15 @@ def command(
     if str(output) == "-":
         raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
     # What the user's code prints is not our answer.
-    with waiting(report, f"capturing {target}"), redirect_stdout(sys.stderr):
-        result = capture(target, output, dynamic=_dynamic(dynamic), force=report.force, **options)
+    with waiting(report, f"capturing {target}") as doing, redirect_stdout(sys.stderr):
+        result = capture(
+            target,
+            output,
+            dynamic=_dynamic(dynamic),
+            force=report.force,
+            progress=doing,
+            **options,
+        )
     if report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

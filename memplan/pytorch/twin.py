@@ -69,6 +69,9 @@ class Twin:
                 nn.utils.clip_grad_value_(held, self.treatment.clip_value)
             type(self.optimizer).step(self.optimizer)
         self.seconds = time.perf_counter() - begin
+        for name, parameter in self.parameters.items():
+            if name not in trained:
+                self.optimizer.state.pop(parameter, None)  # it has not taken this step
         names = {id(p): name for name, p in self.parameters.items()}
         state: Mapping[str, Any] = read_optimizer(self.optimizer, names).state
         values: dict[str, Tensor] = {n: self.parameters[n].detach() for n in trained}

@@ -43,6 +43,8 @@ Array = npt.NDArray[Any]
 _UPDATES = 2
 _UPDATE_SHARE = 1e-4
 """Of the largest change of a parameter: what an update may be off by, beside rounding."""
+_LEAST_UNIT = float(np.finfo(np.float32).eps)
+"""Constants of torch's exporter are float32 whatever the model is."""
 _FREE_SHARE = 0.8
 """Of the memory that is free: what a check may need."""
 
@@ -114,8 +116,7 @@ class Checker:
     def narrowest(self) -> float:
         """The unit of the narrowest float type that the step computes in."""
         values = [node.meta.get("val") for node in self.reading.program.graph.nodes]
-        kinds = {v.dtype for v in values if isinstance(v, torch.Tensor)}
-        return max((float(torch.finfo(k).eps) for k in kinds if k.is_floating_point), default=1e-7)
+        return max((_unit(v) for v in values if isinstance(v, torch.Tensor)), default=_LEAST_UNIT)
 
     @cached_property
     def tolerance(self) -> Tolerance:
@@ -126,11 +127,7 @@ class Checker:
             None
             if exact is None
             else {name: _wide(as_array(t)) for name, t in exact.gradients.items()},
-            {
-                name: float(torch.finfo(t.dtype).eps)
-                for name, t in self.reading.tensors.items()
-                if t.is_floating_point()
-            },
+            {name: _unit(t) for name, t in self.reading.tensors.items()},
             self.narrowest,
         )
 
@@ -344,7 +341,7 @@ class _Comparison:
         apart = float(np.abs(want - got).max()) if want.size else 0.0
         largest = float(np.abs(want).max()) if want.size else 0.0
         moved = float(np.abs(want - before).max()) if before is not None and want.size else largest
-        unit = self.checker.tolerance.precision.get(name.rsplit(".", 1)[0], 1.2e-7)
+        unit = self.checker.tolerance.precision.get(name.rsplit(".", 1)[0], _LEAST_UNIT)
         unit = self.checker.tolerance.precision.get(name, unit)
         allowed = 4 * unit * largest + _UPDATE_SHARE * moved
         error = apart / largest if largest else (0.0 if apart <= allowed else float("inf"))
@@ -386,6 +383,12 @@ def _wide(array: Array) -> Array:
     """As float64."""
     plain = bfloat16_values(array) if array.dtype == BFLOAT16 else array
     return np.asarray(plain, np.float64)
+
+
+def _unit(tensor: torch.Tensor) -> float:
+    """The precision of a tensor's type."""
+    kind = tensor.dtype
+    return max(torch.finfo(kind).eps if kind.is_floating_point else 0.0, _LEAST_UNIT)
 
 
 def _free_bytes() -> int:

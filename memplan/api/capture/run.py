@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memplan.pytorch.reading import Reading
 
 VIA = ("auto", "grad", "joint")
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ def capture(
     weights: str = "auto",
     check: bool = True,
     force: bool = False,
+    progress: Progress | None = None,
 ) -> Capture:
     """Capture one training step of PyTorch: forward, loss, backward and update.
 
@@ -68,6 +70,7 @@ def capture(
             (``none``); ``auto`` embeds up to 256 MiB.
         check: hold the step against PyTorch's (:mod:`memplan.api.capture.checker`).
         force: overwrite ``output``.
+        progress: called with what is being done.
 
     Raises:
         CaptureDiffersError: the captured step is not PyTorch's, by any road; nothing was written.
@@ -91,8 +94,11 @@ def capture(
         found = replace(found, clip_norm=clip_norm, clip_value=clip_value)
     from memplan.pytorch.reading import read_step
 
+    say = progress or _say_nothing
+    say("exporting")
     reading = read_step(found)
-    taken, tried = _taken(reading, via, check)
+    taken, tried = _taken(reading, via, check, say)
+    say("writing")
     done = taken.done
     place = choose_place(weights, done.weights, target)
     if place is WeightPlace.COPY and target is not None:
@@ -117,7 +123,13 @@ def _step(given: object) -> tuple[TorchStep, str]:
     return step, type(step.model).__name__
 
 
-def _taken(reading: Reading, via: str, check: bool) -> tuple[_Taken, tuple[Road, ...]]:
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _taken(
+    reading: Reading, via: str, check: bool, say: Progress
+) -> tuple[_Taken, tuple[Road, ...]]:
     """The first road that leads to a graph and, if that is asked for, to PyTorch's step; and what
     was tried.
 
@@ -131,6 +143,7 @@ def _taken(reading: Reading, via: str, check: bool) -> tuple[_Taken, tuple[Road,
     wrong: list[_Taken] = []
     checker = _checker(reading) if check else None
     for name in names:
+        say(f"via {name}")
         try:
             taken = _take(reading, name)
         except UsageError:
@@ -140,6 +153,7 @@ def _taken(reading: Reading, via: str, check: bool) -> tuple[_Taken, tuple[Road,
             roads.append(Road(name, failure=error.message))
             continue
         if checker is not None:
+            say(f"via {name}, checking against PyTorch")
             taken = _checked(checker, taken)
         roads.append(taken.road)
         if taken.check is None or taken.check.verdict is not Verdict.DIFFERS:

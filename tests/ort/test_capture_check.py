@@ -47,13 +47,18 @@ def adamw(parameters: Any) -> Any:
 @pytest.mark.parametrize("via", ["grad", "joint"])
 def test_a_right_step_is_equal_within_rounding(via: str) -> None:
     check = memplan.capture(step(adamw), via=via).check
-    assert check is not None and check.verdict is Verdict.EQUAL
+    assert check is not None
+    assert check.verdict is Verdict.EQUAL
     assert (check.steps, check.draws, check.gradients) == (2, 2, 6)
-    assert check.loss_error < 1e-6 and check.gradient_error < 1e-5 and check.update_error < 1e-5
+    assert check.loss_error < 1e-6
+    assert check.gradient_error < 1e-5
+    assert check.update_error < 1e-5
     assert 0 < check.own_error < 1e-5
-    assert check.not_checked == () and check.causes == ()
+    assert check.not_checked == ()
+    assert check.causes == ()
     assert check.eager_peak_bytes > 3 * 4 * (6 * 16 + 16 * 4)
-    assert check.eager_seconds > 0 and check.captured_seconds > 0
+    assert check.eager_seconds > 0
+    assert check.captured_seconds > 0
     assert json.loads(json.dumps(check.as_json()))["verdict"] == "equal"
 
 
@@ -70,8 +75,10 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("treatment", [{}, {"clip_norm": 0.1}, {"scaler": "dynamic"}])
 def test_updates_are_those_of_the_optimizer(name: str, treatment: Any) -> None:
     check = memplan.capture(step(OPTIMIZERS[name], **treatment)).check
-    assert check is not None and check.verdict is Verdict.EQUAL
-    assert check.steps == 2 and check.update_error < 1e-5
+    assert check is not None
+    assert check.verdict is Verdict.EQUAL
+    assert check.steps == 2
+    assert check.update_error < 1e-5
 
 
 def test_a_user_s_optimizer_and_model_are_as_they_were() -> None:
@@ -80,12 +87,14 @@ def test_a_user_s_optimizer_and_model_are_as_they_were() -> None:
     before = {n: t.clone() for n, t in given.model.state_dict().items()}
     memplan.capture(given)
     assert all(torch.equal(t, before[n]) for n, t in given.model.state_dict().items())
-    assert not given.optimizer.state and scheduler.last_epoch == 0
+    assert not given.optimizer.state
+    assert scheduler.last_epoch == 0
 
 
 def test_without_an_optimizer_one_step_is_compared() -> None:
     check = memplan.capture(step()).check
-    assert check is not None and (check.steps, check.update_error) == (1, None)
+    assert check is not None
+    assert (check.steps, check.update_error) == (1, None)
 
 
 def test_nothing_is_run_where_that_is_not_asked_for() -> None:
@@ -154,9 +163,11 @@ def test_a_difference_names_the_parameter_its_module_and_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planted(monkeypatch, lambda model: scaled(model, "last.weight_grad", 1.1))
-    with pytest.raises(CaptureDiffersError, match=r"'last\.weight' of last \(Linear\), test_capture_check\.py:\d+") as caught:  # fmt: skip
+    place = r"'last\.weight' of last \(Linear\), test_capture_check\.py:\d+"
+    with pytest.raises(CaptureDiffersError, match=place) as caught:
         memplan.capture(step())
-    assert "acts on gradients alone" in caught.value.hint and "--no-check" in caught.value.hint
+    assert "acts on gradients alone" in caught.value.hint
+    assert "--no-check" in caught.value.hint
 
 
 @pytest.mark.parametrize("output", ["first.weight_new", "first.weight.exp_avg_sq_new"])
@@ -212,7 +223,8 @@ def test_random_numbers_from_outside_of_pytorch_are_a_finding() -> None:
 
 def reason(given: Any) -> str:
     check = memplan.capture(given, weights="none").check
-    assert check is not None and check.verdict is Verdict.SKIPPED
+    assert check is not None
+    assert check.verdict is Verdict.SKIPPED
     assert check.lines == (f"not checked against PyTorch: {check.reason}",)
     return str(check.reason)
 

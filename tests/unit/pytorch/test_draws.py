@@ -49,7 +49,8 @@ def test_the_same_numbers_come_again_and_are_distributed_as_pytorchs(name: str) 
     for number in (0, 0, 1):
         with Draws(number) as draws:
             found.append(OPERATORS[name]())
-        assert len(draws.made) == 1 and not draws.unknown
+        assert len(draws.made) == 1
+        assert not draws.unknown
     first, again, other = found
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -84,5 +85,6 @@ def test_no_number_is_so_near_a_threshold_that_rounding_decides(p: float) -> Non
 
 
 def test_numbers_depend_on_family_round_and_place() -> None:
-    draws = [Draw(family, (8,), "", seed) for family in (UNIFORM, NORMAL) for seed in [(0, 0), (0, 1), (1, 0)]]  # fmt: skip
+    seeds = [(0, 0), (0, 1), (1, 0)]
+    draws = [Draw(family, (8,), "", seed) for family in (UNIFORM, NORMAL) for seed in seeds]
     assert len({draw.values().tobytes() for draw in draws}) == 6

@@ -45,7 +45,7 @@ def test_nothing_is_left_behind(wide: bool) -> None:
     model, step = eager()
     model.first.weight.grad = torch.ones(6, 6)
     model.norm.eval()
-    held = {n: t for n, t in model.state_dict(keep_vars=True).items()}
+    held = dict(model.state_dict(keep_vars=True))
     before = {n: t.detach().clone() for n, t in held.items()}
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state(legacy=False))
     step.run(wide=wide, watched=True)
@@ -54,9 +54,11 @@ def test_nothing_is_left_behind(wide: bool) -> None:
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert torch.equal(model.first.weight.grad, torch.ones(6, 6))
     assert model.table.weight.grad is None
-    assert not model.norm.training and model.drop.training
+    assert not model.norm.training
+    assert model.drop.training
     now = torch.get_rng_state(), random.getstate(), repr(np.random.get_state(legacy=False))
-    assert torch.equal(states[0], now[0]) and states[1:] == now[1:]
+    assert torch.equal(states[0], now[0])
+    assert states[1:] == now[1:]
 
 
 def test_nothing_is_left_behind_by_a_step_that_fails() -> None:

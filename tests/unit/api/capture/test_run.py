@@ -145,7 +145,8 @@ def test_auto_takes_grad_and_does_not_try_joint_where_that_is_right() -> None:
     capture = captured(step(), via="auto")
     (road,) = capture.roads
     assert (capture.via, road.name, road.failure) == ("grad", "grad", "")
-    assert road.peak_bytes and road.stash_bytes is not None
+    assert road.peak_bytes
+    assert road.stash_bytes is not None
     assert any(note.startswith("via grad: peak ") for note in capture.notes)
 
 

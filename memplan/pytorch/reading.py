@@ -19,7 +19,7 @@ from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.step import TorchStep
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.trace import Prepared, export, prepare, user_name
-from memplan.pytorch.values import content, onnx_type
+from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted
 
 _MODAL = (
@@ -80,6 +80,12 @@ class Reading:
         exported = to_onnx(program, self.prepared)
         marks = tidy(exported.model, self.prepared.dynamic, regions)
         return replace(exported, checkpoints=marks)
+
+    @property
+    def narrowest(self) -> float:
+        """The unit of the narrowest float type that the step computes in."""
+        values = [node.meta.get("val") for node in self.program.graph.nodes]
+        return max((precision(v) for v in values if isinstance(v, Tensor)), default=2.0**-23)
 
     def place_of(self, name: str) -> str:
         """Where a parameter or buffer is read first: its module and the line of the user's code;

@@ -53,3 +53,16 @@ def as_tensor(array: Any) -> Tensor:
     if array.dtype == BFLOAT16:
         return torch.from_numpy(bfloat16_values(np.array(array))).to(torch.bfloat16)
     return torch.from_numpy(np.array(array))
+
+
+def precision(tensor: Tensor) -> float:
+    """The unit of a tensor's type, at least float32's: constants of torch's exporter are float32
+    whatever the model is."""
+    kind = tensor.dtype
+    unit = float(torch.finfo(kind).eps) if kind.is_floating_point else 0.0
+    return max(unit, float(np.finfo(np.float32).eps))
+
+
+def in_float64(tensor: Tensor) -> Any:
+    """The tensor as a float64 array."""
+    return tensor.detach().cpu().double().numpy()

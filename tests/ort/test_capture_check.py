@@ -237,9 +237,9 @@ def test_a_loss_that_is_not_a_number_is_said() -> None:
 
 
 def test_memory_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import checker
+    from memplan.api.capture import reference
 
-    monkeypatch.setattr(checker, "_free_bytes", lambda: 10_000)
+    monkeypatch.setattr(reference, "available_bytes", lambda: 10_000)
     assert "are free; a smaller example batch would do" in reason(step())
 
 

@@ -13,387 +13,297 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from memplan.api.capture.check import Check, Verdict
-from memplan.api.capture.compare import DOUBTFUL, Compared, Difference, Tolerance, compare
+from memplan.api.capture.compare import (
+    DOUBTFUL,
+    Compared,
+    Difference,
+    Tolerance,
+    compare,
+    compare_update,
+)
 from memplan.api.capture.finish import Finished
 from memplan.api.capture.gradients import Trained
+from memplan.api.capture.reference import NotComparableError, Reference
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.contract import LOSS_SCALE
-from memplan.pytorch.eager import Eager, Outcome
-from memplan.pytorch.errors import reason_of
-from memplan.pytorch.reading import Reading
+from memplan.pytorch.eager import Outcome
 from memplan.pytorch.twin import Twin
-from memplan.pytorch.values import as_array, as_tensor
-from memplan.runtime.archive import BFLOAT16, bfloat16_values
-from memplan.units import format_bytes
+from memplan.pytorch.values import as_array, as_tensor, in_float64
+from memplan.units import counted
 
 Array = npt.NDArray[Any]
 _UPDATES = 2
-_UPDATE_SHARE = 1e-4
-"""Of the largest change of a parameter: what an update may be off by, beside rounding."""
-_LEAST_UNIT = float(np.finfo(np.float32).eps)
-"""Constants of torch's exporter are float32 whatever the model is."""
-_FREE_SHARE = 0.8
-"""Of the memory that is free: what a check may need."""
 
 
-class _SkippedError(Exception):
-    """The check is not possible, for the reason in the text."""
+def check_captured(
+    reference: Reference, done: Finished, trained: Trained, peak_bytes: int = 0
+) -> Check:
+    """Compare a graph with PyTorch.
+
+    Args:
+        reference: PyTorch's step.
+        done: the graph.
+        trained: how it was made.
+        peak_bytes: what it is predicted to take.
+    """
+    begin = time.perf_counter()
+    try:
+        reference.require_room(peak_bytes)
+        found = _Comparison(reference, done, trained).run()
+    except NotComparableError as error:
+        found = Check(Verdict.SKIPPED, str(error))
+    return replace(found, seconds=time.perf_counter() - begin)
 
 
-class Checker:
-    """Holds captured graphs of one step against PyTorch."""
+@dataclass(slots=True)
+class _Found:
+    """What was seen so far: the largest error by kind, and all differences."""
 
-    def __init__(self, reading: Reading) -> None:
-        """Take note of the step; nothing is run yet."""
-        self.reading = reading
-        self.eager = Eager(reading.prepared)
+    errors: dict[str, float] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    worst: str = ""
 
-    def check(self, done: Finished, trained: Trained, peak_bytes: int = 0) -> Check:
-        """Compare a graph with PyTorch.
-
-        Args:
-            done: the graph.
-            trained: how it was made.
-            peak_bytes: what it is predicted to take.
-        """
-        begin = time.perf_counter()
-        try:
-            self._require_values(peak_bytes)
-            found = _Comparison(self, done, trained).run()
-        except _SkippedError as error:
-            return Check(Verdict.SKIPPED, str(error), seconds=time.perf_counter() - begin)
-        verdict = Verdict.DIFFERS if found["differences"] else Verdict.EQUAL
-        return Check(verdict, **found, seconds=time.perf_counter() - begin)
-
-    def _require_values(self, peak_bytes: int) -> None:
-        if not self.eager.has_values:
-            raise _SkippedError("the model has no values (meta device)")
-        # PyTorch's step in float64, beside the model itself.
-        needed = 2 * max(peak_bytes, 3 * self.eager.resident_bytes)
-        free = _free_bytes()
-        if free and needed > _FREE_SHARE * free:
-            raise _SkippedError(
-                f"it needs about {format_bytes(needed)}, and {format_bytes(free)} are free; a "
-                "smaller example batch would do"
-            )
-
-    @cached_property
-    def first(self) -> Outcome:
-        """The step as PyTorch takes it."""
-        try:
-            found = self.eager.run(watched=True)
-        except Exception as error:
-            raise _SkippedError(f"PyTorch cannot run the step here: {reason_of(error)}") from error
-        if not np.isfinite(found.loss):
-            raise _SkippedError(f"PyTorch's own loss is {found.loss} on the example batch")
-        if found.unknown:
-            names = ", ".join(sorted(set(found.unknown)))
-            raise _SkippedError(f"no draws can be given to {names}")
-        return found
-
-    @cached_property
-    def exact(self) -> Outcome | None:
-        """The step in float64, where that is possible."""
-        try:
-            return self.eager.run(wide=True)
-        except Exception:
-            return None
-
-    @cached_property
-    def narrowest(self) -> float:
-        """The unit of the narrowest float type that the step computes in."""
-        values = [node.meta.get("val") for node in self.reading.program.graph.nodes]
-        return max((_unit(v) for v in values if isinstance(v, torch.Tensor)), default=_LEAST_UNIT)
-
-    @cached_property
-    def tolerance(self) -> Tolerance:
-        """What gradients may be off by."""
-        first, exact = self.first, self.exact
-        return Tolerance(
-            {name: _wide(as_array(t)) for name, t in first.gradients.items()},
-            None
-            if exact is None
-            else {name: _wide(as_array(t)) for name, t in exact.gradients.items()},
-            {name: _unit(t) for name, t in self.reading.tensors.items()},
-            self.narrowest,
-        )
+    def add(self, kind: str, compared: Compared) -> None:
+        """Take note of a comparison."""
+        if compared.error >= self.errors.get(kind, 0.0):
+            self.errors[kind] = compared.error
+            self.worst = compared.worst if kind == "gradient" else self.worst
+        self.differences += compared.differences
 
 
 class _Comparison:
     """One graph beside PyTorch."""
 
-    def __init__(self, checker: Checker, done: Finished, trained: Trained) -> None:
-        self.checker = checker
-        self.reading = checker.reading
-        self.done = done
-        sink = trained.sink
-        gradients = {p: out for out, p in done.contract.gradients.items()} or sink.taken
+    def __init__(self, reference: Reference, done: Finished, trained: Trained) -> None:
+        self.reference = reference
+        self.reading = reference.reading
+        self.contract = done.contract
+        self.new = {old: out for out, old in done.contract.new_values.items()}
+        gradients = {p: out for out, p in done.contract.gradients.items()} or trained.sink.taken
+        self.trial = Trial(done, gradients, reference.first.draws, self.reading.dims)
         self.trained = trained.wrt
-        self.trial = Trial(done, gradients, checker.first.draws, self.reading.dims)
-        self.differences: list[Difference] = []
-        self.causes: list[str] = []
-        self.not_checked: list[str] = []
-        self.errors: dict[str, float] = {}
-        self.worst = ("", 0)
+        self.found = _Found()
         self.scale = 1.0
-        hidden = [name for name in trained.wrt if name not in self.trial.gradients]
-        if hidden:
-            self.not_checked.append(f"the gradients of {', '.join(hidden[:3])} have no tensor")
 
-    def run(self) -> dict[str, Any]:
-        """The figures of a :class:`Check`."""
-        first = self.checker.first
-        if self._draws_match(first):
-            return self._figures(1, first.seconds, None)
-        twin = self._twin()
-        steps = _UPDATES if twin is not None else 1
-        values = self._first_values()
-        outcome, exact = first, self.checker.exact
-        seconds = captured = 0.0
-        for step in range(1, steps + 1):
-            ran = self._ran(values, outcome)
-            self._compare(step, outcome, exact, ran)
-            if step == 1 and self.differences:
-                self._find_cause(values, outcome, exact)
-                break
-            seconds, captured = outcome.seconds, ran.seconds
-            if twin is None:
-                break
-            seconds += self._update(step, twin, ran)
-            values = self._next_values(values, ran)
-            if step < steps:
-                outcome, exact = self._again(step, values), None
-        if twin is None and not self.differences:
-            seconds = self.checker.eager.run(draws=bool(first.draws)).seconds
-            captured = self._ran(values, first).seconds
-        held = twin.state_bytes if twin is not None else 0
-        return self._figures(steps, seconds, captured, held)
-
-    def _figures(
-        self, steps: int, seconds: float, captured: float | None, held: int = 0
-    ) -> dict[str, Any]:
-        checker, first = self.checker, self.checker.first
-        if checker.exact is None:
-            self.not_checked.append("PyTorch's own rounding: the step does not run in float64")
-        own = checker.tolerance.typical if checker.exact is not None else None
-        if own is not None and own > DOUBTFUL:
-            self.not_checked.append(
-                f"anything below {8 * own:.0%}: PyTorch's own gradients are off by {own:.0%}"
-            )
-        worst, count = self.worst
-        return {
-            "loss_error": self.errors.get("loss"),
-            "gradient_error": self.errors.get("gradient"),
-            "worst": worst,
-            "gradients": count,
-            "own_error": own,
-            "buffer_error": self.errors.get("buffer"),
-            "update_error": self.errors.get("update"),
-            "steps": steps,
-            "draws": len(first.draws),
-            "not_checked": tuple(self.not_checked),
-            "differences": tuple(
-                replace(each, place=self.reading.place_of(each.name)) for each in self.differences
-            ),
-            "causes": tuple(self.causes),
-            "eager_seconds": seconds if captured is not None else None,
-            "eager_peak_bytes": checker.eager.resident_bytes + held + first.peak_bytes,
-            "captured_seconds": captured,
-        }
-
-    def _draws_match(self, first: Outcome) -> bool:
-        """Say where randomness was lost; whether there is nothing to compare then."""
-        lost = self.trial.missing
-        if first.outside:
-            lost = "the model draws from Python's or NumPy's random numbers, the graph cannot"
+    def run(self) -> Check:
+        """Take the steps."""
+        reference, first = self.reference, self.reference.first
+        lost = self._lost_draws(first)
         if lost:
-            self.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
-        return bool(lost)
+            self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
+            return self._answer(
+                0, causes=("a source of randomness became a constant, or two became one",)
+            )
+        twin = reference.twin()
+        values = self._first_values()
+        if twin is not None:
+            return self._updated(twin, values, first)
+        ran = self._ran(values, first)
+        self._hold(self.found, 1, first, reference.exact, ran)
+        if self.found.differences:
+            return self._answer(1, causes=self._causes(1, values, first, reference.exact))
+        # The first run was watched, and made what later ones find.
+        again = reference.eager.run(draws=bool(first.draws))
+        return self._answer(1, again.seconds, self._ran(values, first).seconds)
 
-    def _twin(self) -> Twin | None:
-        optimizer = self.reading.prepared.step.optimizer
-        if optimizer is None:
-            return None
-        names = {id(p): name for name, p in self.checker.eager.parameters.items()}
-        return Twin(optimizer, names, self.reading.treatment)
+    def _updated(self, twin: Twin, values: dict[str, Array], first: Outcome) -> Check:
+        outcome, exact, step = first, self.reference.exact, 1
+        while True:
+            ran = self._ran(values, outcome)
+            self._hold(self.found, step, outcome, exact, ran)
+            if self.found.differences:
+                return self._answer(step, causes=self._causes(step, values, outcome, exact))
+            self._hold_update(step, twin, ran)
+            if self.found.differences or step == _UPDATES:
+                seconds = outcome.seconds + twin.seconds
+                return self._answer(step, seconds, ran.seconds, twin.state_bytes)
+            values |= {old: ran.outputs[out] for old, out in self.new.items()}
+            outcome, exact = self._again(step, values), None
+            step += 1
+
+    def _answer(
+        self,
+        steps: int,
+        eager: float | None = None,
+        captured: float | None = None,
+        state_bytes: int = 0,
+        causes: tuple[str, ...] = (),
+    ) -> Check:
+        reference, errors = self.reference, self.found.errors
+        own = reference.tolerance.typical if reference.exact is not None else None
+        held = reference.eager.resident_bytes + state_bytes
+        return Check(
+            verdict=Verdict.DIFFERS if self.found.differences else Verdict.EQUAL,
+            loss_error=errors.get("loss"),
+            gradient_error=errors.get("gradient"),
+            worst=self.found.worst,
+            gradients=len(self.trial.gradients),
+            own_error=own,
+            buffer_error=errors.get("buffer"),
+            update_error=errors.get("update"),
+            steps=steps,
+            draws=len(reference.first.draws),
+            not_checked=self._not_checked(own),
+            differences=tuple(
+                replace(each, place=self.reading.place_of(each.name))
+                for each in self.found.differences
+            ),
+            causes=causes,
+            eager_seconds=eager,
+            eager_peak_bytes=held + reference.first.peak_bytes,
+            captured_seconds=captured,
+        )
+
+    def _not_checked(self, own: float | None) -> tuple[str, ...]:
+        texts = []
+        hidden = [name for name in self.trained if name not in self.trial.gradients]
+        if hidden:
+            texts.append(
+                f"{counted(len(hidden), 'gradient')} that the graph has in no tensor of its own, "
+                f"as that of '{hidden[0]}'"
+            )
+        if own is None:
+            texts.append("how much PyTorch itself rounds: the step does not run in float64")
+        elif own > DOUBTFUL:
+            texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
+        return tuple(texts)
+
+    def _lost_draws(self, first: Outcome) -> str:
+        """What became of randomness, where it was lost."""
+        if first.outside:
+            return (
+                "the step draws from Python's or NumPy's random numbers, which a graph has as "
+                "constants"
+            )
+        return self.trial.missing
 
     def _first_values(self) -> dict[str, Array]:
         values = {name: as_array(t) for name, t in self.reading.tensors.items()}
+        values |= {name: as_array(t) for name, t in self.reading.prepared.batch.items()}
         if self.reading.treatment.scale is not None:
             values[LOSS_SCALE] = np.asarray(1.0, np.float32)  # nothing is to overflow yet
         return values
 
-    def _next_values(self, values: Mapping[str, Array], ran: Ran) -> dict[str, Array]:
-        new = {old: ran.outputs[out] for out, old in self.done.contract.new_values.items()}
-        return {**values, **new}
-
-    def _again(self, step: int, values: Mapping[str, Array]) -> Outcome:
+    def _again(self, number: int, values: Mapping[str, Array]) -> Outcome:
         """PyTorch's step from the graph's new values."""
-        own = {*self.checker.eager.parameters, *self.checker.eager.buffers}
+        eager = self.reference.eager
+        own = {*eager.parameters, *eager.buffers}
         given = {name: as_tensor(value) for name, value in values.items() if name in own}
-        return self.checker.eager.run(step, given, draws=bool(self.checker.first.draws))
+        return eager.run(number, given, draws=bool(self.reference.first.draws))
 
     def _ran(self, values: Mapping[str, Array], outcome: Outcome, optimized: bool = True) -> Ran:
-        batch = {n: as_array(t) for n, t in self.reading.prepared.batch.items()}
         try:
-            return self.trial.run({**values, **batch}, outcome.draws, optimized)
+            return self.trial.run(values, outcome.draws, optimized)
         except RuntimeUnavailableError as error:
-            raise _SkippedError(f"{error.message}") from error
+            raise NotComparableError(error.message) from error
 
-    def _compare(
-        self, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
-    ) -> list[Difference]:
-        """Loss, gradients and buffers of a step."""
-        loss = self.done.contract.loss or "loss"
-        found = {"loss": _wide(ran.outputs[loss]).reshape(())}
-        wanted = {"loss": np.asarray(outcome.loss)}
-        right = {"loss": np.asarray(exact.loss)} if exact is not None else {}
-        made = [self._loss(step, found, wanted, right)]
-        gradients = {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
-        wanted = self._wanted(outcome, gradients)
-        right = self._wanted(exact, gradients) if exact is not None else {}
-        for name in wanted:
-            if name not in gradients:
-                gradients[name] = np.zeros_like(wanted[name])
-        tolerance = self.checker.tolerance
-        compared = compare("gradient", step, gradients, wanted, right, tolerance)
-        self._note("gradient", compared)
-        if step == 1:
-            self.worst = (compared.worst, len(self.trial.gradients))
-        made.append(compared)
-        made.append(self._buffers(step, outcome, exact, ran))
-        differences = [each for part in made for each in part.differences]
-        self.differences += differences
-        return differences
+    # --- One step ------------------------------------------------------------------------------
 
-    def _loss(self, step: int, found: Any, wanted: Any, right: Any) -> Compared:
-        own = abs(float(wanted["loss"]) - float(right["loss"])) if right else 0.0
-        tolerance = Tolerance({}, None, {"loss": self.checker.narrowest}, self.checker.narrowest)
-        tolerance.typical = self.checker.tolerance.typical
-        tolerance.own["loss"] = own
-        # Differences of numbers of some size: their rounding is not that of the result.
-        tolerance.largest = 16.0
-        compared = compare("loss", step, found, wanted, right, tolerance)
-        self._note("loss", compared)
-        return compared
-
-    def _wanted(self, outcome: Outcome, there: Mapping[str, Array]) -> dict[str, Array]:
-        """PyTorch's gradients: 0 where it gives none; and none that is 0 where the graph has
-        none."""
-        given = {n: _wide(as_array(outcome.gradients[n])) for n in outcome.gradients}
-        wanted = {
-            name: array
-            for name, array in given.items()
-            if name in there or (name in self.reading.trainable and name not in self.trained)
-        }
-        missing = {n: np.zeros_like(a) for n, a in there.items() if n not in given}
-        return {**{n: a for n, a in wanted.items() if n in there or a.any()}, **missing}
-
-    def _buffers(self, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran) -> Compared:
-        new = {old: out for out, old in self.done.contract.new_values.items()}
-        floats = {n: t for n, t in outcome.buffers.items() if t.is_floating_point()}
-        wanted = {n: _wide(as_array(t)) for n, t in floats.items() if n in new}
-        found = {n: _wide(ran.outputs[new[n]]) for n in wanted}
-        right = {n: _wide(as_array(exact.buffers[n])) for n in wanted} if exact else {}
-        if step == 1:
-            for name in [n for n in floats if n not in new and self._changed(n, floats[n])]:
-                wanted[name] = _wide(as_array(floats[name]))
-                found[name] = _wide(as_array(self.reading.tensors[name]))
-        tolerance = Tolerance({}, None, self.checker.tolerance.precision, self.checker.narrowest)
-        tolerance.typical = self.checker.tolerance.typical
-        compared = compare("buffer", step, found, wanted, right, tolerance)
-        self._note("buffer", compared)
-        return compared
-
-    def _changed(self, name: str, after: torch.Tensor) -> bool:
-        before = self.reading.tensors.get(name)
-        return before is not None and not torch.equal(before, after)
-
-    def _update(self, step: int, twin: Twin, ran: Ran) -> float:
-        """Hold new parameters and state against PyTorch's optimizer; its seconds."""
-        there = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
-        before = {n: _wide(as_array(twin.parameters[n])) for n in there}
-        given = twin.step(there, list(there), self.scale)
-        new = {old: out for out, old in self.done.contract.new_values.items()}
-        for name, tensor in given.items():
-            if name not in new or not tensor.is_floating_point():
-                continue
-            want, got = _wide(as_array(tensor)), _wide(ran.outputs[new[name]])
-            self._hold(step, name, want, got.reshape(want.shape), before.get(name))
-        if LOSS_SCALE in new:
-            self.scale = float(ran.outputs[new[LOSS_SCALE]])
-        return twin.seconds
-
-    def _hold(self, step: int, name: str, want: Array, got: Array, before: Array | None) -> None:
-        apart = float(np.abs(want - got).max()) if want.size else 0.0
-        largest = float(np.abs(want).max()) if want.size else 0.0
-        moved = float(np.abs(want - before).max()) if before is not None and want.size else largest
-        unit = self.checker.tolerance.precision.get(name.rsplit(".", 1)[0], _LEAST_UNIT)
-        unit = self.checker.tolerance.precision.get(name, unit)
-        allowed = 4 * unit * largest + _UPDATE_SHARE * moved
-        error = apart / largest if largest else (0.0 if apart <= allowed else float("inf"))
-        self.errors["update"] = max(self.errors.get("update", 0.0), error)
-        if not apart <= allowed:
-            kind = "state" if before is None else "parameter"
-            bound = allowed / largest if largest else 0.0
-            self.differences.append(Difference(kind, name, error, bound, step))
-
-    def _find_cause(
-        self, values: Mapping[str, Array], outcome: Outcome, exact: Outcome | None
+    def _hold(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
     ) -> None:
-        """What probably made the differences of the first step."""
-        before, errors, worst = list(self.differences), dict(self.errors), self.worst
-        self.differences.clear()
-        plain = self._compare(1, outcome, exact, self._ran(values, outcome, optimized=False))
-        self.differences, self.errors, self.worst = before, errors, worst
-        kinds = {each.kind for each in before}
-        if not plain:
-            self.causes.append(
-                "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "
-                "computes what PyTorch does"
-            )
-        elif "loss" in kinds:
-            self.causes.append(
-                "an operator of the forward part means something else in the graph than in PyTorch"
-            )
-        elif "gradient" in kinds:
-            self.causes.append(
-                "the forward part is right, so something acts on gradients alone: a custom "
-                "backward, a hook, a tie at a kink"
-            )
+        """Loss, gradients and buffers of a step."""
+        self._hold_loss(found, step, outcome, exact, ran)
+        there = {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
+        wanted = self._gradients(outcome, there)
+        right = self._gradients(exact, there) if exact is not None else {}
+        there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
+        tolerance = self.reference.tolerance
+        found.add("gradient", compare("gradient", step, there, wanted, right, tolerance))
+        self._hold_buffers(found, step, outcome, exact, ran)
 
-    def _note(self, kind: str, compared: Compared) -> None:
-        self.errors[kind] = max(self.errors.get(kind, 0.0), compared.error)
+    def _tolerance(self) -> Tolerance:
+        """What other tensors of a step may be off by: what gradients may, in the middle."""
+        known = self.reference.tolerance
+        found = Tolerance({}, None, known.precision, self.reading.narrowest)
+        found.typical = known.typical
+        return found
+
+    def _hold_loss(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
+    ) -> None:
+        name = self.contract.loss or "loss"
+        tolerance = self._tolerance()
+        tolerance.precision = {name: self.reading.narrowest}
+        # A loss near 0 is a difference of terms of some size, and rounds as these do.
+        tolerance.largest = 16.0
+        if exact is not None:
+            tolerance.own[name] = abs(outcome.loss - exact.loss)
+        got = {name: _wide(ran.outputs[name]).reshape(())}
+        right = {} if exact is None else {name: np.asarray(exact.loss)}
+        wanted = {name: np.asarray(outcome.loss)}
+        found.add("loss", compare("loss", step, got, wanted, right, tolerance))
+
+    def _gradients(self, outcome: Outcome, there: Mapping[str, Array]) -> dict[str, Array]:
+        """PyTorch's gradients of what the graph has gradients of, 0 where it gives none; and of
+        what the graph should have trained."""
+        wanted = {name: np.zeros_like(array) for name, array in there.items()}
+        for name, tensor in outcome.gradients.items():
+            lost = name in self.reading.trainable and name not in self.trained
+            if name in there or (lost and bool(tensor.any())):
+                wanted[name] = in_float64(tensor)
+        return wanted
+
+    def _hold_buffers(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
+    ) -> None:
+        floats = {n: t for n, t in outcome.buffers.items() if t.is_floating_point()}
+        wanted, got = {}, {}
+        for name, after in floats.items():
+            before = self.reading.tensors[name]
+            if name in self.new:
+                wanted[name], got[name] = in_float64(after), _wide(ran.outputs[self.new[name]])
+            elif step == 1 and not bool((before == after).all()):
+                wanted[name], got[name] = in_float64(after), in_float64(before)
+        right = {} if exact is None else {n: in_float64(exact.buffers[n]) for n in wanted}
+        found.add("buffer", compare("buffer", step, got, wanted, right, self._tolerance()))
+
+    def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
+        """New parameters and state, beside those of PyTorch's optimizer."""
+        gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
+        before = {name: in_float64(twin.parameters[name]) for name in gradients}
+        after = twin.step(gradients, list(gradients), self.scale)
+        for name, tensor in after.items():
+            if name not in self.new or not tensor.is_floating_point():
+                continue
+            got = _wide(ran.outputs[self.new[name]]).reshape(tuple(tensor.shape))
+            old = before.get(name)
+            self.found.add("update", compare_update(step, name, got, in_float64(tensor), old))
+        if LOSS_SCALE in self.new:
+            self.scale = float(ran.outputs[self.new[LOSS_SCALE]])
+
+    def _causes(
+        self, step: int, values: Mapping[str, Array], outcome: Outcome, exact: Outcome | None
+    ) -> tuple[str, ...]:
+        """What probably made the differences."""
+        plain = _Found()
+        self._hold(plain, step, outcome, exact, self._ran(values, outcome, optimized=False))
+        if not plain.differences:
+            return (
+                "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "
+                "computes what PyTorch does",
+            )
+        if any(each.kind == "loss" for each in self.found.differences):
+            return (
+                "an operator of the forward part means something else in the graph than in PyTorch",
+            )
+        return (
+            "the forward part is right, so something acts on gradients alone: a custom backward, "
+            "a hook, a tie at a kink",
+        )
 
 
 def _wide(array: Array) -> Array:
-    """As float64."""
-    plain = bfloat16_values(array) if array.dtype == BFLOAT16 else array
-    return np.asarray(plain, np.float64)
-
-
-def _unit(tensor: torch.Tensor) -> float:
-    """The precision of a tensor's type."""
-    kind = tensor.dtype
-    return max(torch.finfo(kind).eps if kind.is_floating_point else 0.0, _LEAST_UNIT)
-
-
-def _free_bytes() -> int:
-    """Memory that is free; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 0
+    """An array of the runtime as float64."""
+    wide: Array = in_float64(as_tensor(array))
+    return wide

@@ -26,6 +26,9 @@ Array = npt.NDArray[Any]
 FACTOR = 8.0
 UNITS = 128.0
 _TYPICAL = 16.0
+_UNIT = float(np.finfo(np.float32).eps)
+_UPDATE_SHARE = 1e-4
+"""Of the largest change of a parameter: what an update may be off by, beside rounding."""
 DOUBTFUL = 0.05
 """Relative error of PyTorch's own gradients from which on a comparison says little."""
 
@@ -121,6 +124,23 @@ def compare(
         if scale > np.finfo(np.float32).eps * tolerance.largest and relative >= error:
             worst, error = name, relative
     return Compared(error, worst, len(wanted), tuple(differences))
+
+
+def compare_update(
+    step: int, name: str, found: Array, wanted: Array, before: Array | None
+) -> Compared:
+    """Hold a new parameter (``before``: what it was) or a state tensor against that of PyTorch's
+    optimizer, which had the same gradients."""
+    largest, apart = _largest(wanted), _apart(found, wanted)
+    moved = _largest(wanted - before) if before is not None else largest
+    allowed = 4 * _UNIT * largest + _UPDATE_SHARE * moved
+    error = apart / largest if largest else (0.0 if apart <= allowed else float("inf"))
+    differences: tuple[Difference, ...] = ()
+    if apart > allowed:
+        kind = "state" if before is None else "parameter"
+        bound = allowed / largest if largest else 0.0
+        differences = (Difference(kind, name, error, bound, step),)
+    return Compared(error, name, 1, differences)
 
 
 def _largest(array: Array) -> float:

@@ -21,9 +21,9 @@ from memplan.pytorch.step import TorchStep, as_step
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from memplan.api.capture.checker import Checker
     from memplan.api.capture.finish import Finished
     from memplan.api.capture.gradients import Trained
+    from memplan.api.capture.reference import Reference
     from memplan.pytorch.reading import Reading
 
 VIA = ("auto", "grad", "joint")
@@ -137,11 +137,13 @@ def _taken(
         CaptureDiffersError: no graph is PyTorch's step.
         ModelError: no road leads to a graph.
     """
+    from memplan.api.capture.reference import Reference
+
     names = ("grad", "joint") if via == "auto" else (via,)
     roads: list[Road] = []
     failed: list[MemplanError] = []
     wrong: list[_Taken] = []
-    checker = _checker(reading) if check else None
+    reference = Reference(reading) if check else None
     for name in names:
         say(f"via {name}")
         try:
@@ -152,9 +154,9 @@ def _taken(
             failed.append(error)
             roads.append(Road(name, failure=error.message))
             continue
-        if checker is not None:
+        if reference is not None:
             say(f"via {name}, checking against PyTorch")
-            taken = _checked(checker, taken)
+            taken = _checked(reference, taken)
         roads.append(taken.road)
         if taken.check is None or taken.check.verdict is not Verdict.DIFFERS:
             return taken, tuple(roads)
@@ -190,14 +192,10 @@ def _measured(reading: Reading, road: Road, trained: Trained) -> Road:
     return replace(road, peak_bytes=peak, stash_bytes=stash)
 
 
-def _checker(reading: Reading) -> Checker:
-    from memplan.api.capture.checker import Checker
+def _checked(reference: Reference, taken: _Taken) -> _Taken:
+    from memplan.api.capture.checker import check_captured
 
-    return Checker(reading)
-
-
-def _checked(checker: Checker, taken: _Taken) -> _Taken:
-    found = checker.check(taken.done, taken.trained, taken.road.peak_bytes or 0)
+    found = check_captured(reference, taken.done, taken.trained, taken.road.peak_bytes or 0)
     failure = f"differs from PyTorch: {found.summary}" if found.differences else ""
     return replace(taken, check=found, road=replace(taken.road, failure=failure))
 

@@ -159,7 +159,8 @@ class Updates(GradientSink):
     def _update(self, build: UpdateBuilder, name: str, grad: Value) -> dict[str, Value]:
         optimizer, weight = build.member.optimizer, build.emitter.tensor(name)
         build.rate(weight)  # the first of the inputs
-        found = optimizer.update(build, weight, build.cast(grad, weight))
+        grad = build.cast(grad, weight)
+        found = optimizer.update(build, weight, -grad if optimizer.maximize else grad)
         renewed = {old: build.renewed(build.emitter.tensor(old), n) for old, n in found.items()}
         return self._named(build.emitter, renewed)
 

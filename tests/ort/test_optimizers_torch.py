@@ -169,8 +169,8 @@ CASES += [
 # Steps that grow push the network up to where tanh is flat, and rounding decides on signs.
 CASES.append(
     (
-        "rprop{maximize=1,step_max=0.03125}",
-        pick("Rprop", maximize=True, step_sizes=(1e-6, 0.03125)),
+        "rprop{maximize=1,step_max=0.0078125}",
+        pick("Rprop", maximize=True, step_sizes=(1e-6, 0.0078125)),
     )
 )
 KINDS: dict[str, tuple[type, Run, float]] = {

@@ -93,6 +93,10 @@ class Optimizer:
                 )
         return tuple(n for n in parameters if any(fnmatchcase(n, p) for p in patterns))
 
+    def suited(self, parameter: TensorType) -> Optimizer:
+        """What updates a parameter of that type: this, unless it is for some types alone."""
+        return self
+
     def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
         """Build the update of one parameter.
 

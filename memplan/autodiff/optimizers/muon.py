@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.adaptive import AdamW
 from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, Optimizer, UpdateBuilder
-from memplan.errors import UsageError
+from memplan.shapes.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Muon(Optimizer):
     Runtime's CPU provider has no products; here it is float32, or float64 of float64 parameters.
     ``adjust_lr_fn`` says how steps depend on the shape: ``original`` √max(1, rows/columns),
     ``match_rms_adamw`` (arXiv:2502.16982) 0.2·√max(rows, columns). The weight itself decays.
+    What is not a matrix is updated by AdamW, with the same learning rate and weight decay.
     """
 
     name: ClassVar[str] = "muon"
@@ -38,20 +40,16 @@ class Muon(Optimizer):
     ns_steps: int = 5
     adjust_lr_fn: str = "original"
 
-    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
-        """See the class.
+    def suited(self, parameter: TensorType) -> Optimizer:
+        """See the base class."""
+        if parameter.sizes is not None and len(parameter.sizes) == 2:
+            return self
+        shared = {item.name: getattr(self, item.name) for item in fields(Optimizer)}
+        return AdamW(**{**shared, "no_decay": ""})
 
-        Raises:
-            UsageError: the parameter is not a matrix of known size.
-        """
-        sizes = [size for size in weight.shape if isinstance(size, int)]
-        if weight.rank != 2 or len(sizes) != 2:
-            raise UsageError(
-                f"--optimizer muon: '{weight.name}' is not a matrix, and its momentum cannot be "
-                "made orthogonal",
-                "train matrices alone by it (--wrt); PyTorch's users give all others to AdamW",
-            )
-        rows, columns = sizes
+    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
+        """See the class."""
+        rows, columns = weight.type.sizes or ()
         state = build.state(weight, "momentum")
         speed = build.averaged(state, grad, self.momentum)
         mixed = grad * (1 - self.momentum) + speed * self.momentum if self.nesterov else speed

@@ -95,7 +95,38 @@ class Lion:
                 m.copy_(self.beta2 * m + (1 - self.beta2) * p.grad)
 
 
+class Muon:
+    """torch.optim.Muon of matrices, and AdamW of what is none."""
+
+    def __init__(self, parameters: Any, lr: float, **options: Any) -> None:
+        given = list(parameters)
+        matrices, others = ([p for p in given if (p.dim() == 2) is flat] for flat in (True, False))
+        self.parts = [
+            torch.optim.Muon(matrices, lr=lr, **options),
+            torch.optim.AdamW(others, lr=lr, weight_decay=options.get("weight_decay", 0.1)),
+        ]
+
+    def zero_grad(self) -> None:
+        for each in self.parts:
+            each.zero_grad()
+
+    def step(self) -> None:
+        for each in self.parts:
+            each.step()
+
+
 CASES: list[tuple[str, Make]] = [
+    ("muon", Muon),
+    (
+        "muon{adjust_lr_fn=match_rms_adamw,nesterov=0,momentum=0.5,weight_decay=0.25}",
+        partial(
+            Muon,
+            adjust_lr_fn="match_rms_adamw",
+            nesterov=False,
+            momentum=0.5,
+            weight_decay=0.25,
+        ),
+    ),
     ("sgd", pick("SGD")),
     ("sgd{weight_decay=0.25}", pick("SGD", weight_decay=0.25)),
     ("momentum", pick("SGD", momentum=0.9)),

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from memplan.autodiff.emit.narrow import BFLOAT16
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.adaptive import AdamW
-from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, Optimizer, UpdateBuilder
+from memplan.autodiff.optimizers.base import FLOAT, Optimizer, UpdateBuilder
 from memplan.shapes.tensor_type import TensorType
 
 
@@ -19,7 +20,9 @@ class Muon(Optimizer):
 
     ``ns_steps`` iterations of Newton and Schulz, X ← ns_a·X + (ns_c·(XXᵀ)² - ns_b·XXᵀ)·X, bring all
     singular values of the momentum near 1. PyTorch computes them in bfloat16, for which ONNX
-    Runtime's CPU provider has no products; here it is float32, or float64 of float64 parameters.
+    Runtime's CPU provider has no products: they are float32's here, and rounded as PyTorch's are.
+    (Without that, directions with small singular values, which most gradients have, come out
+    otherwise: the iteration multiplies rounding errors in them by up to ns_a^ns_steps.)
     ``adjust_lr_fn`` says how steps depend on the shape: ``original`` √max(1, rows/columns),
     ``match_rms_adamw`` (arXiv:2502.16982) 0.2·√max(rows, columns). The weight itself decays.
     What is not a matrix is updated by AdamW, with the same learning rate and weight decay.
@@ -65,13 +68,17 @@ class Muon(Optimizer):
 
     def _orthogonal(self, build: UpdateBuilder, mixed: Value, *, tall: bool) -> Value:
         """The product is taken over the longer side; XXᵀ is symmetric, so nothing is transposed."""
-        x = build.operations.cast(mixed, DOUBLE if mixed.dtype == DOUBLE else FLOAT)
-        norm = build.op("Sqrt", build.op("ReduceSumSquare", x, keepdims=0))
-        x = x / build.op("Max", norm, self.eps)
         emit, product = build.emitter.op, build.operations.gemm
+
+        def rounded(value: Value) -> Value:
+            return emit("Cast", emit("Cast", value, to=BFLOAT16), to=FLOAT)
+
+        x = rounded(mixed)
+        norm = emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0))
+        x = rounded(x / rounded(emit("Max", norm, self.eps)))
         for _ in range(self.ns_steps):
-            gram = product(x, x, trans_a=1) if tall else product(x, x, trans_b=1)
-            inner = emit("Gemm", gram, gram, gram, alpha=self.ns_c, beta=-self.ns_b)
+            gram = rounded(product(x, x, trans_a=1) if tall else product(x, x, trans_b=1))
+            inner = rounded(emit("Gemm", gram, gram, gram, alpha=self.ns_c, beta=-self.ns_b))
             pair = (x, inner) if tall else (inner, x)
-            x = emit("Gemm", *pair, x, beta=self.ns_a)
+            x = rounded(emit("Gemm", *pair, x, beta=self.ns_a))
         return x

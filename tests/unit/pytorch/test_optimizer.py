@@ -27,7 +27,7 @@ def stepped(optimizer: Any, *given: Any, steps: int = 1) -> Any:
     return optimizer
 
 
-class Lion(torch.optim.Optimizer):  # type: ignore[name-defined,misc]
+class Lion(torch.optim.Optimizer):  # type: ignore[misc]
     """The options of lion_pytorch's, and some of timm's."""
 
     def __init__(self, given: Any, decoupled_wd: bool = False, **options: Any) -> None:

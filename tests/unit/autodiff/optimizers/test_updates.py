@@ -327,3 +327,13 @@ def test_the_answer_says_what_does_not_decay() -> None:
     assert found["not_decayed"] == list(made.not_decayed)
     assert found["hyperparameters"] == {"lr": 0.001, "weight_decay": 0.01}
     assert trained("adamw").not_decayed == ()
+
+
+def test_what_is_no_matrix_is_adamws_where_muon_is_asked_for() -> None:
+    made = trained("muon{weight_decay=0.25,no_decay=bias}")
+    assert {"2 tensors updated by muon", "3 tensors updated by adamw"} <= set(made.notes)
+    states = made.contract.named(Role.OPTIMIZER_STATE)
+    assert {"table.momentum", "w.momentum", "kernel.exp_avg", "bias.exp_avg_sq"} <= set(states)
+    assert made.not_decayed == ("bias",)
+    assert dict(made.hyperparameters)["weight_decay"] == 0.25
+    assert not any("updated by" in note for note in trained("adamw").notes)

@@ -87,7 +87,7 @@ _ROWS: Mapping[str, Row] = {
     "ASGD": Row("asgd", _same("lambd", "alpha", "t0")),
     "Rprop": Row("rprop", _RPROP),
     "Muon": Row("muon", _MUON),
-    # Of lion_pytorch, timm and others: the formula of the paper, unless a variant is on.
+    # Of lion_pytorch and others: the formula of the paper, unless a variant is on.
     "Lion": Row("lion", _BETAS, neutral={"decoupled_wd": False, "cautious_factor": 1.0}),
 }
 _FOREIGN = frozenset({"Lion"})

@@ -15,24 +15,25 @@ from memplan.pytorch.scaler import Treatment
 
 
 class Twin:
-    """An optimizer like the user's, over parameters of its own.
+    """An optimizer like the user's, or several, over parameters of its own.
 
     The scale of a loss is that of the caller, for each step; clipping is the step's.
     """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         names: Mapping[int, str],
         treatment: Treatment,
     ) -> None:
-        """Copy an optimizer with its state; ``names`` are those of its parameters, by ``id``."""
-        self.optimizer = copy.deepcopy(optimizer)
-        # A scheduler leaves a step of its own in the instance, bound to the original.
-        vars(self.optimizer).pop("step", None)
+        """Copy optimizers with their state; ``names`` are those of its parameters, by ``id``."""
+        several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        self.optimizers: list[Any] = copy.deepcopy(several)
+        for each in self.optimizers:
+            # A scheduler leaves a step of its own in the instance, bound to the original.
+            vars(each).pop("step", None)
         self.treatment = treatment
-        own = [p for group in optimizer.param_groups for p in group["params"]]
-        ours = [p for group in self.optimizer.param_groups for p in group["params"]]
+        own, ours = _parameters(several), _parameters(self.optimizers)
         pairs = zip(own, ours, strict=True)
         self.parameters: dict[str, nn.Parameter] = {names[id(p)]: copied for p, copied in pairs}
         self.seconds = 0.0
@@ -40,7 +41,8 @@ class Twin:
     @property
     def state_bytes(self) -> int:
         """Of all state tensors."""
-        held = [v for entries in self.optimizer.state.values() for v in entries.values()]
+        states = [s for each in self.optimizers for s in each.state.values()]
+        held = [value for entries in states for value in entries.values()]
         return sum(v.numel() * v.element_size() for v in held if isinstance(v, Tensor))
 
     def step(
@@ -67,15 +69,21 @@ class Twin:
                 nn.utils.clip_grad_norm_(held, self.treatment.clip_norm)
             if self.treatment.clip_value:
                 nn.utils.clip_grad_value_(held, self.treatment.clip_value)
-            type(self.optimizer).step(self.optimizer)
+            for each in self.optimizers:
+                type(each).step(each)
         self.seconds = time.perf_counter() - begin
         for name, parameter in self.parameters.items():
             if name not in trained:
-                self.optimizer.state.pop(parameter, None)  # it has not taken this step
+                for each in self.optimizers:
+                    each.state.pop(parameter, None)  # it has not taken this step
         names = {id(p): name for name, p in self.parameters.items()}
-        state: Mapping[str, Any] = read_optimizer(self.optimizer, names).state
+        state: Mapping[str, Any] = read_optimizer(self.optimizers, names).state
         values: dict[str, Tensor] = {n: self.parameters[n].detach() for n in trained}
         return {**values, **{n: t for n, t in state.items() if isinstance(t, Tensor)}}
+
+
+def _parameters(optimizers: Sequence[Any]) -> list[nn.Parameter]:
+    return [p for each in optimizers for group in each.param_groups for p in group["params"]]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -273,12 +273,15 @@ class _Comparison:
         gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
         before = {name: in_float64(twin.parameters[name]) for name in gradients}
         after = twin.step(gradients, list(gradients), self.scale)
+        groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
+        rough = {name for name, group in groups.items() if group.kind == "muon"}
         for name, tensor in after.items():
             if name not in self.new or not tensor.is_floating_point():
                 continue
             got = _wide(ran.outputs[self.new[name]]).reshape(tuple(tensor.shape))
-            old = before.get(name)
-            self.found.add("update", compare_update(step, name, got, in_float64(tensor), old))
+            want, old = in_float64(tensor), before.get(name)
+            found = compare_update(step, name, got, want, old, name in rough)
+            self.found.add("update", found)
         if LOSS_SCALE in self.new:
             self.scale = float(ran.outputs[self.new[LOSS_SCALE]])
 

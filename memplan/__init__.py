@@ -12,6 +12,7 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
+    from memplan.api.capture.check import CaptureDiffersError, Check
     from memplan.api.capture.result import Capture
     from memplan.api.capture.run import capture
     from memplan.api.grad.result import GradOptions, TrainingGraph
@@ -37,6 +38,8 @@ _HOME = {
     "AccumulatingTrainer": "memplan.training.accumulate",
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
+    "CaptureDiffersError": "memplan.api.capture.check",
+    "Check": "memplan.api.capture.check",
     "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
     "LoweredGraph": "memplan.api.lower.run",
@@ -70,6 +73,8 @@ __all__ = [
     "AccumulatingTrainer",
     "Analysis",
     "Capture",
+    "CaptureDiffersError",
+    "Check",
     "GradOptions",
     "LowerOptions",
     "LoweredGraph",

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+F: Any = torch.nn.functional
 
 KINKED = [[-4.0, -3.0, -1.0, -0.5, -0.0], [0.0, 0.5, 1.0, 3.0, 4.0], [6.0, -6.0, 2.0, 5.0, 7.0]]
 TIED = [[1.0, 3.0, 3.0, 1.0, 2.0], [2.0, 2.0, 2.0, 2.0, 2.0], [-0.0, 0.0, 5.0, -5.0, 5.0]]
@@ -56,10 +57,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     "hardshrink": (lambda x: F.hardshrink(x, 0.5), [KINKED]),
     "where": (lambda x: torch.where(x > 0, x * 2, x * 3), [KINKED]),
     "remainder": (lambda x: torch.remainder(x, 2.0), [KINKED]),
-    "floor_division": (
-        lambda x, y: torch.div(x, y, rounding_mode="floor") * x,
-        [LEFT, [[2.0] * 4] * 2],
-    ),
+    "floor_division": (lambda x: torch.div(x, 2.0, rounding_mode="floor") * x, [KINKED]),
     "round": (lambda x: torch.round(x) * x, [KINKED]),
     "maximum": (torch.maximum, [LEFT, RIGHT]),
     "minimum": (torch.minimum, [LEFT, RIGHT]),

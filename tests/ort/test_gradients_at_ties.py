@@ -139,8 +139,9 @@ def test_prelu_at_zero() -> None:
 
 def test_clip_at_its_bounds() -> None:
     """0, as PyTorch's hardtanh and relu6 have it, and its clamp since 2.14; before, that has 1."""
-    made = single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0))
-    same(made, lambda v: F.hardtanh(v, -1.0, 1.0), SHAPE)
+    made, dy = single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0)), seeds(SHAPE)
+    wanted = theirs(lambda v: F.hardtanh(v, -1.0, 1.0), {"x0": KINKED}, dy)["x0"]
+    np.testing.assert_array_equal(ours(made, dy)["x0_grad"], wanted)
 
 
 def test_bounds_of_clip_that_are_learnt() -> None:

@@ -37,7 +37,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     ),
     "clamp_by_tensors": (torch.clamp, [KINKED, LOW, HIGH]),
     "clamp_by_tensors_that_cross": (torch.clamp, [KINKED, HIGH, LOW]),
-    "clamp_by_tensors_that_tie": (torch.clamp, [KINKED, HIGH, HIGH]),
     "clamp_by_a_lower_tensor": (lambda x, low: torch.clamp(x, min=low), [KINKED, LOW]),
     "clamp_by_an_upper_tensor": (lambda x, high: torch.clamp(x, max=high), [KINKED, HIGH]),
     "relu": (torch.relu, [KINKED]),

@@ -133,7 +133,7 @@ def label_smoothing_and_weights() -> memplan.TorchStep:
 
     def loss(model: Any, x: Tensor, label: Tensor) -> Tensor:
         return functional.cross_entropy(
-            model(x), label, weights, label_smoothing=0.1, ignore_index=-100
+            model(x), label, weights.to(x.dtype), label_smoothing=0.1, ignore_index=-100
         )
 
     label = torch.tensor([0, 1, -100, 3, 4, 2])
@@ -146,7 +146,7 @@ def mixup() -> memplan.TorchStep:
 
     def loss(model: Any, x: Tensor, label: Tensor, share: Tensor) -> Tensor:
         mixed = share * x + (1 - share) * x.flip(0)
-        soft = functional.one_hot(label, 5).float()
+        soft = functional.one_hot(label, 5).to(x.dtype)
         goal = share * soft + (1 - share) * soft.flip(0)
         return functional.cross_entropy(model(mixed), goal, label_smoothing=0.1)
 

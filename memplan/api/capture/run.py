@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.api.capture.result import Capture, Road
-from memplan.api.capture.weights import WeightPlace, choose_place, data_file, embed, write_captured
+from memplan.api.capture.weights import WeightPlace, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
 from memplan.proto.paths import as_output
 from memplan.proto.write import check_output
@@ -89,8 +89,8 @@ def capture(
 
     reading = read_step(found)
     taken, tried = _roads(reading, via)
-    done = finish(reading, taken.exported, taken.trained)
-    place = choose_place(weights, done.weights, target)
+    done = finish(reading, taken.exported, taken.trained, weights, target)
+    place = done.place
     if place is WeightPlace.COPY and target is not None:
         check_output(data_file(target), force)
     if target is not None:

@@ -105,7 +105,7 @@ def test_weights_left_out_are_inputs_whether_they_are_trained_or_not(via: str) -
     ort = pytest.importorskip("onnxruntime")
     session = ort.InferenceSession(found.model.SerializeToString())
     values = {**given.model.state_dict(), "factor": given.model.factor}
-    feeds = {name: value.numpy() for name, value in values.items()}
+    feeds = {name: value.detach().numpy() for name, value in values.items()}
     (loss,) = session.run(["loss"], {**feeds, "x": np.ones((2, 4), np.float32)})
     assert loss == pytest.approx(given.model(torch.ones(2, 4)).item(), rel=1e-6)
 

@@ -44,7 +44,19 @@ def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
             against ONNX's definition, or refers to external data that is missing or lies outside
             the model's folder.
     """
-    model = parse_file(path)
+    return _checked(parse_file(path), path, weights)
+
+
+def reread(model: onnx.ModelProto, path: Path, weights: Path | None = None) -> onnx.ModelProto:
+    """``model`` as :func:`read_model` would read it from ``path``, if its bytes were there.
+
+    Raises:
+        ModelError: as :func:`read_model`.
+    """
+    return _checked(parse(model.SerializeToString(), path), path, weights)
+
+
+def _checked(model: onnx.ModelProto, path: Path, weights: Path | None) -> onnx.ModelProto:
     check_structure(model, path)
     check_external_data(model, weights or path)
     return model
@@ -66,6 +78,11 @@ def parse_file(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} does not exist", "give the path of a .onnx file") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    return parse(data, path)
+
+
+def parse(data: bytes, path: Path) -> onnx.ModelProto:
+    """The protobuf message in the bytes of ``path``, unchecked beyond being an ONNX model."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)

@@ -20,6 +20,11 @@ _HINTS = (
         "an operator has no form in ONNX: write it with others, or try the other road (--via)",
     ),
     (
+        re.compile(r"FakeTensor ?Device|same device|two devices", re.I),
+        "model, batch and every tensor that the model makes must be on one device: make them with "
+        "device=x.device",
+    ),
+    (
         re.compile(r"pytree|unsupported input type|Unsupported.*type", re.I),
         "a batch is made of tensors",
     ),

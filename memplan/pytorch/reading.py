@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.joint import joint, seed
+from memplan.pytorch.meta import as_on_cpu, check_constants, check_one_device
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.places import place_of
 from memplan.pytorch.program import Exported, decomposed, to_onnx
@@ -71,7 +72,8 @@ class Reading:
             for name, _ in self.prepared.module.named_parameters()
             if user_name(name) in self.trainable
         ]
-        program = joint(self.program, names)
+        with as_on_cpu(self.program):
+            program = joint(self.program, names)
         if self.treatment.scale is not None:
             seed(program)
         return self._tidied(program)
@@ -130,7 +132,9 @@ def read_step(step: TorchStep) -> Reading:
     for name, tensor in {**tensors, **prepared.batch}.items():
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
+    check_one_device({**tensors, **prepared.batch})
     program, limits = export(prepared)
+    check_constants(program)
     return Reading(
         prepared=prepared,
         program=program,

@@ -12,7 +12,7 @@ from memplan.proto.edit import copied
 from memplan.shapes.bodies import output_types
 from memplan.shapes.checks import check_stated
 from memplan.shapes.fold import types_by_folding
-from memplan.shapes.infer import ROUNDS, infer, is_complete, stated_types
+from memplan.shapes.infer import ROUNDS, infer, is_complete, state_types, stated_types
 from memplan.shapes.nchwc import fill_nchwc_types
 from memplan.shapes.tensor_type import TensorType, Types, known_shapes
 from memplan.shapes.training_ops import bound_reductions, fill_training_types
@@ -49,7 +49,8 @@ def value_types(
         _merge(result, types_by_folding(working, result))
         for node in working.graph.node:
             _merge(result, output_types(working, node, result))
-        _state(working.graph, result)
+        del working.graph.value_info[:]
+        state_types(working.graph, result)
         _merge(result, stated_types(infer(working).graph))
         fill_training_types(bound.graph, result)
         fill_nchwc_types(bound.graph, result)
@@ -67,17 +68,3 @@ def _merge(types: dict[str, TensorType], more: Types) -> None:
         known = types.get(name)
         if known is None or (known.shape is None and value.shape is not None):
             types[name] = value
-
-
-def _state(graph: onnx.GraphProto, types: Types) -> None:
-    """Write known shapes into the value_info, so that inference can go on from them."""
-    del graph.value_info[:]
-    declared = {value.name for value in (*graph.input, *graph.output)}
-    for node in graph.node:
-        for name in node.output:
-            value = types.get(name)
-            if name in declared or value is None or value.shape is None or not value.dtype:
-                continue
-            graph.value_info.append(
-                onnx.helper.make_tensor_value_info(name, value.dtype, value.shape)
-            )

@@ -177,6 +177,22 @@ def is_complete(graph: onnx.GraphProto, types: Types) -> bool:
     return True
 
 
+def state_types(graph: onnx.GraphProto, types: Types) -> None:
+    """State in ``value_info`` the sizes in ``types`` of all computed tensors, in place; the
+    interface stays as it is."""
+    declared = {value.name for value in (*graph.input, *graph.output)}
+    made = (name for node in graph.node for name in node.output if name not in declared)
+    known = {name: types[name] for name in made if name in types}
+    known = {name: each for name, each in known.items() if each.dtype and each.sizes is not None}
+    kept = [value for value in graph.value_info if value.name not in known]
+    stated = [
+        onnx.helper.make_tensor_value_info(name, each.dtype, each.sizes)
+        for name, each in known.items()
+    ]
+    del graph.value_info[:]
+    graph.value_info.extend((*kept, *stated))
+
+
 def declared_values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     """Everything to which the graph gives a type by name."""
     yield from graph.input

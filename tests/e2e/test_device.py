@@ -50,10 +50,19 @@ def test_absent_cuda_says_what_to_install(memplan: Memplan, form: str) -> None:
 
 
 @pytest.mark.skipif(not isinstance(find_gpu(), str), reason="this machine has a GPU")
-def test_a_plan_for_absent_cuda_needs_no_optimizer_only_when_told(memplan: Memplan) -> None:
+def test_a_plan_for_absent_cuda_is_for_the_files_own_nodes(memplan: Memplan) -> None:
     model = SAMPLES / "mlp_adamw.onnx"
     common = ("rewrite", model, "--budget", "95%", "--provider", "cuda", "--dry-run")
-    done = memplan(*common)
-    assert done.returncode == 5
-    assert "--optimize none" in done.stderr.splitlines()[1]
-    assert memplan(*common, "--optimize", "none", "--strategy", "greedy").returncode == 0
+    greedy = ("--strategy", "greedy")
+    done = memplan(*common, *greedy)
+    assert done.returncode == 0
+    assert "planned with the file's own nodes, none fused: CUDA was asked for" in done.stdout
+    told, asked = (
+        json.loads(memplan(*common, *greedy, "--format", "json", *more).stdout)
+        for more in ((), ("--optimize", "none"))
+    )
+    assert told["optimize"] == "none"
+    note = "planned with the file's own nodes, none fused"
+    assert any(each.startswith(note) for each in told["assumptions"])
+    assert not any(each.startswith(note) for each in asked["assumptions"])
+    assert told["predicted_peak_bytes"] == asked["predicted_peak_bytes"]

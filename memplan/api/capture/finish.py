@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from memplan.api.capture.gradients import Trained
-from memplan.api.capture.weights import Weight, declare_constants
+from memplan.api.capture.weights import Weight, WeightPlace, choose_place, declare_constants
 from memplan.autodiff.optimizers.base import STEP
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.contract import Contract, Role
@@ -26,19 +27,38 @@ from memplan.units import counted
 class Finished:
     """The graph to be written, without its weights, and the weights.
 
-    ``frozen`` are parameters that are constants of it, ``unused`` those that it does not have.
+    ``place``: where these go; if nowhere, all of them are inputs. ``frozen`` are parameters that no
+    step changes, ``unused`` those that the graph does not have.
     """
 
     model: onnx.ModelProto
     weights: Mapping[str, Weight]
+    place: WeightPlace
     contract: Contract
     frozen: tuple[str, ...]
     unused: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
-    """Complete a training graph, in place."""
+def finish(
+    reading: Reading,
+    exported: Exported,
+    trained: Trained,
+    asked: str = WeightPlace.AUTO,
+    output: Path | None = None,
+) -> Finished:
+    """Complete a training graph, in place.
+
+    Args:
+        reading: the step.
+        exported: its graph.
+        trained: the training graph.
+        asked: where the weights are to go.
+        output: the file to be written; None: there is none.
+
+    Raises:
+        UsageError: the weights cannot go there.
+    """
     graph = trained.model.graph
     read = names_read(graph.node)
     stored = (*exported.parameters, *exported.buffers)
@@ -47,7 +67,6 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
     unused = tuple(n for n in exported.parameters if n not in read and n not in live)
     gone = {name for name in stored if name not in read and name not in live}
     constants = [name for name in stored if name not in live and name not in gone]
-    declare_constants(trained.model, [*gone, *constants])
     _resume(reading, trained.model)
     given = [value.name for value in graph.input]
     state = [name for name in given if reading.optimizer and name in reading.optimizer.state]
@@ -56,9 +75,13 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
             onnx_type(reading.tensors[name]),
             tuple(reading.tensors[name].shape),
             reading.bytes_of(name),
+            known=not reading.tensors[name].is_meta,
         )
         for name in (*(n for n in stored if n not in gone), *state)
     }
+    place = choose_place(asked, weights, output)
+    apart = place is WeightPlace.NONE
+    declare_constants(trained.model, [*gone, *([] if apart else constants)])
     contract = _contract(exported, trained)
     set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
     left = set(constants)
@@ -74,7 +97,12 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
             "'memplan rewrite --strategy collection' recomputes what lies between them"
         )
     frozen = tuple(n for n in exported.parameters if n in left)
-    return Finished(trained.model, weights, contract, frozen, unused, tuple(notes))
+    if apart and any(not weights[name].known for name in weights):
+        notes.append(
+            "the model is on the meta device: its weights have no values, and are inputs without "
+            "a default (--weights none)"
+        )
+    return Finished(trained.model, weights, place, contract, frozen, unused, tuple(notes))
 
 
 def _resume(reading: Reading, model: onnx.ModelProto) -> None:
@@ -90,8 +118,8 @@ def _contract(exported: Exported, trained: Trained) -> Contract:
     given = [value.name for value in graph.input]
     new_values = dict(exported.renewed)
     roles = dict.fromkeys(exported.batch, Role.BATCH)
-    roles |= dict.fromkeys(new_values.values(), Role.RUNNING_STATISTIC)
-    roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
+    roles |= dict.fromkeys(exported.buffers, Role.RUNNING_STATISTIC)
+    roles |= dict.fromkeys(exported.parameters, Role.PARAMETER)
     if isinstance(trained.sink, Updates):
         new_values |= trained.sink.new_values
     roles |= trained.sink.roles()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
 from memplan.api.capture.result import Capture, Road
-from memplan.api.capture.weights import WeightPlace, choose_place, data_file, embed, write_captured
+from memplan.api.capture.weights import WeightPlace, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
 from memplan.proto.paths import as_output
 from memplan.proto.write import check_output
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 VIA = ("auto", "grad", "joint")
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a caller asks for; ``target`` is the file, if one is to be written."""
+
+    via: str
+    check: bool
+    weights: str
+    target: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +107,9 @@ def capture(
     say = progress or _say_nothing
     say("exporting")
     reading = read_step(found)
-    taken, tried = _taken(reading, via, check, say)
+    taken, tried = _taken(reading, _Wanted(via, check, weights, target), say)
     say("writing")
-    done = taken.done
-    place = choose_place(weights, done.weights, target)
+    done, place = taken.done, taken.done.place
     if place is WeightPlace.COPY and target is not None:
         check_output(data_file(target), force)
     if target is not None:
@@ -127,9 +136,7 @@ def _say_nothing(_: str) -> None:
     pass
 
 
-def _taken(
-    reading: Reading, via: str, check: bool, say: Progress
-) -> tuple[_Taken, tuple[Road, ...]]:
+def _taken(reading: Reading, wanted: _Wanted, say: Progress) -> tuple[_Taken, tuple[Road, ...]]:
     """The first road that leads to a graph and, if that is asked for, to PyTorch's step; and what
     was tried.
 
@@ -139,15 +146,15 @@ def _taken(
     """
     from memplan.api.capture.reference import Reference
 
-    names = ("grad", "joint") if via == "auto" else (via,)
+    names = ("grad", "joint") if wanted.via == "auto" else (wanted.via,)
     roads: list[Road] = []
     failed: list[MemplanError] = []
     wrong: list[_Taken] = []
-    reference = Reference(reading) if check else None
+    reference = Reference(reading) if wanted.check else None
     for name in names:
         say(f"via {name}")
         try:
-            taken = _take(reading, name)
+            taken = _take(reading, name, wanted)
         except UsageError:
             raise
         except MemplanError as error:
@@ -166,7 +173,7 @@ def _taken(
     raise failed[0]
 
 
-def _take(reading: Reading, name: str) -> _Taken:
+def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
     from memplan.api.capture.finish import finish
     from memplan.api.capture.gradients import by_autograd, by_grad
     from memplan.api.capture.update import sink_maker
@@ -175,12 +182,13 @@ def _take(reading: Reading, name: str) -> _Taken:
     make_sink = sink_maker(reading.optimizer, reading.treatment)
     exported = reading.forward() if name == "grad" else reading.joint()
     if name == "grad":
-        wanted = [each for each in exported.parameters if each in reading.trainable]
-        trained = by_grad(exported.model, exported.loss, wanted, make_sink)
+        named = [each for each in exported.parameters if each in reading.trainable]
+        trained = by_grad(exported.model, exported.loss, named, make_sink)
     else:
         trained = by_autograd(exported, make_sink)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
-    return _Taken(_measured(reading, road, trained), trained, finish(reading, exported, trained))
+    road = _measured(reading, road, trained)
+    return _Taken(road, trained, finish(reading, exported, trained, wanted.weights, wanted.target))
 
 
 def _measured(reading: Reading, road: Road, trained: Trained) -> Road:

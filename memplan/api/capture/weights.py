@@ -32,11 +32,15 @@ class WeightPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor's element type and shape as ONNX has them, and its bytes when they are asked for."""
+    """A tensor's element type and shape as ONNX has them, and its bytes when they are asked for.
+
+    ``known``: it has bytes; a tensor on PyTorch's meta device has none.
+    """
 
     dtype: int
     shape: tuple[int, ...]
     content: Callable[[], bytes | memoryview]
+    known: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -45,13 +49,21 @@ class Weight:
 
 
 def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None) -> WeightPlace:
-    """Where the weights go.
+    """Where the weights go. Those without values go nowhere.
 
     Raises:
-        UsageError: they do not fit into a file, or lie beside none.
+        UsageError: they do not fit into a file, lie beside none, or have no values.
     """
     total = sum(weight.nbytes for weight in weights.values())
     place = WeightPlace(asked)
+    unknown = [name for name, weight in weights.items() if not weight.known]
+    if unknown and place in (WeightPlace.EMBED, WeightPlace.COPY):
+        raise UsageError(
+            f"--weights {place}: '{unknown[0]}' is on the meta device and has no values",
+            "--weights none makes all weights inputs",
+        )
+    if unknown:
+        return WeightPlace.NONE
     if place is WeightPlace.AUTO:
         place = WeightPlace.EMBED
         if total > _MOST_EMBEDDED:

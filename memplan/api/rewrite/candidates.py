@@ -81,11 +81,8 @@ class Candidate:
 
 
 def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
-    """What to plan, best first: the model as the runtime optimizes it, then as it is.
-
-    Raises:
-        ProviderMissingError: the provider that it is to be optimized for does not start.
-    """
+    """What to plan, best first: the model as the runtime optimizes it, then as it is. Where the
+    provider that it is for does not start on this machine, as it is."""
     level = goal.options.optimize
     own = _as_held(source, goal)
     if level == "none":
@@ -93,8 +90,7 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
     try:
         model, lost = _optimized(source, level, goal.options.provider, goal.options.loss)
     except ProviderMissingError as error:
-        hint = f"{error.hint}; --optimize none plans without it"
-        raise ProviderMissingError(error.message, hint) from None
+        return (_noted(own, f"planned with the file's own nodes, none fused: {error.message}"),)
     except (RuntimeUnavailableError, MemplanError) as error:
         return (_noted(own, f"not optimized offline: {error.message}"),)
     if lost and isinstance(goal.strategy, Collection):

@@ -35,6 +35,7 @@ from memplan.api.rewrite.goal import (
 )
 from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.offload import offload_notes, offload_report
+from memplan.api.rewrite.reread import ensure_readable
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
 from memplan.api.source import Model, as_file, shown_path
@@ -152,10 +153,7 @@ def _rewrite(
             goal, planned, applied, equivalence = _proved(source, goal)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
-    if goal.lowest:
-        goal = replace(goal, budget_bytes=planned.plan.budget_bytes)
     loaded_notes = _confirm_loaded(applied, planned, goal)
-    _record(applied, planned, goal)
     if target is not None:
         beside = source.model.prepared.beside
         write_with_weights(applied.model, beside, target, placement, force=force)
@@ -164,19 +162,25 @@ def _rewrite(
 
 def _proved(source: Source, goal: Goal) -> tuple[Goal, Planned, _Applied, Equivalence]:
     """What was planned for, the plan, the model that it makes, and the proof that this computes the
-    same.
+    same; the model is what its own bytes say.
 
     The proof knows less of shapes and constants than the passes that change what nodes compute or
-    make chunks, so it may not follow them; the plan is then made without.
+    make chunks, so it may not follow them, and neither may whoever reads the new file; the plan is
+    then made without.
 
     Raises:
         InfeasibleError: no plan keeps the budget.
-        MemplanError: nothing is proved.
+        MemplanError: nothing is proved, or the new file does not say what is promised of it.
     """
     planned = find_plan(source, goal)
     applied = _apply(planned, goal)
+    reached = replace(goal, budget_bytes=planned.plan.budget_bytes) if goal.lowest else goal
     try:
-        return goal, planned, applied, _prove(planned, applied, goal)
+        equivalence = _prove(planned, applied, goal)
+        _record(applied, planned, reached)
+        before, timeline = planned.model.prepared, applied.timeline
+        ensure_readable(applied.model, before, timeline, goal.session, goal.options.loss)
+        return reached, planned, applied, equivalence
     except MemplanError as error:
         if (fewer := _more_provable(goal)) is None:
             raise

@@ -9,7 +9,7 @@ from typing import ClassVar
 from memplan.passes.base import Applied, peak_did_not_rise
 from memplan.passes.chunk.asked import NAME, REGIONS, reason_against
 from memplan.passes.chunk.candidates import Candidate, again, candidates
-from memplan.passes.chunk.state import State, chunked, sized
+from memplan.passes.chunk.state import State, chunked, sized, stated
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
@@ -60,7 +60,7 @@ class ChunkRegions:
             return Applied(model, note="no region would save anything")
         if not self.count:
             state, choices = _refined(start, state, choices)
-        return Applied(state.model, "; ".join(str(choice) for choice in choices))
+        return Applied(stated(state.model), "; ".join(str(choice) for choice in choices))
 
     def _chosen(self, start: State) -> tuple[State, list[Choice]]:
         """One kind of regions after the other, each that which brings most."""

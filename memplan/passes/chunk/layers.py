@@ -11,7 +11,7 @@ from memplan.passes.base import Applied
 from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
 from memplan.passes.chunk.candidates import COUNTS, facts_of, seeds
 from memplan.passes.chunk.choose import is_lower
-from memplan.passes.chunk.state import State, chunked, sized
+from memplan.passes.chunk.state import State, chunked, sized, stated
 from memplan.passes.chunk.turn import Turn, turns
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
@@ -63,7 +63,7 @@ class ChunkLayers:
         if found is None:
             return Applied(model, note="no layers divide into chunks with enough rows")
         state, cut = found
-        return Applied(state.model, cut.describe(start.model.graph))
+        return Applied(stated(state.model), cut.describe(start.model.graph))
 
     def _cheapest(self, start: State, cuts: Sequence[Cut]) -> tuple[State, Cut] | None:
         """What adds the fewest nodes of all that hold the budget; None if nothing does."""

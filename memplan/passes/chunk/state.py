@@ -17,7 +17,7 @@ from memplan.passes.chunk.write import Chunked, write_chunks
 from memplan.proto.edit import copied
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import evaluate
-from memplan.shapes.infer import replace_by_constants
+from memplan.shapes.infer import replace_by_constants, state_types
 from memplan.shapes.prepare import fingerprint
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel
@@ -60,6 +60,21 @@ def with_sizes(model: OpenModel) -> OpenModel:
     proto = copied(model.prepared.proto)
     replace_by_constants(proto.graph, asked)
     return _reopened(model, Chunked(proto, {}, {}))
+
+
+def stated(model: OpenModel) -> OpenModel:
+    """The model with the size of every tensor in the file: the parts of fused nodes are long chains
+    of operators that shape inference does not know. The runtime then knows these sizes, too."""
+    prepared = model.prepared
+    exact = {
+        name: replace(each, static=True, seen=None)
+        for name, each in prepared.types.items()
+        if each.sizes is not None and name not in prepared.bounded
+    }
+    proto = copied(prepared.proto)
+    state_types(proto.graph, exact)
+    told = replace(prepared, types={**prepared.types, **exact})
+    return _reopened(replace(model, prepared=told), Chunked(proto, {}, {}))
 
 
 def _sizes_asked(model: OpenModel) -> dict[str, Array]:

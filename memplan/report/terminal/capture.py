@@ -19,7 +19,8 @@ def render(result: Capture, *, details: bool = False) -> Group:
     lines = [f"by {counted(len(result.trained), 'parameter')}: {listed(result.trained, details)}"]
     if result.frozen:
         frozen = counted(len(result.frozen), "frozen parameter")
-        lines.append(f"{frozen}, constants of the graph: {listed(result.frozen, details)}")
+        what = "inputs" if result.weights == "none" else "constants"
+        lines.append(f"{frozen}, {what} of the graph: {listed(result.frozen, details)}")
     feeds = [f"'{name}' [{', '.join(result.sizes[name])}]" for name in result.batch]
     lines.append("to feed: " + ", ".join(feeds))
     if result.optimizer is None:
@@ -29,7 +30,8 @@ def render(result: Capture, *, details: bool = False) -> Group:
             f"optimizer {result.optimizer}, learning rate {result.lr:g} unless 'lr' is fed"
         )
     lines += _treatment(result)
-    statistics = result.contract.named(Role.RUNNING_STATISTIC)
+    renewed = set(result.contract.new_values.values())
+    statistics = [n for n in result.contract.named(Role.RUNNING_STATISTIC) if n in renewed]
     if statistics:
         what = counted(len(statistics), "buffer")
         lines.append(f"{what} renewed: {listed(statistics, details)}")

@@ -1,0 +1,168 @@
+"""Which nodes ONNX Runtime's CPU provider cannot run in float16, bfloat16 or float64, as JSON.
+
+    python tools/probe_ort/float_types.py --out memplan/ops/tables/cpu_float_types.json
+
+Every case of the catalogue that runs in float32 is tried with its float32 tensors in the other
+type. Some nodes are refused when a session opens (``open``); others have a kernel that is only then
+found not to know the type, in the middle of a step (``run``). Where a case more or less of an
+operator fails, the values of its attributes tell which: a row is ``[attribute, value, when]``, or
+``["", "", when]`` where all cases fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from cases import Case, Const, In
+from catalogue import all_cases
+from onnx import TensorProto, helper, numpy_helper
+
+TYPES = {
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "double": TensorProto.DOUBLE,
+}
+
+
+def model_of(case: Case, code: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model in which the case's float32 tensors have another element type."""
+    nodes, given, weights, names = [], [], [], []
+    feeds: dict[str, np.ndarray] = {}
+    rng = np.random.default_rng(0)
+    for index, item in enumerate(case.inputs):
+        if item is None:
+            names.append("")
+            continue
+        name = f"i{index}"
+        names.append(name)
+        array = item.value if isinstance(item, Const) else item.sample(rng)
+        changed = array.dtype == np.float32
+        if isinstance(item, Const):
+            wide = np.dtype(helper.tensor_dtype_to_np_dtype(code)) if changed else array.dtype
+            weights.append(numpy_helper.from_array(array.astype(wide), name))
+            continue
+        feeds[f"x{index}"] = array
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        given.append(helper.make_tensor_value_info(f"x{index}", kind, array.shape))
+        op = "Cast" if changed else "Identity"
+        nodes.append(
+            helper.make_node(op, [f"x{index}"], [name], **({"to": code} if changed else {}))
+        )
+    attributes = {
+        name: code if name in ("to", "dtype") and value == TensorProto.FLOAT else value
+        for name, value in case.attributes.items()
+    }
+    outputs = ["" if k in case.absent_outputs else f"o{k}" for k in range(case.outputs)]
+    nodes.append(
+        helper.make_node(case.op, names, outputs, name="n", domain=case.domain, **attributes)
+    )
+    results = [onnx.ValueInfoProto(name=name) for name in outputs if name]
+    graph = helper.make_graph(nodes, case.op, given, results, weights)
+    opsets = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), feeds
+
+
+def outcome(case: Case, code: int) -> tuple[str, str]:
+    """``""`` where it runs; else when it fails and the runtime's words."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    when = "open"
+    try:
+        model, feeds = model_of(case, code)
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        when = "run"
+        session.run_with_ort_values(
+            None, {k: ort.OrtValue.ortvalue_from_numpy(v) for k, v in feeds.items()}
+        )
+    except Exception as error:  # noqa: BLE001 - the runtime has exceptions of its own
+        return when, " ".join(str(error).split())[:200]
+    return "", ""
+
+
+def measured(verbose: bool) -> dict[str, dict[str, list[list[str]]]]:
+    """Type → operator key → rows."""
+    found: dict[str, dict[str, list[list[str]]]] = {}
+    cases = [
+        case
+        for case in all_cases()
+        if any(
+            (item.value if isinstance(item, Const) else item).dtype == np.dtype("float32")
+            if isinstance(item, Const)
+            else isinstance(item, In) and item.dtype == "float32"
+            for item in case.inputs
+        )
+    ]
+    cases = [case for case in cases if not outcome(case, TensorProto.FLOAT)[0]]
+    for name, code in TYPES.items():
+        by_key: dict[str, list[tuple[Case, str]]] = defaultdict(list)
+        for case in cases:
+            when, words = outcome(case, code)
+            if when and verbose:
+                print(f"{name} {case.key}/{case.label}: {when}: {words}", file=sys.stderr)
+            by_key[case.key].append((case, when))
+        found[name] = {
+            key: rows for key, all_of in sorted(by_key.items()) if (rows := _rows(all_of))
+        }
+    return found
+
+
+def _rows(tried: list[tuple[Case, str]]) -> list[list[str]]:
+    """What fails, by the attribute that tells."""
+    failing = [when for _, when in tried if when]
+    if not failing:
+        return []
+    if len(failing) == len(tried) and len(set(failing)) == 1:
+        return [["", "", failing[0]]]
+    for attribute in sorted({name for case, _ in tried for name in case.attributes}):
+        by_value: dict[str, set[str]] = defaultdict(set)
+        for case, when in tried:
+            by_value[_text(case.attributes.get(attribute, ""))].add(when)
+        if all(len(seen) == 1 for seen in by_value.values()):
+            return [
+                [attribute, value, when]
+                for value, seen in sorted(by_value.items())
+                for when in seen
+                if when
+            ]
+    labels = [case.label for case, when in tried if when]
+    print(f"no attribute tells which fail: {tried[0][0].key} {labels}", file=sys.stderr)
+    return []
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def main() -> int:
+    """Measure and write the table."""
+    arguments = argparse.ArgumentParser(prog="float_types", description=__doc__.splitlines()[0])
+    arguments.add_argument("--out", type=Path, help="table to write (default: standard output)")
+    arguments.add_argument("--verbose", action="store_true", help="the runtime's words")
+    options = arguments.parse_args()
+    table = {
+        "schema": "memplan.float-types/1",
+        "runtime": f"onnxruntime {ort.__version__}",
+        "provider": "cpu",
+        **measured(options.verbose),
+    }
+    text = json.dumps(table, indent=1) + "\n"
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -201,7 +201,9 @@ def _norms() -> Iterator[Case]:
 
 def _gelus() -> Iterator[Case]:
     biases: list[Shape] = [(), (1,), (8,), (1, 8), (4, 8), (2, 4, 8), (4, 1)]
-    for shape, root, one, half in product([None, *biases], (1.4142135, 1.5), (1.0, 2.0), (0.5, 1.0)):
+    for shape, root, one, half in product(
+        [None, *biases], (1.4142135, 1.5), (1.0, 2.0), (0.5, 1.0)
+    ):
         first = "b = Add(x, BIAS) " if shape is not None else "b = Identity(x) "
         constants = _scalar("r", root) + _scalar("o", one) + _scalar("h", half)
         given = {"x": (2, 4, 8)} | ({"BIAS": shape} if shape is not None else {})
@@ -209,7 +211,9 @@ def _gelus() -> Iterator[Case]:
         yield _case(core + "m = Mul(b, p) y = Mul(m, h)", **given)
         yield _case(core + "m = Mul(p, h) y = Mul(b, m)", **given)
         yield _case(core + "m = Mul(x, p) y = Mul(m, h)", **given)
-        tail = constants + first + f"g = Gelu<approximate = \"{'tanh' if half == 1 else 'none'}\">(b) "
+        tail = (
+            constants + first + f'g = Gelu<approximate = "{"tanh" if half == 1 else "none"}">(b) '
+        )
         yield _case(tail + "y = Neg(g)", opset=20, **given)
     for alpha in (1.702, 1.0, 2.5):
         yield _case(_scalar("c", alpha) + "m = Mul(x, c) s = Sigmoid(m) y = Mul(x, s)", x=(2, 8))

@@ -24,7 +24,7 @@ from memplan.shapes.infer import run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 from memplan.units import counted
 
-_TYPES = {
+_TYPES: Mapping[int, str] = {
     TensorProto.FLOAT16: "float16",
     TensorProto.BFLOAT16: "bfloat16",
     TensorProto.DOUBLE: "double",
@@ -35,13 +35,14 @@ _NAMED = 3  # nodes that a sentence names
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A node that a provider cannot run in the type it works in.
+    """A node that a provider cannot run in the type it works in; ``output`` is its first output.
 
     ``when``: ``open``: no session opens; ``run``: a step fails when it comes to the node.
     """
 
     node: str
     op: str
+    output: str
     dtype: str
     when: str
 
@@ -67,7 +68,7 @@ def unsupported_notes(found: Sequence[Unsupported], provider: str) -> tuple[str,
     notes = []
     for dtype, when in dict.fromkeys((each.dtype, each.when) for each in found):
         alike = [each for each in found if (each.dtype, each.when) == (dtype, when)]
-        names = ", ".join(f"{each.op} '{each.node}'" for each in alike[:_NAMED])
+        names = ", ".join(f"{each.op} '{each.node or each.output}'" for each in alike[:_NAMED])
         fails = "a step fails at it" if when == "run" else "no session opens"
         notes.append(
             f"ONNX Runtime cannot run {counted(len(alike), 'node')} in {dtype} on {where} "
@@ -86,7 +87,7 @@ def _in_graph(
         name = _TYPES.get(floats[0]) if floats else None
         when = _fails(node, name) if name else ""
         if name and when and not (provider == "cuda" and _has_cuda(node, types, opset)):
-            yield Unsupported(node.name or node.output[0], node.op_type, name, when)
+            yield Unsupported(node.name, node.op_type, node.output[0], name, when)
         for body in subgraphs(node):
             yield from _in_graph(body, types, provider, opset)
 

@@ -8,8 +8,8 @@ runtime.
    fused node takes the vector for another matrix. With the vector in front it is right. The
    Transpose is found through what the runtime removes or moves out of the way: Identity, Cast,
    Dropout, views, scalar factors, Concat.
-2. **Pad_Fusion** (level BASIC): ``Pad`` of zeros and ``MaxPool``. The pool takes its own padding for
-   -inf, so negative maxima at the border differ, unless nothing negative comes in. With
+2. **Pad_Fusion** (level BASIC): ``Pad`` of zeros and ``MaxPool``. The pool takes its own padding
+   for -inf, so negative maxima at the border differ, unless nothing negative comes in. With
    ``ceil_mode`` the fused pool, ``AveragePool`` too, has another shape, and with as much padding as
    the kernel is wide it is refused.
 3. ``FusedMatMul`` with ``transA`` and a vector, which is what 1. leaves behind in a file.

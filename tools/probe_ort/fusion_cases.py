@@ -47,12 +47,28 @@ def _perms(rank: int) -> list[list[int]]:
 
 
 MATRICES: list[tuple[Shape, Shape]] = [
-    ((3,), (3,)), ((3,), (3, 4)), ((4, 3), (3,)), ((3,), (2, 3, 4)), ((2, 4, 3), (3,)),
-    ((4, 3), (3, 5)), ((3, 3), (3, 3)), ((1, 3), (3, 1)), ((4, 1), (1, 5)), ((1, 1), (1, 1)),
-    ((2, 4, 3), (3, 5)), ((4, 3), (2, 3, 5)), ((2, 4, 3), (2, 3, 5)), ((1, 4, 3), (2, 3, 5)),
-    ((2, 4, 3), (1, 3, 5)), ((2, 2, 4, 3), (2, 3, 5)), ((2, 1, 4, 3), (1, 3, 3, 5)),
-    ((2, 1, 3), (2, 3, 1)), ((3, 3, 3), (3, 3, 3)), ((3, 3, 3), (3,)), ((3,), (3, 3, 3)),
-]  # fmt: skip
+    ((3,), (3,)),
+    ((3,), (3, 4)),
+    ((4, 3), (3,)),
+    ((3,), (2, 3, 4)),
+    ((2, 4, 3), (3,)),
+    ((4, 3), (3, 5)),
+    ((3, 3), (3, 3)),
+    ((1, 3), (3, 1)),
+    ((4, 1), (1, 5)),
+    ((1, 1), (1, 1)),
+    ((2, 4, 3), (3, 5)),
+    ((4, 3), (2, 3, 5)),
+    ((2, 4, 3), (2, 3, 5)),
+    ((1, 4, 3), (2, 3, 5)),
+    ((2, 4, 3), (1, 3, 5)),
+    ((2, 2, 4, 3), (2, 3, 5)),
+    ((2, 1, 4, 3), (1, 3, 3, 5)),
+    ((2, 1, 3), (2, 3, 1)),
+    ((3, 3, 3), (3, 3, 3)),
+    ((3, 3, 3), (3,)),
+    ((3,), (3, 3, 3)),
+]
 
 
 def _before(shape: Shape, perm: list[int]) -> Shape:
@@ -75,8 +91,12 @@ def _matmul() -> Iterator[Case]:
             yield _case(core + scale + "m = MatMul(s, t) y = Mul(m, c)", **given)
             yield _case(core + scale + "u = Div(s, c) y = MatMul(u, t)", **given)
             yield _case(core + scale + "u = Mul(c, t) y = MatMul(s, u)", **given)
-            yield _case("e = Neg(a) f = Neg(b) " + core.replace("(a)", "(e)").replace("(b)", "(f)")
-                        + "m = MatMul(s, t) y = Neg(m)", **given)  # fmt: skip
+            yield _case(
+                "e = Neg(a) f = Neg(b) "
+                + core.replace("(a)", "(e)").replace("(b)", "(f)")
+                + "m = MatMul(s, t) y = Neg(m)",
+                **given,
+            )
 
 
 def _after_matmul() -> Iterator[Case]:
@@ -84,10 +104,22 @@ def _after_matmul() -> Iterator[Case]:
     for (left, right), bias, name in product(MATRICES, biases, ("bias", "BIAS")):
         for body in ("m = MatMul(a, b) y = Add(m, X)", "m = MatMul(a, b) y = Add(X, m)"):
             yield _case(body.replace("X", name), a=left, b=right, **{name: bias})
-        yield _case(f"m = MatMul(a, B) n = Add(m, {name}) y = Relu(n)",
-                    a=left, B=right, **{name: bias})  # fmt: skip
-    for act in ("Relu", "Sigmoid", "Tanh", "LeakyRelu<alpha = 0.3>", "Softplus", "Elu",
-                "HardSigmoid", "Selu", "ThresholdedRelu", "Softsign", "ParametricSoftplus"):  # fmt: skip
+        yield _case(
+            f"m = MatMul(a, B) n = Add(m, {name}) y = Relu(n)", a=left, B=right, **{name: bias}
+        )
+    for act in (
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "LeakyRelu<alpha = 0.3>",
+        "Softplus",
+        "Elu",
+        "HardSigmoid",
+        "Selu",
+        "ThresholdedRelu",
+        "Softsign",
+        "ParametricSoftplus",
+    ):
         yield _case(f"m = Gemm(a, b, c) y = {act}(m)", a=(4, 3), b=(3, 5), c=(5,))
     for (left, right), perm in product(MATRICES, ([0, 1], [1, 0])):
         for bias in ((5,), (4, 5), (1, 5)):
@@ -111,28 +143,50 @@ def _gemm() -> Iterator[Case]:
             yield _case(f"{e}t = {t}({a}) y = Gemm{attributes}(t, {b}, c)", **square)
             yield _case(f"{e}t = {t}({b}) y = Gemm{attributes}({a}, t, c)", **square)
             yield _case(f"{e}g = Gemm{attributes}({a}, {b}, c) y = {t}(g)", **square)
-            yield _case(f"{e}s = {t}({a}) t = {t}({b}) g = Gemm{attributes}(s, t, c) y = {t}(g)",
-                        **square)  # fmt: skip
+            yield _case(
+                f"{e}s = {t}({a}) t = {t}({b}) g = Gemm{attributes}(s, t, c) y = {t}(g)", **square
+            )
     for extra, bias in product(biases, biases):
         yield _case("g = Gemm(a, b) y = Add(g, d)", a=(4, 3), b=(3, 4), d=extra)
         yield _case("g = Gemm(a, b) y = Sum(g, d)", a=(4, 3), b=(3, 4), d=extra)
         yield _case("g = Gemm(a, b, c) y = Sum(g, d)", a=(4, 3), b=(3, 4), c=bias, d=extra)
-        yield _case("g = Gemm<beta = 0.5>(a, b, c) y = Add(g, d)",
-                    a=(4, 3), b=(3, 4), c=bias, d=extra)  # fmt: skip
+        yield _case(
+            "g = Gemm<beta = 0.5>(a, b, c) y = Add(g, d)", a=(4, 3), b=(3, 4), c=bias, d=extra
+        )
     for alpha, beta in product((1.0, 0.5), (1.0, 0.5, 0.0)):
         for cut in ("m = Gemm<alpha = A0, beta = B0>(a, B, C)", "m = Gemm<alpha = A0>(a, B)"):
             text = cut.replace("A0", str(alpha)).replace("B0", str(beta))
             norm = "y = BatchNormalization(m, SC, SH, MU, VA)"
-            yield _case(f"{text} {norm}", a=(4, 3), B=(3, 5), C=(5,), SC=(5,), SH=(5,), MU=(5,),
-                        VA=(5,))  # fmt: skip
+            yield _case(
+                f"{text} {norm}", a=(4, 3), B=(3, 5), C=(5,), SC=(5,), SH=(5,), MU=(5,), VA=(5,)
+            )
     for shape in ((4, 3), (2, 4, 3)):
-        yield _case("m = MatMul(a, B) y = BatchNormalization(m, SC, SH, MU, VA)", a=shape,
-                    B=(3, 4), SC=(4,), SH=(4,), MU=(4,), VA=(4,))  # fmt: skip
+        yield _case(
+            "m = MatMul(a, B) y = BatchNormalization(m, SC, SH, MU, VA)",
+            a=shape,
+            B=(3, 4),
+            SC=(4,),
+            SH=(4,),
+            MU=(4,),
+            VA=(4,),
+        )
 
 
 def _conv() -> Iterator[Case]:
-    added: list[Shape] = [(), (1,), (6, 1, 1), (1, 6, 1, 1), (1, 1, 1, 1), (1, 1, 1, 4), (4, 4),
-                          (1, 6, 4, 4), (2, 6, 4, 4), (1, 1, 4, 1), (6, 4, 4), (2, 1, 1, 1)]  # fmt: skip
+    added: list[Shape] = [
+        (),
+        (1,),
+        (6, 1, 1),
+        (1, 6, 1, 1),
+        (1, 1, 1, 1),
+        (1, 1, 1, 4),
+        (4, 4),
+        (1, 6, 4, 4),
+        (2, 6, 4, 4),
+        (1, 1, 4, 1),
+        (6, 4, 4),
+        (2, 1, 1, 1),
+    ]
     for shape, op, bias, g in product(added, ("Add", "Mul", "Sub", "Div"), ("", ", C"), (1, 2)):
         given = {"x": (2, 4, 6, 6), "W": (6, 4 // g, 3, 3)} | ({"C": (6,)} if bias else {})
         core = f"m = Conv<group = {g}>(x, W{bias}) "
@@ -141,19 +195,34 @@ def _conv() -> Iterator[Case]:
         if op == "Add":
             yield _case(core + "n = Add(m, s) y = Relu(n)", **given, s=shape)
     norms = {"SC": (6,), "SH": (6,), "MU": (6,), "VA": (6,)}
-    for act in ("Relu", "Sigmoid", "Tanh", "LeakyRelu<alpha = 0.3>", "HardSigmoid<alpha = 0.3>",
-                "HardSwish"):  # fmt: skip
+    for act in (
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "LeakyRelu<alpha = 0.3>",
+        "HardSigmoid<alpha = 0.3>",
+        "HardSwish",
+    ):
         yield _case(f"m = Conv(x, W) y = {act}(m)", x=(2, 4, 6, 6), W=(6, 4, 3, 3))
-        yield _case(f"m = Conv(x, W) n = BatchNormalization(m, SC, SH, MU, VA) y = {act}(n)",
-                    x=(2, 4, 6, 6), W=(6, 4, 3, 3), **norms)  # fmt: skip
+        yield _case(
+            f"m = Conv(x, W) n = BatchNormalization(m, SC, SH, MU, VA) y = {act}(n)",
+            x=(2, 4, 6, 6),
+            W=(6, 4, 3, 3),
+            **norms,
+        )
     for low, high in ((0.0, 6.0), (-1.0, 1.0), (0.5, 0.25)):
         clip = _scalar("lo", low) + _scalar("hi", high)
         yield _case(clip + "m = Conv(x, W) y = Clip(m, lo, hi)", x=(2, 4, 6, 6), W=(6, 4, 3, 3))
         yield _case(clip + "m = Relu(x) y = Clip(m, lo, hi)", x=(2, 4))
         yield _case(clip + "m = Clip(x, lo, hi) y = Relu(m)", x=(2, 4))
         yield _case(clip + "m = Relu(x) y = Clip(m, lo)", x=(2, 4))
-    pads = ((0, 0, 1, 1, 0, 0, 1, 1), (0, 0, 0, 2, 0, 0, 1, 0), (0, 1, 0, 0, 0, 0, 0, 0),
-            (0, 0, -1, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 0))  # fmt: skip
+    pads = (
+        (0, 0, 1, 1, 0, 0, 1, 1),
+        (0, 0, 0, 2, 0, 0, 1, 0),
+        (0, 1, 0, 0, 0, 0, 0, 0),
+        (0, 0, -1, 0, 0, 0, 0, 0),
+        (0, 0, 0, 0, 0, 0, 0, 0),
+    )
     for pad, mode, value in product(pads, ("constant", "reflect", "edge"), (None, 0.0, 1.5, -9.0)):
         c = _scalar("v", value) if value is not None else ""
         core = _ints("p", *pad) + c + f'q = Pad<mode = "{mode}">(x, p{", v" if c else ""}) '
@@ -162,12 +231,17 @@ def _conv() -> Iterator[Case]:
         yield _case(core + "y = Conv(q, W)", **given, W=(6, channels, 3, 3))
         yield _case(core + "y = Conv<pads = [1, 1, 1, 1]>(q, W)", **given, W=(6, channels, 3, 3))
         for include, kept, ceil in product((0, 1), ([0, 0, 0, 0], [1, 1, 1, 1]), (0, 1)):
-            yield _case(core + f"y = AveragePool<kernel_shape = [3, 3], count_include_pad = "
-                        f"{include}, pads = {kept}, ceil_mode = {ceil}, strides = [2, 2]>(q)",
-                        **given)  # fmt: skip
+            yield _case(
+                core + f"y = AveragePool<kernel_shape = [3, 3], count_include_pad = "
+                f"{include}, pads = {kept}, ceil_mode = {ceil}, strides = [2, 2]>(q)",
+                **given,
+            )
             if include:
-                yield _case(core + f"y = MaxPool<kernel_shape = [3, 3], pads = {kept}, "
-                            f"ceil_mode = {ceil}, strides = [2, 2]>(q)", **given)  # fmt: skip
+                yield _case(
+                    core + f"y = MaxPool<kernel_shape = [3, 3], pads = {kept}, "
+                    f"ceil_mode = {ceil}, strides = [2, 2]>(q)",
+                    **given,
+                )
 
 
 def _norms() -> Iterator[Case]:
@@ -187,11 +261,17 @@ def _norms() -> Iterator[Case]:
         yield _case(simple, x=(2, 4, 8), S=scale)
     added: list[Shape] = [(), (8,), (1, 8), (4, 8), (1, 4, 8), (2, 4, 8), (2, 1, 8), (1, 1, 8)]
     for one, two in product(added, added):
-        for norm in ("LayerNormalization<axis = -1>(s, G, B)", "LayerNormalization<axis = 1>(s, G)",
-                     "LayerNormalization<axis = 2>(s, G, B)"):  # fmt: skip
+        for norm in (
+            "LayerNormalization<axis = -1>(s, G, B)",
+            "LayerNormalization<axis = 1>(s, G)",
+            "LayerNormalization<axis = 2>(s, G, B)",
+        ):
             g = (4, 8) if "axis = 1" in norm else (8,)
-            for third in ("s = Add(a, b) ", "t = Add(a, b) s = Add(t, C) ",
-                          "t = Add(a, C) s = Add(t, b) "):  # fmt: skip
+            for third in (
+                "s = Add(a, b) ",
+                "t = Add(a, b) s = Add(t, C) ",
+                "t = Add(a, C) s = Add(t, b) ",
+            ):
                 given = {"a": one, "b": two, "G": g} | ({"B": (8,)} if ", B" in norm else {})
                 given |= {"C": (8,)} if "C" in third else {}
                 yield _case(third + f"y = {norm}", **given)
@@ -245,40 +325,88 @@ def _no_ops() -> Iterator[Case]:
         yield _case(_scalar("o", 2.0) + "d = Mul(x, o) e = Mul(z, o) y = Add(d, e)", x=x, z=z)
     for exponent in (0.0, 0.5, 1.0, 2.0, 3.0, -1.0):
         for shape in ((), (1,), (1, 1, 1), (8,)):
-            yield _case("c = ConstantOfShape<value = float[1] "
-                        f"{{{exponent}}}>(sh) a = Abs(x) y = Pow(a, c)".replace("(sh)", "(SH)")
-                        .replace("c = ", _ints("SH", *shape) + "c = " if shape else
-                                 "SH = Constant<value = int64[0] {}>() c = "), x=(4, 8))  # fmt: skip
+            yield _case(
+                "c = ConstantOfShape<value = float[1] "
+                f"{{{exponent}}}>(sh) a = Abs(x) y = Pow(a, c)".replace("(sh)", "(SH)").replace(
+                    "c = ",
+                    _ints("SH", *shape) + "c = "
+                    if shape
+                    else "SH = Constant<value = int64[0] {}>() c = ",
+                ),
+                x=(4, 8),
+            )
     for chain in ("float16", "int32", "int64", "bool", "double", "bfloat16", "uint8"):
-        code = {"float16": 10, "int32": 6, "int64": 7, "bool": 9, "double": 11, "bfloat16": 16,
-                "uint8": 2}[chain]  # fmt: skip
+        code = {
+            "float16": 10,
+            "int32": 6,
+            "int64": 7,
+            "bool": 9,
+            "double": 11,
+            "bfloat16": 16,
+            "uint8": 2,
+        }[chain]
         yield _case(f"m = Abs(x) a = Cast<to = {code}>(m) y = Cast<to = 1>(a)", x=(4, 8))
-        yield _case(f"m = Abs(x) a = Cast<to = {code}>(m) b = Cast<to = 11>(a) y = Cast<to = 1>(b)",
-                    x=(4, 8))  # fmt: skip
-        yield _case(f"m = Abs(x) a = Cast<to = 11>(m) b = Cast<to = {code}>(a) y = Cast<to = 1>(b)",
-                    x=(4, 8))  # fmt: skip
+        yield _case(
+            f"m = Abs(x) a = Cast<to = {code}>(m) b = Cast<to = 11>(a) y = Cast<to = 1>(b)",
+            x=(4, 8),
+        )
+        yield _case(
+            f"m = Abs(x) a = Cast<to = 11>(m) b = Cast<to = {code}>(a) y = Cast<to = 1>(b)",
+            x=(4, 8),
+        )
 
 
 def _views() -> Iterator[Case]:
     yield from _slices()
-    for x, target in product(((2, 3, 4), (1, 3, 4), (6, 4), (24,)), ((0, -1), (-1, 4), (1, -1, 1),
-                             (24,), (2, 3, 4), (0, 0, -1), (4, 0, -1))):  # fmt: skip
+    for x, target in product(
+        ((2, 3, 4), (1, 3, 4), (6, 4), (24,)),
+        ((0, -1), (-1, 4), (1, -1, 1), (24,), (2, 3, 4), (0, 0, -1), (4, 0, -1)),
+    ):
         for second in ((-1,), (0, -1), (4, -1), (2, 3, 4)):
-            yield _case(_ints("s", *target) + _ints("t", *second)
-                        + "a = Reshape(x, s) b = Reshape(a, t) y = Neg(b)", x=x)  # fmt: skip
+            yield _case(
+                _ints("s", *target)
+                + _ints("t", *second)
+                + "a = Reshape(x, s) b = Reshape(a, t) y = Neg(b)",
+                x=x,
+            )
     for perm, other in product(_perms(3), _perms(3)):
         core = f"t = Transpose<perm = {perm}>(x) "
-        for op in ("Relu(t)", "Softmax<axis = 1>(t)", "Softmax<axis = -1>(t)", "Add(t, z)",
-                   "Mul(z, t)", "Concat<axis = 1>(t, t)", "Concat<axis = -1>(t, t)",
-                   "Pad(t, P)", "Where(m, t, z)", "LeakyRelu(t)", "LogSoftmax<axis = 0>(t)",
-                   "CumSum(t, AX)", "Tile(t, RE)", "Expand(t, EX)", "Gather<axis = 1>(t, IX)",
-                   "Slice(t, S0, E0, A0)", "Unsqueeze(t, U0)", "ReduceSum(t, A0)",
-                   "ReduceMean<keepdims = 0>(t, A0)", "ReduceMax(t, A1)", "TopOne(t)",
-                   "LayerNormalization<axis = -1>(t, G)", "MatMul(t, z)", "Flatten<axis = 1>(t)"):  # fmt: skip
-            if op.startswith("TopOne"):
-                continue
-            constants = {"P": (0, 1, 0, 0, 0, 2), "RE": (1, 2, 1), "EX": (2, 3, 3, 3), "S0": (0,),
-                         "E0": (2,), "A0": (1,), "A1": (-1,), "U0": (1,), "IX": (2, 0)}  # fmt: skip
+        for op in (
+            "Relu(t)",
+            "Softmax<axis = 1>(t)",
+            "Softmax<axis = -1>(t)",
+            "Add(t, z)",
+            "Mul(z, t)",
+            "Concat<axis = 1>(t, t)",
+            "Concat<axis = -1>(t, t)",
+            "Pad(t, P)",
+            "Where(m, t, z)",
+            "LeakyRelu(t)",
+            "LogSoftmax<axis = 0>(t)",
+            "CumSum(t, AX)",
+            "Tile(t, RE)",
+            "Expand(t, EX)",
+            "Gather<axis = 1>(t, IX)",
+            "Slice(t, S0, E0, A0)",
+            "Unsqueeze(t, U0)",
+            "ReduceSum(t, A0)",
+            "ReduceMean<keepdims = 0>(t, A0)",
+            "ReduceMax(t, A1)",
+            "LayerNormalization<axis = -1>(t, G)",
+            "MatMul(t, z)",
+            "Flatten<axis = 1>(t)",
+        ):
+            constants = {
+                "P": (0, 1, 0, 0, 0, 2),
+                "RE": (1, 2, 1),
+                "EX": (2, 3, 3, 3),
+                "S0": (0,),
+                "E0": (2,),
+                "A0": (1,),
+                "A1": (-1,),
+                "U0": (1,),
+                "IX": (2, 0),
+            }
             text = "".join(_ints(n, *v) for n, v in constants.items() if f" {n}" in op)
             text += "AX = Constant<value = int64 {1}>() " if "AX" in op else ""
             text += "o = Constant<value = float {0.5}>() m = Greater(z, o) " if "(m" in op else ""
@@ -290,19 +418,26 @@ def _views() -> Iterator[Case]:
 
 
 def _slices() -> Iterator[Case]:
-    for start, end, axis, step in product((0, 1, -1, -9), (0, 2, 9, -1, 9223372036854775807),
-                                          (0, -1), (1, 2, -1)):  # fmt: skip
+    for start, end, axis, step in product(
+        (0, 1, -1, -9), (0, 2, 9, -1, 9223372036854775807), (0, -1), (1, 2, -1)
+    ):
         core = _ints("s", start) + _ints("e", end) + _ints("a", axis) + _ints("t", step)
         yield _case(core + "r = Slice(x, s, e, a, t) y = Neg(r)", x=(4, 3))
         yield _case(core + "r = Slice(x, s, e, a, t) q = Slice(r, s, e, a, t) y = Neg(q)", x=(4, 3))
     for axis, index in product((0, 1, -1), (0, 1, 2, -1)):
         text = f"i = Constant<value = int64 {{{index}}}>() j = Constant<value = int64 {{0}}>() "
         text += "k = Constant<value = int64 {1}>() "
-        yield _case(text + f"a = Gather<axis = {axis}>(x, i) b = Gather<axis = {axis}>(x, j) "
-                    f"c = Gather<axis = {axis}>(x, k) d = Sub(a, b) y = Sub(d, c)", x=(3, 3, 3))  # fmt: skip
+        yield _case(
+            text + f"a = Gather<axis = {axis}>(x, i) b = Gather<axis = {axis}>(x, j) "
+            f"c = Gather<axis = {axis}>(x, k) d = Sub(a, b) y = Sub(d, c)",
+            x=(3, 3, 3),
+        )
         text = _ints("i", index) + _ints("j", 0) + _ints("k", 1)
-        yield _case(text + f"a = Gather<axis = {axis}>(x, i) b = Gather<axis = {axis}>(x, j) "
-                    f"c = Gather<axis = {axis}>(x, k) d = Sub(a, b) y = Sub(d, c)", x=(3, 3, 3))  # fmt: skip
+        yield _case(
+            text + f"a = Gather<axis = {axis}>(x, i) b = Gather<axis = {axis}>(x, j) "
+            f"c = Gather<axis = {axis}>(x, k) d = Sub(a, b) y = Sub(d, c)",
+            x=(3, 3, 3),
+        )
     for axes in ((0,), (1,), (-1,), (0, 2)):
         a = _ints("a", *axes)
         yield _case(a + "u = Unsqueeze(x, a) v = Squeeze(u, a) y = Neg(v)", x=(3, 4))
@@ -311,8 +446,16 @@ def _slices() -> Iterator[Case]:
 
 def families() -> dict[str, list[Case]]:
     """All cases, by what they try."""
-    makers = {"matmul": _matmul, "after matmul": _after_matmul, "gemm": _gemm, "conv": _conv,
-              "norms": _norms, "gelu": _gelus, "no-ops": _no_ops, "views": _views}  # fmt: skip
+    makers = {
+        "matmul": _matmul,
+        "after matmul": _after_matmul,
+        "gemm": _gemm,
+        "conv": _conv,
+        "norms": _norms,
+        "gelu": _gelus,
+        "no-ops": _no_ops,
+        "views": _views,
+    }
     found = {}
     for name, make in makers.items():
         found[name] = list({case.label: case for case in make()}.values())

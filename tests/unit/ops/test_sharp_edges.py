@@ -55,8 +55,8 @@ WRONG = {
     ),
     "zeros in front of a mean of rounded-up windows": (
         f"g ({IMAGE}) => (y) {{ p = Constant <value = int64[8] {{0, 0, 1, 1, 0, 0, 1, 1}}> () "
-        "q = Pad (x, p) [n] y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], "
-        "ceil_mode = 1, count_include_pad = 1> (q) }",
+        "q = Pad (x, p) [n] y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], "
+        "pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1> (q) }",
         Edge.POOL,
     ),
     "more zeros than the kernel is wide": (
@@ -75,7 +75,7 @@ WRONG = {
         "> }",
         Edge.VECTOR,
     ),
-}  # fmt: skip
+}
 
 RIGHT = {
     "the vector in front": "g (float[3,4] p, float[4] v) => (y) "
@@ -97,7 +97,7 @@ RIGHT = {
     "y = AveragePool <kernel_shape = [3, 3], strides = [2, 2]> (q) }",
     "the edge repeated": f'g ({IMAGE}) => (y) {{ {PADS} q = Pad <mode = "edge"> (x, p) '
     f"y = {MAX} (q) }}",
-}  # fmt: skip
+}
 
 
 def model_of(text: str) -> onnx.ModelProto:

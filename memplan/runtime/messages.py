@@ -83,13 +83,14 @@ class TimeTask:
 @dataclass(frozen=True, slots=True)
 class OptimizeTask:
     """Save ``model`` at ``output`` as the runtime optimizes it offline at ``level`` (``basic`` or
-    ``extended``). The answer is :class:`Saved`."""
+    ``extended``), without the optimizers in ``disabled``. The answer is :class:`Saved`."""
 
     model: str
     request: RunRequest
     output: str
     level: str
     weights: str | None = None
+    disabled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ variant with one choice of what its loops store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -17,6 +17,13 @@ from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.api.state import like_state
 from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
+from memplan.ops.sharp_edges import (
+    SharpEdge,
+    disabled_notes,
+    edge_notes,
+    sharp_edges,
+    wrong_optimizers,
+)
 from memplan.passes.chunk.asked import REGIONS
 from memplan.passes.chunk.choose import ChunkRegions
 from memplan.passes.chunk.layers import ChunkLayers
@@ -87,11 +94,14 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
         ProviderMissingError: the provider that it is to be optimized for does not start.
     """
     level = goal.options.optimize
+    edges = sharp_edges(source.prepared.proto, source.prepared.types)
     own = _as_held(source, goal)
+    if goal.session.name == "default":  # which fuses by itself
+        own = _noted(own, *edge_notes([edge for edge in edges if edge.optimizer]))
     if level == "none":
         return (own,)
     try:
-        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss)
+        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss, edges)
     except ProviderMissingError as error:
         hint = f"{error.hint}; --optimize none plans without it"
         raise ProviderMissingError(error.message, hint) from None
@@ -102,13 +112,14 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
         note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
         return (_noted(own, note),)
     tuned = goal.session.name == "tuned"
-    return Variant(level, model, held=tuned), _noted(
+    notes = (*disabled_notes(edges), *(() if tuned else own.notes))
+    return Variant(level, model, notes, held=tuned), _noted(
         own, "planned without fusions: with them no plan was found"
     )
 
 
-def _noted(variant: Variant, note: str) -> Variant:
-    return replace(variant, notes=(*variant.notes, note))
+def _noted(variant: Variant, *notes: str) -> Variant:
+    return replace(variant, notes=(*variant.notes, *notes))
 
 
 def _as_held(source: OpenModel, goal: Goal) -> Variant:
@@ -168,15 +179,21 @@ def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candid
 
 
 def _optimized(
-    source: OpenModel, optimize: str, provider: str, loss: str | None
+    source: OpenModel,
+    optimize: str,
+    provider: str,
+    loss: str | None,
+    edges: Sequence[SharpEdge],
 ) -> tuple[OpenModel, list[str]]:
-    """The model as the runtime optimizes it, and the marked tensors that it then lacks."""
+    """The model as the runtime optimizes it, without what it gets wrong, and the marked tensors
+    that it then lacks."""
     from memplan.runtime.optimize import optimize_offline
 
     prepared = source.prepared
     with scratch_folder() as folder:
         target = folder / "optimized.onnx"
-        optimize_offline(prepared.path, target, optimize, provider, prepared.weights)
+        without = wrong_optimizers(edges)
+        optimize_offline(prepared.path, target, optimize, provider, prepared.weights, without)
         saved = read_model(target, prepared.beside)
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)

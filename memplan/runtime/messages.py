@@ -278,7 +278,7 @@ _REQUEST: dict[str, Callable[[Any], object]] = {"request": lambda values: RunReq
 _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
     MeasureTask: {**_REQUEST, "further": _many(Draw)},
     TimeTask: _REQUEST,
-    OptimizeTask: _REQUEST,
+    OptimizeTask: {**_REQUEST, "disabled": tuple},
     LoadTask: _REQUEST,
     StartTask: _REQUEST,
     Measurement: {

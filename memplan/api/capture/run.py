@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memplan.api.capture.kernels import kernel_notes, require_kernels
 from memplan.api.capture.result import Capture, Road
 from memplan.api.capture.weights import WeightPlace, choose_place, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
@@ -150,6 +151,7 @@ def _take(reading: Reading, name: str) -> _Taken:
         trained = by_grad(exported.model, exported.loss, wanted, make_sink)
     else:
         trained = by_autograd(exported, make_sink)
+    require_kernels(trained.model)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     return _Taken(road, exported, trained)
 
@@ -201,6 +203,7 @@ def _answer(
             *reading.notes,
             *notes_on_holding(taken.trained.sink),
             *done.notes,
+            *kernel_notes(done.model),
         ),
         torch=version("torch"),
         sizes=reading.sizes,

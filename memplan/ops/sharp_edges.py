@@ -46,7 +46,9 @@ _NAMED = 3  # nodes that a sentence names
 # What the runtime removes, or moves a Transpose through, on its way to a product.
 _THROUGH = frozenset(
     {"Identity", "Cast", "Dropout", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Concat"}
-    | {"Split", "Slice", "Mul", "Div", "Neg", "Flatten", "Expand", "Pad"}
+    | {"Split", "Slice", "Mul", "Div", "Neg", "Flatten", "Expand", "Pad", "Tile", "Gather"}
+    | {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"}
+    | {"ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin"}
 )
 _NOT_NEGATIVE = frozenset(
     {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp", "Sqrt", "ReduceL2"}

@@ -15,9 +15,10 @@ from memplan.api.analyze import Analysis, analyze_open
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.api.state import like_state
-from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
+from memplan.errors import MemplanError, ModelError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
 from memplan.ops.sharp_edges import (
+    Edge,
     SharpEdge,
     disabled_notes,
     edge_notes,
@@ -91,17 +92,18 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
     """What to plan, best first: the model as the runtime optimizes it, then as it is.
 
     Raises:
+        ModelError: plain sessions, which it is to be planned for, compute it wrongly.
         ProviderMissingError: the provider that it is to be optimized for does not start.
     """
     level = goal.options.optimize
     edges = sharp_edges(source.prepared.proto, source.prepared.types)
     own = _as_held(source, goal)
-    if goal.session.name == "default":  # which fuses by itself
-        own = _noted(own, *edge_notes([edge for edge in edges if edge.optimizer]))
     if level == "none":
         return (own,)
+    tuned = goal.session.name == "tuned"
+    left_out = edges if tuned else ()  # a plain session fuses by itself, right or wrong
     try:
-        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss, edges)
+        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss, left_out)
     except ProviderMissingError as error:
         hint = f"{error.hint}; --optimize none plans without it"
         raise ProviderMissingError(error.message, hint) from None
@@ -111,11 +113,28 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
         # The author's marks decide, so no fusion may take away a marked tensor.
         note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
         return (_noted(own, note),)
-    tuned = goal.session.name == "tuned"
-    notes = (*disabled_notes(edges), *(() if tuned else own.notes))
-    return Variant(level, model, notes, held=tuned), _noted(
+    if not tuned:
+        _require_right(edges, model)
+    return Variant(level, model, disabled_notes(left_out), held=tuned), _noted(
         own, "planned without fusions: with them no plan was found"
     )
+
+
+def _require_right(edges: Sequence[SharpEdge], fused: OpenModel) -> None:
+    """Refuse a file that plain sessions compute wrongly, whatever is planned.
+
+    Raises:
+        ModelError: one of these nodes was fused wrongly.
+    """
+    left = sharp_edges(fused.prepared.proto, fused.prepared.types)
+    apart = {edge.output for edge in left if edge.edge is Edge.POOL}
+    wrong = [edge for edge in left if edge.edge is Edge.FUSED]
+    wrong += [edge for edge in edges if edge.edge is Edge.POOL and edge.output not in apart]
+    if wrong:
+        raise ModelError(
+            f"a plain session of ONNX Runtime computes this file wrongly: {edge_notes(wrong)[0]}",
+            "use --session tuned, or change these nodes as 'memplan analyze' says",
+        )
 
 
 def _noted(variant: Variant, *notes: str) -> Variant:

@@ -19,6 +19,8 @@ from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases, count_phases
 from memplan.loops.layers import ScanLayer, scan_layers
 from memplan.loops.pairs import RecurrentPair, find_pairs
+from memplan.ops.float_types import unsupported_kernels, unsupported_notes
+from memplan.ops.sharp_edges import edge_notes, sharp_edges
 from memplan.plain.as_loaded import as_loaded, changes_at_load, narrow_types
 from memplan.processes.garbage import collector_paused
 from memplan.proto.checks import host_copies
@@ -301,6 +303,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
     changes = () if held else _change_notes(model, session)
     patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
     provider = (*_provider_notes(model, session), *version_notes(session.provider))
+    wrong, failing = ((), ()) if held else runtime_faults(model, session.provider)
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -322,6 +325,8 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
             *changes,
             *patterns,
             *provider,
+            *failing,
+            *wrong,
             *no_backward_notes(model),
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
@@ -329,7 +334,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         recurrent=pairs,
         contract=contract_of(model),
         as_loaded=not changes,
-        inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider),
+        inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider, *failing),
     )
 
 
@@ -361,11 +366,15 @@ def analyze_session(
             assumptions=(*analysis.assumptions, note),
             inexact=(*analysis.inexact, note),
         )
+    analysis = analyze_open(held.model, held.kind, held=True)
+    wrong, failing = runtime_faults(model, session.provider)
     return replace(
-        analyze_open(held.model, held.kind, held=True),
+        analysis,
         session=session,
         fingerprint=model.prepared.fingerprint,
         asked=f"{NAME} {held.runtime}",
+        assumptions=(*analysis.assumptions, *failing, *wrong),
+        inexact=(*analysis.inexact, *failing),
     )
 
 
@@ -386,6 +395,14 @@ def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> An
         for name in ("birth", "death", "nbytes")
     )
     return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
+
+
+def runtime_faults(model: OpenModel, provider: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What ONNX Runtime computes wrongly of a file, and what it cannot run, each in sentences."""
+    prepared = model.prepared
+    edges = sharp_edges(prepared.bound, prepared.types)
+    failing = unsupported_kernels(prepared.bound, provider, prepared.types)
+    return edge_notes(edges, provider), unsupported_notes(failing, provider)
 
 
 def no_backward_notes(model: OpenModel) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from memplan.autodiff.blunt import make_blunt
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.optimizers.base import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
@@ -105,6 +106,7 @@ class _Builder:
         self._assemble(walk, made, loss, gradients)
         contract = self._contract(loss, gradients)
         set_metadata(self.model, {**get_metadata(self.model), **contract.as_metadata()})
+        make_blunt(self.model)
         _require_sound(self.model)
         return Lowered(self.model, contract, walk.replaced, self.fed, self.boundary.seeded)
 

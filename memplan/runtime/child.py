@@ -94,7 +94,7 @@ def _optimize(task: OptimizeTask) -> Saved:
         "extended": levels.ORT_ENABLE_EXTENDED,
     }[task.level]
     _save_to(task.output, options)
-    open_session(_model(task, options), task.request, options, _NOT_OFFLINE)
+    open_session(_model(task, options), task.request, options, [*_NOT_OFFLINE, *task.disabled])
     return Saved(ort.__version__)
 
 

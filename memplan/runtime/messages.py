@@ -83,13 +83,14 @@ class TimeTask:
 @dataclass(frozen=True, slots=True)
 class OptimizeTask:
     """Save ``model`` at ``output`` as the runtime optimizes it offline at ``level`` (``basic`` or
-    ``extended``). The answer is :class:`Saved`."""
+    ``extended``), without the optimizers in ``disabled``. The answer is :class:`Saved`."""
 
     model: str
     request: RunRequest
     output: str
     level: str
     weights: str | None = None
+    disabled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ _REQUEST: dict[str, Callable[[Any], object]] = {"request": lambda values: RunReq
 _PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
     MeasureTask: {**_REQUEST, "further": _many(Draw)},
     TimeTask: _REQUEST,
-    OptimizeTask: _REQUEST,
+    OptimizeTask: {**_REQUEST, "disabled": tuple},
     LoadTask: _REQUEST,
     StartTask: _REQUEST,
     Measurement: {

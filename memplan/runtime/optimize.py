@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from memplan.runtime.measure import run_child
@@ -9,7 +10,12 @@ from memplan.runtime.messages import LoadTask, OptimizeTask, RunRequest, Saved
 
 
 def optimize_offline(
-    model: Path, output: Path, level: str, provider: str, weights: Path | None = None
+    model: Path,
+    output: Path,
+    level: str,
+    provider: str,
+    weights: Path | None = None,
+    disabled: Sequence[str] = (),
 ) -> None:
     """Write ``model`` as the runtime's optimizer leaves it at ``level`` to ``output``.
 
@@ -23,13 +29,14 @@ def optimize_offline(
         level: ``basic`` or ``extended``.
         provider: ``cpu`` or ``cuda``.
         weights: the model beside which external data lies, if not ``model``.
+        disabled: optimizers to leave out, by the runtime's names.
 
     Raises:
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
     # Bound dimensions would be written into the file and change its interface.
     request = RunRequest("default", provider)
-    task = OptimizeTask(str(model), request, str(output), level, _text(weights))
+    task = OptimizeTask(str(model), request, str(output), level, _text(weights), tuple(disabled))
     run_child(task, Saved, f"optimizing {model.name}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
+from memplan.api.capture.kernels import kernel_notes, require_kernels
 from memplan.api.capture.result import Capture, Road
 from memplan.api.capture.weights import WeightPlace, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
@@ -186,6 +187,7 @@ def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
         trained = by_grad(exported.model, exported.loss, named, make_sink)
     else:
         trained = by_autograd(exported, make_sink)
+    require_kernels(trained.model)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     road = _measured(reading, road, trained)
     return _Taken(road, trained, finish(reading, exported, trained, wanted.weights, wanted.target))
@@ -259,6 +261,7 @@ def _answer(
             *reading.notes,
             *notes_on_holding(taken.trained.sink),
             *done.notes,
+            *kernel_notes(done.model),
         ),
         torch=version("torch"),
         sizes=reading.sizes,

@@ -6,7 +6,7 @@ variant with one choice of what its loops store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -15,8 +15,16 @@ from memplan.api.analyze import Analysis, analyze_open
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loops import LoopStep, loop_steps, step_seconds
 from memplan.api.state import like_state
-from memplan.errors import MemplanError, ProviderMissingError, RuntimeUnavailableError
+from memplan.errors import MemplanError, ModelError, ProviderMissingError, RuntimeUnavailableError
 from memplan.loops.choose import FIT, NONE
+from memplan.ops.sharp_edges import (
+    Edge,
+    SharpEdge,
+    disabled_notes,
+    edge_notes,
+    sharp_edges,
+    wrong_optimizers,
+)
 from memplan.passes.chunk.asked import REGIONS
 from memplan.passes.chunk.choose import ChunkRegions
 from memplan.passes.chunk.layers import ChunkLayers
@@ -82,13 +90,20 @@ class Candidate:
 
 def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
     """What to plan, best first: the model as the runtime optimizes it, then as it is. Where the
-    provider that it is for does not start on this machine, as it is."""
+    provider that it is for does not start on this machine, as it is.
+
+    Raises:
+        ModelError: plain sessions, which it is to be planned for, compute it wrongly.
+    """
     level = goal.options.optimize
+    edges = sharp_edges(source.prepared.proto, source.prepared.types)
     own = _as_held(source, goal)
     if level == "none":
         return (own,)
+    tuned = goal.session.name == "tuned"
+    left_out = edges if tuned else ()  # a plain session fuses by itself, right or wrong
     try:
-        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss)
+        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss, left_out)
     except ProviderMissingError as error:
         return (_noted(own, f"planned with the file's own nodes, none fused: {error.message}"),)
     except (RuntimeUnavailableError, MemplanError) as error:
@@ -97,14 +112,32 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
         # The author's marks decide, so no fusion may take away a marked tensor.
         note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
         return (_noted(own, note),)
-    tuned = goal.session.name == "tuned"
-    return Variant(level, model, held=tuned), _noted(
+    if not tuned:
+        _require_right(edges, model)
+    return Variant(level, model, disabled_notes(left_out), held=tuned), _noted(
         own, "planned without fusions: with them no plan was found"
     )
 
 
-def _noted(variant: Variant, note: str) -> Variant:
-    return replace(variant, notes=(*variant.notes, note))
+def _require_right(edges: Sequence[SharpEdge], fused: OpenModel) -> None:
+    """Refuse a file that plain sessions compute wrongly, whatever is planned.
+
+    Raises:
+        ModelError: one of these nodes was fused wrongly.
+    """
+    left = sharp_edges(fused.prepared.proto, fused.prepared.types)
+    apart = {edge.output for edge in left if edge.edge is Edge.POOL}
+    wrong = [edge for edge in left if edge.edge is Edge.FUSED]
+    wrong += [edge for edge in edges if edge.edge is Edge.POOL and edge.output not in apart]
+    if wrong:
+        raise ModelError(
+            f"a plain session of ONNX Runtime computes this file wrongly: {edge_notes(wrong)[0]}",
+            "use --session tuned, or change these nodes as 'memplan analyze' says",
+        )
+
+
+def _noted(variant: Variant, *notes: str) -> Variant:
+    return replace(variant, notes=(*variant.notes, *notes))
 
 
 def _as_held(source: OpenModel, goal: Goal) -> Variant:
@@ -164,15 +197,21 @@ def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candid
 
 
 def _optimized(
-    source: OpenModel, optimize: str, provider: str, loss: str | None
+    source: OpenModel,
+    optimize: str,
+    provider: str,
+    loss: str | None,
+    edges: Sequence[SharpEdge],
 ) -> tuple[OpenModel, list[str]]:
-    """The model as the runtime optimizes it, and the marked tensors that it then lacks."""
+    """The model as the runtime optimizes it, without what it gets wrong, and the marked tensors
+    that it then lacks."""
     from memplan.runtime.optimize import optimize_offline
 
     prepared = source.prepared
     with scratch_folder() as folder:
         target = folder / "optimized.onnx"
-        optimize_offline(prepared.path, target, optimize, provider, prepared.weights)
+        without = wrong_optimizers(edges)
+        optimize_offline(prepared.path, target, optimize, provider, prepared.weights, without)
         saved = read_model(target, prepared.beside)
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)

@@ -32,6 +32,13 @@ from memplan.api.validate.result import Finding, Run, Validation
 from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.equivalence.prove import Equivalence
 from memplan.errors import MemplanError, UsageError
+from memplan.ops.sharp_edges import (
+    Edge,
+    disabled_notes,
+    edge_notes,
+    sharp_edges,
+    wrong_optimizers,
+)
 from memplan.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.checks import require_device
 from memplan.proto.external import settle_links
@@ -251,12 +258,21 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
             *measured_notes(second.measured, timeline.resident_bytes),
             *version_notes(kind.provider),
             *recorded_version_notes(case.metadata),
+            *_edge_notes(case.after, kind),
             *excused_after,
             *excused_before,
             *judged.notes,
         ),
         equality=judged.equality,
     )
+
+
+def _edge_notes(after: OpenModel, kind: SessionKind) -> tuple[str, ...]:
+    """What the runtime computes wrongly in the session that the file is for, in both files."""
+    found = sharp_edges(after.prepared.proto, after.prepared.types)
+    plain = kind.name == "default"
+    wrong = [edge for edge in found if edge.edge is Edge.FUSED or (plain and edge.optimizer)]
+    return edge_notes(wrong, kind.provider)
 
 
 def _other(bench: Bench, case: _Case, kind: SessionKind, rewritten: Ran) -> tuple[Run, Comparison]:
@@ -308,7 +324,10 @@ def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:
     bench.begin(f"fusing the original ({level})")
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
     prepared, provider = before.prepared, bench.request.provider
-    optimize_offline(prepared.path, saved, level, provider, prepared.weights)
+    edges = sharp_edges(prepared.proto, prepared.types)
+    bench.notes.extend(disabled_notes(edges))
+    without = wrong_optimizers(edges)
+    optimize_offline(prepared.path, saved, level, provider, prepared.weights, without)
     sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
     weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)

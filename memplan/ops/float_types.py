@@ -1,0 +1,125 @@
+"""Nodes that a provider cannot run in the float type that they work in.
+
+``tables/cpu_float_types.json`` is written by ``tools/probe_ort/float_types.py``: it ran every
+operator in float16, bfloat16 and float64 on the CPU. Around a node in float16 that has no kernel
+the runtime puts Casts; what is left in float16 fails in the middle of a step, as a kernel takes the
+type and then does not know it. A CUDA session leaves a node to the CPU where CUDA has no kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import onnx
+from onnx import TensorProto, helper
+
+from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.proto.nodes import domain_of, operator_key, subgraphs
+from memplan.proto.opset import default_opset
+from memplan.shapes.infer import run_inference, stated_types, without_weights
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
+from memplan.units import counted
+
+_TYPES: Mapping[int, str] = {
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.DOUBLE: "double",
+}
+_FLOATS = frozenset({TensorProto.FLOAT, *_TYPES})
+_NAMED = 3  # nodes that a sentence names
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A node that a provider cannot run in the type it works in; ``output`` is its first output.
+
+    ``when``: ``open``: no session opens; ``run``: a step fails when it comes to the node.
+    """
+
+    node: str
+    op: str
+    output: str
+    dtype: str
+    when: str
+
+
+def unsupported_kernels(
+    model: onnx.ModelProto, provider: str = "cpu", types: Types | None = None
+) -> tuple[Unsupported, ...]:
+    """The nodes of a model, bodies included, that no session on ``provider`` runs.
+
+    Args:
+        model: any model.
+        provider: ``cpu`` or ``cuda``; nodes that CUDA has no kernel for run on the CPU.
+        types: of its tensors, where they are known; else they are inferred.
+    """
+    if types is None:
+        model = run_inference(without_weights(model, statements=True))
+    return tuple(_in_graph(model.graph, types or {}, provider, default_opset(model)))
+
+
+def unsupported_notes(found: Sequence[Unsupported], provider: str) -> tuple[str, ...]:
+    """What to tell of them: a sentence for each type, and when it fails."""
+    where = "CUDA" if provider == "cuda" else "the CPU"
+    notes = []
+    for dtype, when in dict.fromkeys((each.dtype, each.when) for each in found):
+        alike = [each for each in found if (each.dtype, each.when) == (dtype, when)]
+        names = ", ".join(f"{each.op} '{each.node or each.output}'" for each in alike[:_NAMED])
+        fails = "a step fails at it" if when == "run" else "no session opens"
+        notes.append(
+            f"ONNX Runtime cannot run {counted(len(alike), 'node')} in {dtype} on {where} "
+            f"({names}{' ...' if len(alike) > _NAMED else ''}): {fails}"
+        )
+    return tuple(notes)
+
+
+def _in_graph(
+    graph: onnx.GraphProto, around: Types, provider: str, opset: int
+) -> Iterator[Unsupported]:
+    types = {**stated_types(graph), **around} if around else stated_types(graph)
+    for node in graph.node:
+        dtypes = [types.get(name, UNKNOWN).dtype for name in node.input]
+        floats = [dtype for dtype in dtypes if dtype in _FLOATS]
+        name = _TYPES.get(floats[0]) if floats else None
+        when = _fails(node, name) if name else ""
+        if name and when and not (provider == "cuda" and _has_cuda(node, types, opset)):
+            yield Unsupported(node.name, node.op_type, node.output[0], name, when)
+        for body in subgraphs(node):
+            yield from _in_graph(body, types, provider, opset)
+
+
+def _fails(node: onnx.NodeProto, dtype: str) -> str:
+    """When a session on the CPU fails at a node in the type; empty: it does not."""
+    for attribute, value, when in _cpu()[dtype].get(operator_key(node), ()):
+        if not attribute or _text(node, attribute) == value:
+            return when
+    return ""
+
+
+def _has_cuda(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> bool:
+    version = schema_version(domain_of(node), node.op_type, opset)
+    inputs, outputs = (
+        [types.get(name, UNKNOWN).dtype or None for name in names]
+        for names in (node.input, node.output)
+    )
+    return cuda_kernels().has(operator_key(node), version, inputs, outputs)
+
+
+def _text(node: onnx.NodeProto, name: str) -> str:
+    found = next((item for item in node.attribute if item.name == name), None)
+    if found is None or found.ref_attr_name:
+        return ""
+    value = helper.get_attribute_value(found)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@cache
+def _cpu() -> Mapping[str, Mapping[str, Sequence[Sequence[str]]]]:
+    """Type → operator key → rows of attribute, its value, and when it fails."""
+    text = files("memplan.ops").joinpath("tables/cpu_float_types.json").read_text()
+    table: dict[str, dict[str, list[list[str]]]] = json.loads(text)
+    return {name: table[name] for name in _TYPES.values()}

@@ -1,0 +1,148 @@
+"""What is captured has no node that ONNX Runtime computes wrongly, and none that nothing runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import memplan
+from helpers.graphs import parse
+from memplan.api.capture.kernels import kernel_notes, require_kernels
+from memplan.errors import ModelError
+from memplan.ops.float_types import unsupported_kernels
+from memplan.ops.sharp_edges import sharp_edges
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from helpers.torch_steps import captured  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+ROADS = ("grad", "joint")
+
+
+class Vector(nn.Module):  # type: ignore[name-defined,misc]
+    """A transposed matrix times a vector, forward; and backward, in both roads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(5, 5), nn.Parameter(torch.randn(6))
+        self.other = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Any) -> Any:
+        h = self.layer(x)
+        return h.t() @ self.weight + (h @ self.other).sum()
+
+
+class Padded(nn.Module):  # type: ignore[name-defined,misc]
+    """Negative numbers, zeros around them, and their maxima."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Linear(36, 3)
+
+    def forward(self, x: Any) -> Any:
+        h = F.pad(self.conv(x) - 2, (0, 1, 0, 1))
+        return self.last(F.max_pool2d(h, 3, 2).flatten(1))
+
+
+class Pooled(nn.Module):  # type: ignore[name-defined,misc]
+    """Whose joint backward adds at indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Linear(36, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(F.max_pool2d(F.relu(self.conv(x)), 2).flatten(1))
+
+
+def gradients(model: onnx.ModelProto, feeds: dict[str, Any], level: str) -> dict[str, Any]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def step_of(kind: str) -> memplan.TorchStep:
+    torch.manual_seed(0)
+    if kind == "vector":
+        return memplan.TorchStep(Vector(), F.mse_loss, (torch.randn(6, 5), torch.randn(5)))
+    images, labels = torch.randn(2, 1, 8, 8), torch.tensor([0, 2])
+    if kind == "padded":
+        return memplan.TorchStep(Padded(), F.cross_entropy, (images, labels))
+    model: Any = Pooled().to(getattr(torch, kind))
+    return memplan.TorchStep(model, F.cross_entropy, (images.to(getattr(torch, kind)), labels))
+
+
+@pytest.mark.slow
+@pytest.mark.ort
+@pytest.mark.parametrize("kind", ["vector", "padded", "float16"])
+@pytest.mark.parametrize("via", ROADS)
+def test_every_session_computes_the_gradients_of_pytorch(via: str, kind: str) -> None:
+    step = step_of(kind)
+    found = captured(step, via)
+    assert not sharp_edges(found.model)
+    assert not unsupported_kernels(found.model)
+    *given, target = step.batch
+    loss = step.loss
+    assert loss is not None
+    loss(step.model(*given), target).backward()
+    feeds = {name: t.numpy() for name, t in zip(found.batch, step.batch, strict=True)}
+    near = 0.01 if kind == "float16" else 1e-5
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"):
+        got = gradients(found.model, feeds, level)
+        for name, parameter in step.model.named_parameters():
+            wanted = parameter.grad.numpy()
+            np.testing.assert_allclose(
+                got[f"{name}_grad"], wanted, rtol=near, atol=near * np.abs(wanted).max()
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("via", ROADS)
+def test_a_float64_convolution_is_captured_and_a_note_says_what_runs_it(via: str) -> None:
+    (note,) = [text for text in captured(step_of("float64"), via).notes if "cannot run" in text]
+    assert note.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
+    assert note.endswith("no session opens; sessions on CUDA run them")
+
+
+def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
+    text = "g (T[2,3] x) => (T[2,3] y) { [n] y = Acosh (x) }"
+    header = '<ir_version: 10, opset_import: ["" : 22]> '
+    with pytest.raises(ModelError, match=r"no provider .* in bfloat16: Acosh 'n'") as caught:
+        require_kernels(parse(header + text.replace("T[", "bfloat16[")))
+    assert "autocast" in caught.value.hint
+    double = parse(header + text.replace("T[", "double["))
+    require_kernels(double)
+    assert kernel_notes(double) == (
+        "ONNX Runtime cannot run 1 node in double on the CPU (Acosh 'n'): no session opens; "
+        "nor can CUDA run all of them",
+    )
+    require_kernels(parse(header + text.replace("T[", "float16[")))
+
+
+def test_a_road_that_nothing_runs_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import run
+
+    asked: list[onnx.ModelProto] = []
+
+    def refuse(model: onnx.ModelProto) -> None:
+        asked.append(model)
+        if len(asked) == 1:
+            raise ModelError("no provider runs this", "")
+
+    monkeypatch.setattr(run, "require_kernels", refuse)
+    x, y = torch.randn(4, 5), torch.randn(4, 3)
+    found = captured(memplan.TorchStep(nn.Linear(5, 3), F.mse_loss, (x, y)), "auto")
+    assert [road.failure for road in found.roads if road.name != found.via] == [
+        "no provider runs this"
+    ]

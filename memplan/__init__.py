@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memplan.api.validate.result import Validation
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
-    from memplan.pytorch.step import TorchStep
+    from memplan.pytorch.step import Ema, TorchStep
     from memplan.runtime.load import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
     from memplan.training.trainer import Trainer
@@ -37,6 +37,7 @@ _HOME = {
     "AccumulatingTrainer": "memplan.training.accumulate",
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
+    "Ema": "memplan.pytorch.step",
     "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
     "LoweredGraph": "memplan.api.lower.run",
@@ -70,6 +71,7 @@ __all__ = [
     "AccumulatingTrainer",
     "Analysis",
     "Capture",
+    "Ema",
     "GradOptions",
     "LowerOptions",
     "LoweredGraph",

@@ -66,6 +66,7 @@ class Trainer(Kept):
 
     Of a step whose loss is scaled, ``loss_scale`` is what the gradients of the last step began
     with, and ``skipped`` says that one of them was not finite: nothing but the scale changed then.
+    ``metrics`` are the numbers beside the loss of the last step, by name.
 
     Raises:
         ModelError: the file cannot be read, or renews nothing.
@@ -114,7 +115,8 @@ class Trainer(Kept):
         )
         self._skips = step.tells_skipping
         require_device(step.model, self.request.provider)
-        wanted = self._wanted([*((FOUND_INF,) if self._skips else ()), *outputs])
+        told = (FOUND_INF,) if self._skips else ()
+        wanted = self._wanted([*told, *step.metrics, *outputs])
         loss = step.contract.loss
         self.placing = place(
             step.model,
@@ -129,6 +131,7 @@ class Trainer(Kept):
         self._open(first.values, wanted, measure)
         self._file = step.without_values()
         self.outputs: dict[str, Array] = {}
+        self.metrics: dict[str, float] = {}
         self.seconds = 0.0
         self.loss_scale: float | None = None
         self.skipped = False
@@ -262,6 +265,7 @@ class Trainer(Kept):
         self._session.accept()
         self.steps += 1
         self.outputs = found
+        self.metrics = {name: float(_as_float(found[name])) for name in self._file.metrics}
         self.skipped = self._skips and bool(found[FOUND_INF])
         self.seconds = time.perf_counter() - started
         self._broken = ""
@@ -302,7 +306,9 @@ class Trainer(Kept):
         for each in islice(source, steps):
             loss = self.step(each)
             rate, scale = self._present_rate(), self.loss_scale
-            yield StepReport(self.steps, loss, self.seconds, rate, scale, self.skipped)
+            yield StepReport(
+                self.steps, loss, self.seconds, rate, scale, self.skipped, dict(self.metrics)
+            )
 
     def batches(
         self,
@@ -365,6 +371,11 @@ class Trainer(Kept):
     def file(self) -> StepFile:
         """The step that was read."""
         return self._file
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The outputs that are numbers beside the loss."""
+        return self._file.metrics
 
     @property
     def loss_name(self) -> str | None:

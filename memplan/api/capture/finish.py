@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,8 @@ from memplan.units import counted
 class Finished:
     """The graph to be written, without its weights, and the weights.
 
-    ``frozen`` are parameters that are constants of it, ``unused`` those that it does not have.
+    ``frozen`` are parameters that it reads and does not train, constants of it but for those that
+    are ``given``: inputs that nothing renews. ``unused`` are those that it does not have.
     """
 
     model: onnx.ModelProto
@@ -35,6 +36,7 @@ class Finished:
     frozen: tuple[str, ...]
     unused: tuple[str, ...]
     notes: tuple[str, ...]
+    given: tuple[str, ...] = ()
 
 
 def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
@@ -42,11 +44,13 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
     graph = trained.model.graph
     read = names_read(graph.node)
     stored = (*exported.parameters, *exported.buffers)
-    renewed = set(exported.renewed.values())
+    renewed = {*exported.renewed.values(), *_new_values(exported, trained).values()}
     live = {*trained.wrt, *renewed}
     unused = tuple(n for n in exported.parameters if n not in read and n not in live)
     gone = {name for name in stored if name not in read and name not in live}
-    constants = [name for name in stored if name not in live and name not in gone]
+    fixed = [name for name in stored if name not in live and name not in gone]
+    inputs = tuple(name for name in fixed if name in reading.given)
+    constants = [name for name in fixed if name not in reading.given]
     declare_constants(trained.model, [*gone, *constants])
     _resume(reading, trained.model)
     given = [value.name for value in graph.input]
@@ -59,9 +63,8 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
         )
         for name in (*(n for n in stored if n not in gone), *state)
     }
-    contract = _contract(exported, trained)
+    contract = _contract(exported, trained, inputs)
     set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
-    left = set(constants)
     notes = []
     if unused:
         notes.append(
@@ -73,8 +76,8 @@ def finish(reading: Reading, exported: Exported, trained: Trained) -> Finished:
             f"{counted(exported.checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
             "'memplan rewrite --strategy collection' recomputes what lies between them"
         )
-    frozen = tuple(n for n in exported.parameters if n in left)
-    return Finished(trained.model, weights, contract, frozen, unused, tuple(notes))
+    frozen = tuple(n for n in exported.parameters if n in fixed)
+    return Finished(trained.model, weights, contract, frozen, unused, tuple(notes), inputs)
 
 
 def _resume(reading: Reading, model: onnx.ModelProto) -> None:
@@ -85,15 +88,20 @@ def _resume(reading: Reading, model: onnx.ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(settings.step, np.int64), STEP))
 
 
-def _contract(exported: Exported, trained: Trained) -> Contract:
+def _new_values(exported: Exported, trained: Trained) -> dict[str, str]:
+    """Outputs, and the inputs whose next value they are."""
+    made = trained.sink.new_values if isinstance(trained.sink, Updates) else {}
+    return {**exported.renewed, **made}
+
+
+def _contract(exported: Exported, trained: Trained, frozen: Sequence[str]) -> Contract:
     graph = trained.model.graph
     given = [value.name for value in graph.input]
-    new_values = dict(exported.renewed)
+    new_values = _new_values(exported, trained)
     roles = dict.fromkeys(exported.batch, Role.BATCH)
-    roles |= dict.fromkeys(new_values.values(), Role.RUNNING_STATISTIC)
+    roles |= dict.fromkeys(exported.renewed.values(), Role.RUNNING_STATISTIC)
+    roles |= dict.fromkeys(frozen, Role.FROZEN)
     roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
-    if isinstance(trained.sink, Updates):
-        new_values |= trained.sink.new_values
     roles |= trained.sink.roles()
     roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
     roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.summary import Rows, Summary
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import FOUND_INF, Contract, Role
 from memplan.units import format_bytes
 
 SCHEMA = "memplan.capture/1"
@@ -56,7 +56,8 @@ class Capture(Summary):
         roads: what was tried.
         contract: what every input and output is.
         trained: parameters by which the loss was differentiated.
-        frozen: parameters that require no gradient; constants of the graph.
+        frozen: parameters that are read and not trained; constants of the graph, or inputs.
+        frozen_inputs: those of them, and the buffers, that are inputs which nothing renews.
         unused: parameters that the loss does not depend on; not in the graph.
         dims: the sizes of dynamic dimensions in the example batch.
         optimizer: its kind, or None: the gradients are outputs.
@@ -65,6 +66,7 @@ class Capture(Summary):
         clip_norm: the norm that gradients are clipped to, or None.
         clip_value: what their elements are clipped to, or None.
         weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
+        ema_decay: that of the averages of the weights, or None.
         notes: what the user should know.
         torch: the version of PyTorch.
     """
@@ -90,6 +92,13 @@ class Capture(Summary):
     loss_scale: str = "none"
     clip_norm: float | None = None
     clip_value: float | None = None
+    frozen_inputs: tuple[str, ...] = ()
+    ema_decay: float | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The outputs beside the loss that the loss function names."""
+        return tuple(name for name in self.contract.named(Role.OUTPUT) if name != FOUND_INF)
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -122,6 +131,10 @@ class Capture(Summary):
             "dims": dict(self.dims),
             "trained": list(self.trained),
             "frozen": list(self.frozen),
+            "frozen_inputs": list(self.frozen_inputs),
+            "averages": list(self.contract.named(Role.AVERAGE)),
+            "ema_decay": self.ema_decay,
+            "metrics": list(self.metrics),
             "unused": list(self.unused),
             "optimizer": self.optimizer,
             "lr": self.lr,

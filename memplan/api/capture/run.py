@@ -47,6 +47,8 @@ def capture(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     weights: str = "auto",
+    frozen: str | None = None,
+    ema: float | None = None,
     force: bool = False,
 ) -> Capture:
     """Capture one training step of PyTorch: forward, loss, backward and update.
@@ -63,6 +65,8 @@ def capture(
         clip_value: the same.
         weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
             (``none``); ``auto`` embeds up to 256 MiB.
+        frozen: ``constants`` or ``inputs``, instead of the step's own.
+        ema: the decay of an average of every trained parameter, instead of the step's own.
         force: overwrite ``output``.
 
     Raises:
@@ -84,6 +88,10 @@ def capture(
         found = replace(found, scaler=loss_scale)
     if clip_norm is not None or clip_value is not None:
         found = replace(found, clip_norm=clip_norm, clip_value=clip_value)
+    if frozen is not None:
+        found = replace(found, frozen=frozen)
+    if ema is not None:
+        found = replace(found, ema=ema)
     from memplan.api.capture.finish import finish
     from memplan.pytorch.reading import read_step
 
@@ -143,8 +151,8 @@ def _take(reading: Reading, name: str) -> _Taken:
     from memplan.api.capture.update import sink_maker
 
     begin = time.perf_counter()
-    make_sink = sink_maker(reading.optimizer, reading.treatment)
     exported = reading.forward() if name == "grad" else reading.joint()
+    make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
     if name == "grad":
         wanted = [each for each in exported.parameters if each in reading.trainable]
         trained = by_grad(exported.model, exported.loss, wanted, make_sink)
@@ -187,6 +195,8 @@ def _answer(
         contract=done.contract,
         trained=taken.trained.wrt,
         frozen=done.frozen,
+        frozen_inputs=done.given,
+        ema_decay=None if reading.averages is None else reading.averages.decay,
         unused=done.unused,
         dims=reading.dims,
         optimizer=optimizer.name if optimizer is not None else None,

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from memplan.pytorch.step import Ema, TorchStep
     from memplan.runtime.load import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
+    from memplan.training.alternating import AlternatingTrainer
     from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
     "AccumulatingTrainer": "memplan.training.accumulate",
+    "AlternatingTrainer": "memplan.training.alternating",
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
     "Ema": "memplan.pytorch.step",
@@ -69,6 +71,7 @@ _HOME = {
 
 __all__ = [
     "AccumulatingTrainer",
+    "AlternatingTrainer",
     "Analysis",
     "Capture",
     "Ema",

@@ -141,14 +141,19 @@ def _as_bfloat16(slot: Slot, array: Array) -> Array:
         raise UsageError(f"the value of '{slot.name}' is {array.dtype}, not bfloat16") from None
 
 
+def is_ignored(name: str) -> bool:
+    """Whether a value of PyTorch's is of no use to any graph."""
+    return name.endswith(_IGNORED)
+
+
 def _known(step: StepFile, weights: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse values for what is not state."""
     names = [slot.name for slot in step.state]
-    found = {k: v for k, v in weights.items() if not k.endswith(_IGNORED) or k in names}
+    found = {k: v for k, v in weights.items() if k in names or not is_ignored(k)}
     unknown = [name for name in found if name not in names]
     if not unknown:
         return found
-    if any(tensor.name == unknown[0] for tensor in step.model.graph.initializer):
+    if step.has_constant(unknown[0]):
         raise step.no_state(unknown[0])
     near = get_close_matches(unknown[0], names, 3)
     more = f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""

@@ -97,7 +97,15 @@ class Kept:
         Raises:
             UsageError: it cannot be read, or is of another model.
         """
-        state, about = load_checkpoint(path, self._file.fingerprint)
+        self.restore(*load_checkpoint(path, self._file.fingerprint))
+        return self.steps
+
+    def restore(self, state: Mapping[str, Array], about: Progress) -> None:
+        """Go on with a state that was as far as ``about`` says.
+
+        Raises:
+            UsageError: a name, type or shape does not fit.
+        """
         self._knobs.adopt(about.hyperparameters)
         self.steps = 0
         self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
@@ -105,7 +113,6 @@ class Kept:
         self._data_state = about.data
         if self._data is not None and about.data is not None:
             self._data.restore(about.data)
-        return self.steps
 
     def export_forward(
         self,

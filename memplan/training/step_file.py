@@ -128,11 +128,15 @@ class StepFile:
             and value.type.tensor_type.HasField("shape")
         )
 
+    def has_constant(self, name: str) -> bool:
+        """Whether a constant of the graph has this name."""
+        return any(tensor.name == name for tensor in self.model.graph.initializer)
+
     def no_state(self, name: str) -> UsageError:
         """The error that a name is not state of this step."""
         near = get_close_matches(name, [slot.name for slot in self.state], 3)
         hint = f"near matches: {', '.join(near)}" if near else "print(trainer) says what it is of"
-        if any(tensor.name == name for tensor in self.model.graph.initializer):
+        if self.has_constant(name):
             hint = "it is a constant of the graph: capture with --frozen inputs, and it can change"
         return UsageError(f"'{name}' is not state of this step", hint)
 

@@ -44,7 +44,8 @@ class Trainer(Kept):
         trainer.save("run.npz")
 
     Args:
-        model: a training step: a path or a ``ModelProto``, from memplan or not.
+        model: a training step: a path or a ``ModelProto``, from memplan or not; or one that was
+            read, with ``dims`` and ``state``.
         weights: first values by name: a mapping of arrays or a file (``.npz``, ``.safetensors``,
             ``.onnx``). Other first values are those of the file. Optimizer state without any starts
             at 0, running variances at 1, and ``notes`` says so.
@@ -76,7 +77,7 @@ class Trainer(Kept):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | StepFile,
         weights: Weights | None = None,
         *,
         init: Init = None,
@@ -93,7 +94,7 @@ class Trainer(Kept):
         seed: int = 0,
         measure: bool = False,
     ) -> None:
-        step = read_step(model, dims, state)
+        step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         self._file = step
         require_update(step)
         first = first_values(step, weights, init, seed, resume)

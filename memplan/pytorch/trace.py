@@ -122,7 +122,8 @@ def metrics_of(result: Any) -> dict[str, Tensor]:
                 f"the metric '{name}' is {type(value).__name__}, not a tensor",
                 "leave it a tensor, without .item(); or return the loss alone",
             )
-    return {str(name): value.detach() for name, value in found.items()}
+    # Cloned: torch cannot tell the loss from an output that is a view of it.
+    return {str(name): value.detach().clone() for name, value in found.items()}
 
 
 def prepare(step: TorchStep) -> Prepared:

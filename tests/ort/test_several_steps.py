@@ -211,7 +211,7 @@ def test_a_teacher_follows_its_student_as_in_pytorch(via: str, buffers: str) -> 
 
 @pytest.mark.parametrize("via", ["grad", "joint"])
 def test_averages_are_those_of_swa_utils(via: str, tmp_path: Path) -> None:
-    """The decay is an input: ``AveragedModel`` copies at its first update, which is a decay of 0."""
+    """``AveragedModel`` copies at its first update, which is a decay of 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)

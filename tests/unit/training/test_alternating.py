@@ -122,6 +122,16 @@ def test_one_name_of_two_shapes_is_refused(steps: Any) -> None:
         memplan.AlternatingTrainer({"d": steps["d"], "g": wide})
 
 
+def test_what_one_step_trains_is_no_constant_of_another(steps: Any) -> None:
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(steps["g"])
+    kept = [value for value in fixed.graph.input if value.name != "dw"]
+    del fixed.graph.input[:]
+    fixed.graph.input.extend(kept)
+    with pytest.raises(UsageError, match="'dw' is renewed by step 'd' and a constant of step 'g'"):
+        memplan.AlternatingTrainer({"d": steps["d"], "g": fixed})
+
+
 def test_a_loss_that_is_not_a_number_leaves_the_state_of_all(steps: Any) -> None:
     trainer = memplan.AlternatingTrainer(steps)
     in_turns(trainer, BATCHES[0])

@@ -189,7 +189,7 @@ def run(
         log = None
         if options.log is not None:
             goes_on = resumed if options.resume else None
-            log = TrainingLog(options.log, goes_on, force=force, metrics=trainer.metric_names)
+            log = TrainingLog(options.log, goes_on, force=force, metrics=trainer.file.metrics)
         with closing(log) if log is not None else nullcontext():
             reports, problems = _steps(trainer, batches, options, log, progress)
         stopped = trainer.steps < options.steps

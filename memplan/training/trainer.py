@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-
 _TUNED = "tuned"
 
 
@@ -44,8 +43,7 @@ class Trainer(Kept):
         trainer.save("run.npz")
 
     Args:
-        model: a training step: a path or a ``ModelProto``, from memplan or not; or one that was
-            read, with ``dims`` and ``state``.
+        model: a training step: a path, a ``ModelProto``, or one that was read.
         weights: first values by name: a mapping of arrays or a file (``.npz``, ``.safetensors``,
             ``.onnx``). Other first values are those of the file. Optimizer state without any starts
             at 0, running variances at 1, and ``notes`` says so.
@@ -67,7 +65,7 @@ class Trainer(Kept):
 
     Of a step whose loss is scaled, ``loss_scale`` is what the gradients of the last step began
     with, and ``skipped`` says that one of them was not finite: nothing but the scale changed then.
-    ``metrics`` are the numbers beside the loss of the last step, by name.
+    ``metrics`` are the numbers beside its loss, by name.
 
     Raises:
         ModelError: the file cannot be read, or renews nothing.
@@ -307,9 +305,8 @@ class Trainer(Kept):
         for each in islice(source, steps):
             loss = self.step(each)
             rate, scale = self._present_rate(), self.loss_scale
-            yield StepReport(
-                self.steps, loss, self.seconds, rate, scale, self.skipped, dict(self.metrics)
-            )
+            told = self.skipped, dict(self.metrics)
+            yield StepReport(self.steps, loss, self.seconds, rate, scale, *told)
 
     def batches(
         self,
@@ -372,11 +369,6 @@ class Trainer(Kept):
     def file(self) -> StepFile:
         """The step that was read."""
         return self._file
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """The outputs that are numbers beside the loss."""
-        return self._file.metrics
 
     @property
     def loss_name(self) -> str | None:

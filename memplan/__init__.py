@@ -28,18 +28,21 @@ if TYPE_CHECKING:
     from memplan.api.validate.result import Validation
     from memplan.api.validate.run import ValidateOptions, validate
     from memplan.errors import MemplanError
-    from memplan.pytorch.step import TorchStep
+    from memplan.pytorch.step import Ema, TorchStep
     from memplan.runtime.load import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
+    from memplan.training.alternating import AlternatingTrainer
     from memplan.training.trainer import Trainer
     from memplan.units import parse_size
 
 _HOME = {
     "AccumulatingTrainer": "memplan.training.accumulate",
+    "AlternatingTrainer": "memplan.training.alternating",
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
     "CaptureDiffersError": "memplan.api.capture.check",
     "Check": "memplan.api.capture.check",
+    "Ema": "memplan.pytorch.step",
     "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
     "LoweredGraph": "memplan.api.lower.run",
@@ -71,10 +74,12 @@ _HOME = {
 
 __all__ = [
     "AccumulatingTrainer",
+    "AlternatingTrainer",
     "Analysis",
     "Capture",
     "CaptureDiffersError",
     "Check",
+    "Ema",
     "GradOptions",
     "LowerOptions",
     "LoweredGraph",

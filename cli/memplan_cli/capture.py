@@ -69,6 +69,18 @@ from memplan_cli.progress import waiting
     help="Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
     "gradients, buffers and two updates; a difference is exit code 1, and nothing is written.",
 )
+@click.option(
+    "--frozen",
+    type=click.Choice(["constants", "inputs"]),
+    help="What parameters that are not trained become: constants of the graph, or inputs that may "
+    "change between steps.  [default: the step's, else constants]",
+)
+@click.option(
+    "--ema",
+    type=float,
+    metavar="DECAY",
+    help="Keep a moving average of every trained parameter.  [default: the step's]",
+)
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any

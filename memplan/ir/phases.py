@@ -31,6 +31,7 @@ _PHASES = {phase.value: phase for phase in Phase}
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
 # Roles that a file may state; the others are not asked for here (memplan.ir.contract has all).
 _LOSS_ROLE, _PARAMETER_ROLE = "loss", "parameter"
+_FIXED_ROLES = frozenset({"frozen", "average"})
 _BOUNDARY_OP = "com.microsoft:YieldOp"
 _ACCUMULATORS = frozenset(
     {"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"}
@@ -47,7 +48,8 @@ class Phases:
 
     ``parameters`` are trained tensors (inputs or initializers), ``state`` inputs that only the
     update reads (optimizer state) or that the step renews (running statistics). ``pairs`` maps an
-    output to what it is the gradient or the new value of.
+    output to what it is the gradient or the new value of. ``fixed`` are weights that the forward
+    pass reads and no gradient flows to: frozen ones, and moving averages of others.
     """
 
     of: tuple[Phase, ...]
@@ -55,6 +57,7 @@ class Phases:
     parameters: frozenset[int]
     state: frozenset[int]
     pairs: Mapping[int, int] = field(default_factory=dict)
+    fixed: frozenset[int] = frozenset()
 
     @property
     def forward(self) -> frozenset[int]:
@@ -96,10 +99,12 @@ class _Finder:
         loss = self._loss()
         forward = self._forward(loss)
         parameters = self._parameters(forward)
-        tail = self._loss_tail(forward, parameters) if loss is not None else set()
-        self.activating = self._activating(forward - tail, parameters)
+        fixed = self._fixed(forward)
+        weights = parameters | fixed
+        tail = self._loss_tail(forward, weights) if loss is not None else set()
+        self.activating = self._activating(forward - tail, weights)
         backward, update = self._rest(forward, tail)
-        state = self._state(parameters, update)
+        state = self._state(weights, update)
         update |= self._optimizer(state, backward)
         backward -= update
         of = tuple(
@@ -114,7 +119,9 @@ class _Finder:
             else Phase.BACKWARD
             for node in self.graph.nodes
         )
-        return Phases(of, loss, frozenset(parameters), frozenset(state), self.pairs)
+        return Phases(
+            of, loss, frozenset(parameters), frozenset(state), self.pairs, frozenset(fixed)
+        )
 
     def _told(self, node: int) -> Phase | None:
         return _PHASES.get(self.graph.metadata[node].get(PHASE_KEY, ""))
@@ -158,6 +165,17 @@ class _Finder:
             if tensor.dtype in FLOATS and role == _PARAMETER_ROLE and read:
                 found.add(source)
         return found or weights_by_use(self.graph)
+
+    def _fixed(self, forward: set[int]) -> set[int]:
+        """Inputs of which the file says that they are weights without a gradient, as far as the
+        forward pass reads them."""
+        tensors = (self.graph.tensors[t] for t in self.graph.inputs)
+        return {
+            tensor.id
+            for tensor in tensors
+            if self.stated.roles.get(tensor.name) in _FIXED_ROLES
+            and any(reader in forward for reader in tensor.readers)
+        }
 
     def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:
         """Forward nodes behind the last node that reads a parameter."""

@@ -93,4 +93,5 @@ def _carried(
         ids(old.parameters),
         ids(old.state),
         {names[out]: names[src] for out, src in pairs if out in names and src in names},
+        ids(old.fixed),
     )

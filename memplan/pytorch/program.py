@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,8 +19,9 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
+from torch.utils._pytree import tree_unflatten
 
-from memplan.errors import ModelError
+from memplan.errors import ModelError, UsageError
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
@@ -41,8 +42,9 @@ class Exported:
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
     batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
-    to parameters. ``checkpoints`` is how many tensors the author has marked as such. ``seed`` is
-    the input that is the gradient of the loss, where the backward part does not begin with 1.
+    to parameters; ``metrics`` are further outputs. ``checkpoints`` is how many tensors the author
+    has marked as such. ``seed`` is the input that is the gradient of the loss, where the backward
+    part does not begin with 1.
     """
 
     model: onnx.ModelProto
@@ -54,6 +56,7 @@ class Exported:
     gradients: Mapping[str, str]
     checkpoints: int = 0
     seed: str = SEED
+    metrics: tuple[str, ...] = ()
 
 
 @cache
@@ -177,12 +180,14 @@ class _Interface:
             name = self.canonical[str(spec.target)]
             inputs.append(name)
             (parameters if spec.kind is InputKind.PARAMETER else buffers).append(name)
+        metrics = metric_names(self.program, {*inputs, "loss"})
+        own = iter(("loss", *metrics))
         outputs: list[str] = []
         renewed: dict[str, str] = {}
         gradients: dict[str, str] = {}
         for output in self.made:
             if output.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
-                outputs.append("loss")
+                outputs.append(next(own))
                 continue
             name = self.canonical[str(output.target)]
             mutated = output.kind is OutputKind.BUFFER_MUTATION
@@ -197,7 +202,29 @@ class _Interface:
             loss="loss",
             renewed=renewed,
             gradients=gradients,
+            metrics=metrics,
         )
+
+
+def metric_names(program: Any, taken: Collection[str]) -> tuple[str, ...]:
+    """What the outputs beside the loss are called.
+
+    Raises:
+        UsageError: an input or output of the step has such a name.
+    """
+    spec = program.call_spec.out_spec
+    result = tree_unflatten(list(range(spec.num_leaves)), spec)
+    names = tuple(result[1]) if isinstance(result, tuple) else ()
+    for name in names:
+        if (
+            name in taken
+            or name.removesuffix("_new") in taken
+            or name.removesuffix("_grad") in taken
+        ):
+            raise UsageError(
+                f"'{name}' names a metric and something else, too", "rename the metric"
+            )
+    return names
 
 
 def _rename(model: Any, inputs: list[str], outputs: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from memplan.errors import UsageError
+from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.meta import as_on_cpu, check_constants, check_one_device
@@ -17,7 +18,7 @@ from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.places import place_of
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
-from memplan.pytorch.step import TorchStep
+from memplan.pytorch.step import FROZEN, TorchStep
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.trace import Prepared, export, prepare, user_name
 from memplan.pytorch.values import content, onnx_type, precision
@@ -38,7 +39,8 @@ class Reading:
 
     ``trainable`` are the parameters to differentiate by, ``frozen`` those that require no
     gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
-    batch with their names.
+    batch with their names. ``given`` are the parameters and buffers that are inputs even where
+    nothing renews them, ``averages`` those of the weights that the step keeps.
     """
 
     prepared: Prepared
@@ -51,6 +53,8 @@ class Reading:
     dims: Mapping[str, int]
     sizes: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
+    given: frozenset[str] = frozenset()
+    averages: Averages | None = None
 
     def forward(self) -> Exported:
         """The forward graph.
@@ -119,11 +123,14 @@ def read_step(step: TorchStep) -> Reading:
     if optimizer is not None:
         left = [name for name in parameters if name in wanted and name not in optimizer.groups]
         if left:
+            what = "constants of the graph; --frozen inputs lets them change"
             notes.append(
                 f"{counted(len(left), 'parameter')} that require a gradient are in no group of the "
                 f"optimizer, and are not trained: {', '.join(left[:3])}"
+                + (f" ({what})" if step.frozen == "constants" else "")
             )
         wanted -= set(left)
+    averages = read_averages(step, prepared, wanted)
     tensors: dict[str, Tensor] = {
         user_name(name): tensor for name, tensor in prepared.module.named_buffers()
     }
@@ -146,7 +153,24 @@ def read_step(step: TorchStep) -> Reading:
         dims=_dims(prepared),
         sizes={name: _sizes(prepared, name) for name in prepared.batch},
         notes=(*notes, *limits),
+        given=_given(step, prepared),
+        averages=averages,
     )
+
+
+def _given(step: TorchStep, prepared: Prepared) -> frozenset[str]:
+    """What is an input even where the step does not renew it: what the state dict holds, but for
+    tables of integers, which decide on sizes.
+
+    Raises:
+        UsageError: the step asks for something else.
+    """
+    if step.frozen not in FROZEN:
+        raise UsageError(f"unknown frozen '{step.frozen}' ({', '.join(FROZEN)})")
+    if step.frozen == "constants":
+        return frozenset()
+    held = prepared.module.state_dict()
+    return frozenset(user_name(n) for n, value in held.items() if value.is_floating_point())
 
 
 def _dims(prepared: Prepared) -> dict[str, int]:

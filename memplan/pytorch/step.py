@@ -12,8 +12,29 @@ from memplan.errors import UsageError
 _FIELDS = (
     *("model", "loss", "batch", "optimizer", "dynamic"),
     *("scaler", "clip_norm", "clip_value"),
+    *("frozen", "ema"),
 )
+FROZEN = ("constants", "inputs")
 _RETURNS = "return memplan.TorchStep(model, loss, batch, optimizer), or such a tuple or dict"
+
+
+@dataclass(frozen=True, slots=True)
+class Ema:
+    """Exponential moving averages of weights, renewed behind every update:
+    ``average + (1 - decay) · (weight - average)``.
+
+    Attributes:
+        decay: the share that an average keeps; the default of the input ``ema_decay``.
+        modules: which modules of the model are averages of which, as in
+            ``{"teacher": "student"}``; None: every trained parameter ``X`` has an average ``X.ema``
+            beside the model, which begins at X.
+        buffers: of such modules: ``keep`` them as the forward pass leaves them, or ``copy`` the
+            next values of those that they follow.
+    """
+
+    decay: float
+    modules: Mapping[str, str] | None = None
+    buffers: str = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +49,8 @@ class TorchStep:
             tensor, or something with a field ``loss``. A
             ``torch.nn`` loss, or a function of ``torch.nn.functional``, is called as
             ``loss(model(*batch[:-1]), batch[-1])``. None: the model itself returns the loss, or
-            something with a field ``loss``.
+            something with a field ``loss``. Metrics may stand beside the loss: a tuple of it and a
+            dictionary of tensors, or a mapping with ``loss`` and ``metrics``.
         batch: example tensors: one, a sequence, or a dictionary of names. The names become those of
             the graph's inputs; in a sequence they are those of the function's parameters.
         optimizer: a ``torch.optim`` instance, or a list of them, of which each updates parameters
@@ -42,6 +64,10 @@ class TorchStep:
             ``torch.nn.utils.clip_grad_norm_`` (behind ``scaler.unscale_``).
         clip_value: every element of every gradient is at most this, either way
             (``clip_grad_value_``).
+        frozen: ``constants``: parameters that the step does not train are constants of the graph;
+            ``inputs``: they, and floating-point buffers of the state dict that nothing renews, are
+            inputs with a default, which may change between steps.
+        ema: moving averages of the weights: a decay, or an :class:`Ema`.
     """
 
     model: Any
@@ -52,6 +78,8 @@ class TorchStep:
     scaler: Any = None
     clip_norm: float | None = None
     clip_value: float | None = None
+    frozen: str = "constants"
+    ema: float | Ema | None = None
 
 
 def as_step(given: object) -> TorchStep:

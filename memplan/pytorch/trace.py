@@ -49,7 +49,7 @@ class Prepared:
 
 
 class StepModule(nn.Module):
-    """Batch in, loss out."""
+    """Batch in, loss out; or a tuple of the loss and metrics by name, if there are any."""
 
     def __init__(self, model: nn.Module, call: Callable[..., Any], criterion: Any) -> None:
         super().__init__()
@@ -58,9 +58,11 @@ class StepModule(nn.Module):
             self.loss = criterion
         self.call = call
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
-        return loss_of(self.call(**batch))
+        result = self.call(**batch)
+        loss, metrics = loss_of(result), metrics_of(result)
+        return (loss, metrics) if metrics else loss
 
 
 def user_name(name: str) -> str:
@@ -98,6 +100,30 @@ def loss_of(result: Any) -> Tensor:
             "reduce it, for example with .mean()",
         )
     return found.reshape(())
+
+
+def metrics_of(result: Any) -> dict[str, Tensor]:
+    """The metrics in what a model or a loss function returned, without a way for gradients: a
+    tuple of the loss and a dictionary, or a mapping with ``loss`` and ``metrics``.
+
+    Raises:
+        UsageError: one of them is not a tensor.
+    """
+    found: Any = None
+    if isinstance(result, Mapping):
+        found = result.get("metrics") if "loss" in result else None
+    elif isinstance(result, tuple) and len(result) == 2 and type(result[1]) is dict:
+        found = result[1]  # mappings of other types are what models answer with
+    if not isinstance(found, Mapping):
+        return {}
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise UsageError(
+                f"the metric '{name}' is {type(value).__name__}, not a tensor",
+                "leave it a tensor, without .item(); or return the loss alone",
+            )
+    # Cloned: torch cannot tell the loss from an output that is a view of it.
+    return {str(name): value.detach().clone() for name, value in found.items()}
 
 
 def prepare(step: TorchStep) -> Prepared:

@@ -8,7 +8,7 @@ caller, whose training it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ class TrainingSession:
         self.wanted = list(wanted)
         self.buffers: dict[str, Buffer] = {}
         self._spare: dict[str, Buffer] = {}
+        self._led: list[tuple[TrainingSession, frozenset[str]]] = []
         self._model, self._folder = model, folder
         self._guard, self._measured = guard, measured
         self._turn = 0
@@ -145,11 +146,26 @@ class TrainingSession:
             self._spare[name] = Buffer(value, self.request.provider)
         self._bind(name)
 
-    def share(self, name: str, buffer: Buffer) -> None:
-        """Let an input have its value in a buffer of another session on the same device."""
-        if self.buffers.get(name) is not buffer:
-            self.buffers[name] = buffer
-            self._bind(name)
+    def share(self, name: str, buffer: Buffer, spare: Buffer | None = None) -> None:
+        """Let an input have its value in a buffer of another session on the same device; and its
+        next one in ``spare``, where it has two buffers in both."""
+        twice = spare is not None and name in self._spare
+        if self.buffers.get(name) is buffer and (not twice or self._spare[name] is spare):
+            return
+        self.buffers[name] = buffer
+        if twice and spare is not None:
+            self._spare[name] = spare
+        self._bind(name)
+
+    def lead(self, other: TrainingSession, names: Collection[str]) -> None:
+        """Let another session have some inputs in the buffers that they have here, from now on,
+        whichever of two that is after a step."""
+        self._led.append((other, frozenset(names)))
+        self._hand_on(other, names)
+
+    def _hand_on(self, other: TrainingSession, names: Collection[str]) -> None:
+        for name in names:
+            other.share(name, self.buffers[name], self._spare.get(name))
 
     def get(self, name: str) -> Array:
         """A copy of an input's present value."""
@@ -203,6 +219,8 @@ class TrainingSession:
             self._turn = 1 - self._turn
             for name in self._spare:
                 self.buffers[name], self._spare[name] = self._spare[name], self.buffers[name]
+            for other, names in self._led:
+                self._hand_on(other, names & self._spare.keys())
 
     def collect_peaks(self) -> list[int]:
         """Dynamic bytes at the peak of every measured step so far, by the profiler.
@@ -227,4 +245,5 @@ class TrainingSession:
             self._session.end_profiling()
             self._scratch.__exit__(None, None, None)
             self._measured = False
+        self._led.clear()
         del self._session, self._bindings

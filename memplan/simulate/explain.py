@@ -81,7 +81,7 @@ class Explainer:
         return TensorClass.ACTIVATION
 
     def _resident_class(self, tensor: Tensor) -> TensorClass:
-        if tensor.id in self.phases.parameters:
+        if tensor.id in self.phases.parameters or tensor.id in self.phases.fixed:
             return TensorClass.WEIGHTS
         if tensor.id in self.phases.state:
             return TensorClass.OPTIMIZER_STATE

@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Role
+from memplan.ir.contract import Role, averaged_by
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PREFIX
 from memplan.proto.nodes import captured_names, is_standard, reads_of
@@ -90,6 +90,22 @@ def export_forward(
     return Exported(tuple(wanted), tuple(kept))
 
 
+def averaged(step: StepFile, state: Mapping[str, Array]) -> dict[str, Array]:
+    """State with the averages that stand beside the model in place of its weights.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = {
+        source: state[slot.name]
+        for slot in step.named(Role.AVERAGE)
+        if (source := averaged_by(slot.name)) in state and source is not None
+    }
+    if not found:
+        raise UsageError("the step keeps no averages of its weights", "capture it with --ema DECAY")
+    return {**state, **found}
+
+
 def _opened(step: StepFile) -> OpenModel:
     copy = onnx.ModelProto()
     copy.CopyFrom(step.whole)
@@ -103,7 +119,8 @@ def _predictions(model: OpenModel, step: StepFile) -> list[str]:
     made = [
         name
         for name in step.contract.named(Role.OUTPUT)
-        if (tensor := graph.tensor_named(name)) is not None
+        if name not in step.metrics
+        and (tensor := graph.tensor_named(name)) is not None
         and tensor.producer in phases.forward
         and tensor.id not in of_labels
     ]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.contract import Role, averaged_by
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
 from memplan.training.checkpoint import Progress, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits
@@ -29,7 +29,9 @@ RANDOM = "random"
 _SHOWN = 4
 _IGNORED = ("num_batches_tracked",)  # PyTorch counts them; no graph reads them
 _VARIANCES = ("var", "variance")
-_SCALES = ("weight", "gamma", "scale")
+_SCALES = ("weight", "gamma", "scale", "_var")
+_WEIGHTS = (Role.PARAMETER, Role.FROZEN, Role.AVERAGE)
+"""What has no first value by a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def initial_state(
     rules = _rules(step, init)
     values: dict[str, Array] = {}
     missing: list[str] = []
+    following: list[Slot] = []
     by_rule: dict[str, list[str]] = {}
     for slot in step.state:
         rule = _rule_for(slot, rules, init)
@@ -91,7 +94,9 @@ def initial_state(
                 by_rule.setdefault("random numbers", []).append(slot.name)
         elif slot.default is not None:
             values[slot.name] = np.array(slot.default)
-        elif slot.role is Role.PARAMETER:
+        elif slot.role is Role.AVERAGE and averaged_by(slot.name) in step.slots:
+            following.append(slot)
+        elif slot.role in _WEIGHTS:
             missing.append(slot.name)
         else:
             number = _first_number(step, slot)
@@ -103,6 +108,8 @@ def initial_state(
             "give them: weights=FILE or mapping, or --weights-file FILE; or ask for init='random', "
             "or --init random",
         )
+    for slot in following:
+        values[slot.name] = np.array(values[str(averaged_by(slot.name))])
     notes = tuple(f"{_some(names)} start at {what}" for what, names in by_rule.items())
     return values, notes
 
@@ -134,13 +141,20 @@ def _as_bfloat16(slot: Slot, array: Array) -> Array:
         raise UsageError(f"the value of '{slot.name}' is {array.dtype}, not bfloat16") from None
 
 
+def is_ignored(name: str) -> bool:
+    """Whether a value of PyTorch's is of no use to any graph."""
+    return name.endswith(_IGNORED)
+
+
 def _known(step: StepFile, weights: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse values for what is not state."""
     names = [slot.name for slot in step.state]
-    found = {k: v for k, v in weights.items() if not k.endswith(_IGNORED) or k in names}
+    found = {k: v for k, v in weights.items() if k in names or not is_ignored(k)}
     unknown = [name for name in found if name not in names]
     if not unknown:
         return found
+    if step.has_constant(unknown[0]):
+        raise step.no_state(unknown[0])
     near = get_close_matches(unknown[0], names, 3)
     more = f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""
     raise UsageError(
@@ -164,7 +178,7 @@ def _rules(step: StepFile, init: Init) -> list[tuple[str, Any]]:
 
 def _rule_for(slot: Slot, rules: Sequence[tuple[str, Any]], init: Init) -> Any:
     """What ``init`` says of an input; ``random`` alone speaks of parameters without a value."""
-    if init == RANDOM and (slot.role is not Role.PARAMETER or slot.default is not None):
+    if init == RANDOM and (slot.role not in _WEIGHTS or slot.default is not None):
         return None
     return next((value for glob, value in rules if fnmatchcase(slot.name, glob)), None)
 

@@ -14,7 +14,7 @@ from memplan.errors import UsageError
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batches
 from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from memplan.training.export import export_forward
+from memplan.training.export import averaged, export_forward
 from memplan.training.initial import fitting
 from memplan.training.knobs import Knobs
 from memplan.training.placing import Placing
@@ -66,7 +66,7 @@ class Kept:
         slots = {slot.name: slot for slot in self._file.state}
         for name in state:
             if name not in slots:
-                raise UsageError(f"'{name}' is not state of this step")
+                raise self._file.no_state(name)
         checked = {name: fitting(slots[name], value) for name, value in state.items()}
         for name, value in checked.items():
             if name in self._counters:
@@ -97,7 +97,15 @@ class Kept:
         Raises:
             UsageError: it cannot be read, or is of another model.
         """
-        state, about = load_checkpoint(path, self._file.fingerprint)
+        self.restore(*load_checkpoint(path, self._file.fingerprint))
+        return self.steps
+
+    def restore(self, state: Mapping[str, Array], about: Progress) -> None:
+        """Go on with a state that was as far as ``about`` says.
+
+        Raises:
+            UsageError: a name, type or shape does not fit.
+        """
         self._knobs.adopt(about.hyperparameters)
         self.steps = 0
         self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
@@ -105,10 +113,14 @@ class Kept:
         self._data_state = about.data
         if self._data is not None and about.data is not None:
             self._data.restore(about.data)
-        return self.steps
 
     def export_forward(
-        self, path: PathLike[str] | str, outputs: Sequence[str] = (), *, force: bool = False
+        self,
+        path: PathLike[str] | str,
+        outputs: Sequence[str] = (),
+        *,
+        ema: bool = False,
+        force: bool = False,
     ) -> list[str]:
         """Write the forward part with its trained weights as an ONNX file; the names of its
         outputs.
@@ -117,13 +129,16 @@ class Kept:
             path: the file.
             outputs: tensors of the graph; by default its outputs that the forward part makes, or
                 where it has none, what the loss is made of.
+            ema: with the moving averages of the weights (``X.ema``) in place of these.
             force: replace a file that is there.
 
         Raises:
-            UsageError: the file cannot be written, or there is no such tensor.
+            UsageError: the file cannot be written, there is no such tensor, or the step keeps no
+                averages.
             ModelError: the forward part has no output, or the file would have more than 2 GiB.
         """
-        done = export_forward(self._file, self.state_dict(), path, outputs, force=force)
+        state = averaged(self._file, self.state_dict()) if ema else self.state_dict()
+        done = export_forward(self._file, state, path, outputs, force=force)
         if done.without_place:
             names = ", ".join(f"'{name}'" for name in done.without_place[:3])
             note = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,19 +27,28 @@ class TrainingLog:
         resumed: the step that a resumed run goes on behind; rows of later steps, and one that was
             cut off, are removed. None: a new run, with a new file.
         force: whether a new run may replace a file.
+        metrics: what is told beside the loss; each gets a column.
 
     Raises:
         UsageError: the file cannot be written, or its name says no format.
     """
 
-    def __init__(self, path: Path, resumed: int | None = None, *, force: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        resumed: int | None = None,
+        *,
+        force: bool = False,
+        metrics: Sequence[str] = (),
+    ) -> None:
         if path.suffix not in _SUFFIXES:
             raise UsageError(f"--log {path}: the name ends in none of {', '.join(_SUFFIXES)}")
         self.path = followed(path)
         self._csv = path.suffix == ".csv"
         resumes = resumed is not None and path.exists()
         check_output(path, force or resumes)
-        head = ",".join(_FIELDS) + "\n" if self._csv else ""
+        self._metrics = tuple(metrics)
+        head = _row((*_FIELDS, *self._metrics)) if self._csv else ""
         kept = self._rows_until(resumed) if resumes and resumed is not None else ""
         write_atomically(path, (head + kept).encode(), force=True)
         try:
@@ -67,11 +77,9 @@ class TrainingLog:
             UsageError: the system refuses.
         """
         values = {name: getattr(report, name) for name in _FIELDS}
+        values |= {name: report.metrics.get(name) for name in self._metrics}
         if self._csv:
-            text = io.StringIO()
-            rows = csv.writer(text, lineterminator="\n")
-            rows.writerow("" if v is None else repr(v) for v in values.values())
-            row = text.getvalue()
+            row = _row(["" if v is None else repr(v) for v in values.values()])
         else:
             row = json.dumps(values) + "\n"
         try:
@@ -83,3 +91,9 @@ class TrainingLog:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+
+def _row(values: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()

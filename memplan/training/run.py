@@ -104,6 +104,12 @@ class TrainingRun:
         return self.reports[-1].loss if self.reports and self.loss else None
 
     @property
+    def metrics(self) -> dict[str, list[float]]:
+        """What was told beside the loss, by name, step by step."""
+        names = self.reports[-1].metrics if self.reports else {}
+        return {name: [report.metrics[name] for report in self.reports] for name in names}
+
+    @property
     def loss_scale(self) -> float | None:
         """What the gradients of the last step began with; None where the loss is not scaled."""
         return self.reports[-1].loss_scale if self.reports else None
@@ -134,6 +140,7 @@ class TrainingRun:
             "synthetic": self.synthetic,
             "loss": self.loss,
             "losses": [report.loss for report in self.reports] if self.loss else [],
+            "metrics": self.metrics,
             "loss_scale": self.loss_scale,
             "skipped_steps": list(self.skipped),
             "step_seconds": self.step_seconds,
@@ -181,7 +188,8 @@ def run(
         batches, told = _batches(trainer, options, dims or {})
         log = None
         if options.log is not None:
-            log = TrainingLog(options.log, resumed if options.resume else None, force=force)
+            goes_on = resumed if options.resume else None
+            log = TrainingLog(options.log, goes_on, force=force, metrics=trainer.file.metrics)
         with closing(log) if log is not None else nullcontext():
             reports, problems = _steps(trainer, batches, options, log, progress)
         stopped = trainer.steps < options.steps

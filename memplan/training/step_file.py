@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,33 @@ class StepFile:
         if slot is None or slot.dtype.kind != "f" or any(size != 1 for size in slot.shape):
             return False
         return slot.role in (Role.OPTIMIZER_STATE, Role.HYPERPARAMETER)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The numbers beside the loss that the file says are outputs."""
+        if not self.contract.stated:
+            return ()
+        given = self.contract.named(Role.OUTPUT)
+        return tuple(
+            value.name
+            for value in self.model.graph.output
+            if value.name in given
+            and value.name != FOUND_INF
+            and all(dim.dim_value == 1 for dim in value.type.tensor_type.shape.dim)
+            and value.type.tensor_type.HasField("shape")
+        )
+
+    def has_constant(self, name: str) -> bool:
+        """Whether a constant of the graph has this name."""
+        return any(tensor.name == name for tensor in self.model.graph.initializer)
+
+    def no_state(self, name: str) -> UsageError:
+        """The error that a name is not state of this step."""
+        near = get_close_matches(name, [slot.name for slot in self.state], 3)
+        hint = f"near matches: {', '.join(near)}" if near else "print(trainer) says what it is of"
+        if self.has_constant(name):
+            hint = "it is a constant of the graph: capture with --frozen inputs, and it can change"
+        return UsageError(f"'{name}' is not state of this step", hint)
 
     @property
     def tells_skipping(self) -> bool:

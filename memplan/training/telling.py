@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memplan.errors import TrainingError
@@ -19,7 +19,8 @@ class StepReport:
     the learning rate, if there is one.
 
     ``loss_scale`` is what its gradients began with, None where the loss is not scaled; ``skipped``:
-    one of them was not finite, and parameters and optimizer state are as they were.
+    one of them was not finite, and parameters and optimizer state are as they were. ``metrics``
+    are the numbers beside the loss, by name.
     """
 
     step: int
@@ -28,6 +29,7 @@ class StepReport:
     lr: float | None
     loss_scale: float | None = None
     skipped: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-
 _TUNED = "tuned"
 
 
@@ -44,7 +43,7 @@ class Trainer(Kept):
         trainer.save("run.npz")
 
     Args:
-        model: a training step: a path or a ``ModelProto``, from memplan or not.
+        model: a training step: a path, a ``ModelProto``, or one that was read.
         weights: first values by name: a mapping of arrays or a file (``.npz``, ``.safetensors``,
             ``.onnx``). Other first values are those of the file. Optimizer state without any starts
             at 0, running variances at 1, and ``notes`` says so.
@@ -66,6 +65,7 @@ class Trainer(Kept):
 
     Of a step whose loss is scaled, ``loss_scale`` is what the gradients of the last step began
     with, and ``skipped`` says that one of them was not finite: nothing but the scale changed then.
+    ``metrics`` are the numbers beside its loss, by name.
 
     Raises:
         ModelError: the file cannot be read, or renews nothing.
@@ -75,7 +75,7 @@ class Trainer(Kept):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | StepFile,
         weights: Weights | None = None,
         *,
         init: Init = None,
@@ -92,7 +92,7 @@ class Trainer(Kept):
         seed: int = 0,
         measure: bool = False,
     ) -> None:
-        step = read_step(model, dims, state)
+        step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         self._file = step
         require_update(step)
         first = first_values(step, weights, init, seed, resume)
@@ -114,7 +114,8 @@ class Trainer(Kept):
         )
         self._skips = step.tells_skipping
         require_device(step.model, self.request.provider)
-        wanted = self._wanted([*((FOUND_INF,) if self._skips else ()), *outputs])
+        told = (FOUND_INF,) if self._skips else ()
+        wanted = self._wanted([*told, *step.metrics, *outputs])
         loss = step.contract.loss
         self.placing = place(
             step.model,
@@ -129,6 +130,7 @@ class Trainer(Kept):
         self._open(first.values, wanted, measure)
         self._file = step.without_values()
         self.outputs: dict[str, Array] = {}
+        self.metrics: dict[str, float] = {}
         self.seconds = 0.0
         self.loss_scale: float | None = None
         self.skipped = False
@@ -262,6 +264,7 @@ class Trainer(Kept):
         self._session.accept()
         self.steps += 1
         self.outputs = found
+        self.metrics = {name: float(_as_float(found[name])) for name in self._file.metrics}
         self.skipped = self._skips and bool(found[FOUND_INF])
         self.seconds = time.perf_counter() - started
         self._broken = ""
@@ -302,7 +305,8 @@ class Trainer(Kept):
         for each in islice(source, steps):
             loss = self.step(each)
             rate, scale = self._present_rate(), self.loss_scale
-            yield StepReport(self.steps, loss, self.seconds, rate, scale, self.skipped)
+            told = self.skipped, dict(self.metrics)
+            yield StepReport(self.steps, loss, self.seconds, rate, scale, *told)
 
     def batches(
         self,

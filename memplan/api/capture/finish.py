@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,9 @@ from memplan.units import counted
 class Finished:
     """The graph to be written, without its weights, and the weights.
 
-    ``place``: where these go; if nowhere, all of them are inputs. ``frozen`` are parameters that no
-    step changes, ``unused`` those that the graph does not have.
+    ``place``: where these go; if nowhere, all of them are inputs. ``frozen`` are parameters that it
+    reads and does not train, constants of it but for those that are ``given``: inputs that nothing
+    renews. ``unused`` are those that it does not have.
     """
 
     model: onnx.ModelProto
@@ -38,6 +39,7 @@ class Finished:
     frozen: tuple[str, ...]
     unused: tuple[str, ...]
     notes: tuple[str, ...]
+    given: tuple[str, ...] = ()
 
 
 def finish(
@@ -62,11 +64,11 @@ def finish(
     graph = trained.model.graph
     read = names_read(graph.node)
     stored = (*exported.parameters, *exported.buffers)
-    renewed = set(exported.renewed.values())
+    renewed = {*exported.renewed.values(), *_new_values(exported, trained).values()}
     live = {*trained.wrt, *renewed}
     unused = tuple(n for n in exported.parameters if n not in read and n not in live)
     gone = {name for name in stored if name not in read and name not in live}
-    constants = [name for name in stored if name not in live and name not in gone]
+    fixed = [name for name in stored if name not in live and name not in gone]
     _resume(reading, trained.model)
     given = [value.name for value in graph.input]
     state = [name for name in given if reading.optimizer and name in reading.optimizer.state]
@@ -81,10 +83,10 @@ def finish(
     }
     place = choose_place(asked, weights, output)
     apart = place is WeightPlace.NONE
-    declare_constants(trained.model, [*gone, *([] if apart else constants)])
-    contract = _contract(exported, trained)
+    inputs = tuple(name for name in fixed if apart or name in reading.given)
+    declare_constants(trained.model, [*gone, *(name for name in fixed if name not in inputs)])
+    contract = _contract(exported, trained, inputs)
     set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
-    left = set(constants)
     notes = []
     if unused:
         notes.append(
@@ -96,13 +98,13 @@ def finish(
             f"{counted(exported.checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
             "'memplan rewrite --strategy collection' recomputes what lies between them"
         )
-    frozen = tuple(n for n in exported.parameters if n in left)
+    frozen = tuple(n for n in exported.parameters if n in fixed)
     if apart and any(not weights[name].known for name in weights):
         notes.append(
             "the model is on the meta device: its weights have no values, and are inputs without "
             "a default (--weights none)"
         )
-    return Finished(trained.model, weights, place, contract, frozen, unused, tuple(notes))
+    return Finished(trained.model, weights, place, contract, frozen, unused, tuple(notes), inputs)
 
 
 def _resume(reading: Reading, model: onnx.ModelProto) -> None:
@@ -113,15 +115,20 @@ def _resume(reading: Reading, model: onnx.ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(settings.step, np.int64), STEP))
 
 
-def _contract(exported: Exported, trained: Trained) -> Contract:
+def _new_values(exported: Exported, trained: Trained) -> dict[str, str]:
+    """Outputs, and the inputs whose next value they are."""
+    made = trained.sink.new_values if isinstance(trained.sink, Updates) else {}
+    return {**exported.renewed, **made}
+
+
+def _contract(exported: Exported, trained: Trained, frozen: Sequence[str]) -> Contract:
     graph = trained.model.graph
     given = [value.name for value in graph.input]
-    new_values = dict(exported.renewed)
+    new_values = _new_values(exported, trained)
     roles = dict.fromkeys(exported.batch, Role.BATCH)
-    roles |= dict.fromkeys(exported.buffers, Role.RUNNING_STATISTIC)
-    roles |= dict.fromkeys(exported.parameters, Role.PARAMETER)
-    if isinstance(trained.sink, Updates):
-        new_values |= trained.sink.new_values
+    roles |= dict.fromkeys(exported.renewed.values(), Role.RUNNING_STATISTIC)
+    roles |= dict.fromkeys(frozen, Role.FROZEN)
+    roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
     roles |= trained.sink.roles()
     roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
     roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)

@@ -10,7 +10,7 @@ import onnx
 
 from memplan.api.capture.check import Check
 from memplan.api.summary import Rows, Summary
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import FOUND_INF, Contract, Role
 from memplan.units import format_bytes
 
 SCHEMA = "memplan.capture/1"
@@ -57,7 +57,8 @@ class Capture(Summary):
         roads: what was tried.
         contract: what every input and output is.
         trained: parameters by which the loss was differentiated.
-        frozen: parameters that require no gradient; constants of the graph.
+        frozen: parameters that are read and not trained; constants of the graph, or inputs.
+        frozen_inputs: those of them, and the buffers, that are inputs which nothing renews.
         unused: parameters that the loss does not depend on; not in the graph.
         dims: the sizes of dynamic dimensions in the example batch.
         optimizer: its kind, or None: the gradients are outputs.
@@ -66,6 +67,7 @@ class Capture(Summary):
         clip_norm: the norm that gradients are clipped to, or None.
         clip_value: what their elements are clipped to, or None.
         weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
+        ema_decay: that of the averages of the weights, or None.
         notes: what the user should know.
         check: what came of holding it against PyTorch; None: that was not asked for.
         torch: the version of PyTorch.
@@ -93,6 +95,13 @@ class Capture(Summary):
     clip_norm: float | None = None
     clip_value: float | None = None
     check: Check | None = None
+    frozen_inputs: tuple[str, ...] = ()
+    ema_decay: float | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The outputs beside the loss that the loss function names."""
+        return tuple(name for name in self.contract.named(Role.OUTPUT) if name != FOUND_INF)
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -125,6 +134,10 @@ class Capture(Summary):
             "dims": dict(self.dims),
             "trained": list(self.trained),
             "frozen": list(self.frozen),
+            "frozen_inputs": list(self.frozen_inputs),
+            "averages": list(self.contract.named(Role.AVERAGE)),
+            "ema_decay": self.ema_decay,
+            "metrics": list(self.metrics),
             "unused": list(self.unused),
             "optimizer": self.optimizer,
             "lr": self.lr,

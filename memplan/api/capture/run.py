@@ -62,6 +62,8 @@ def capture(
     clip_value: float | None = None,
     weights: str = "auto",
     check: bool = True,
+    frozen: str | None = None,
+    ema: float | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Capture:
@@ -80,6 +82,8 @@ def capture(
         weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
             (``none``); ``auto`` embeds up to 256 MiB.
         check: hold the step against PyTorch's (:mod:`memplan.api.capture.checker`).
+        frozen: ``constants`` or ``inputs``, instead of the step's own.
+        ema: the decay of an average of every trained parameter, instead of the step's own.
         force: overwrite ``output``.
         progress: called with what is being done.
 
@@ -103,6 +107,10 @@ def capture(
         found = replace(found, scaler=loss_scale)
     if clip_norm is not None or clip_value is not None:
         found = replace(found, clip_norm=clip_norm, clip_value=clip_value)
+    if frozen is not None:
+        found = replace(found, frozen=frozen)
+    if ema is not None:
+        found = replace(found, ema=ema)
     from memplan.pytorch.reading import read_step
 
     say = progress or _say_nothing
@@ -180,8 +188,8 @@ def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
     from memplan.api.capture.update import sink_maker
 
     begin = time.perf_counter()
-    make_sink = sink_maker(reading.optimizer, reading.treatment)
     exported = reading.forward() if name == "grad" else reading.joint()
+    make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
     if name == "grad":
         named = [each for each in exported.parameters if each in reading.trainable]
         trained = by_grad(exported.model, exported.loss, named, make_sink)
@@ -247,6 +255,8 @@ def _answer(
         contract=done.contract,
         trained=taken.trained.wrt,
         frozen=done.frozen,
+        frozen_inputs=done.given,
+        ema_decay=None if reading.averages is None else reading.averages.decay,
         unused=done.unused,
         dims=reading.dims,
         optimizer=optimizer.name if optimizer is not None else None,

@@ -7,30 +7,59 @@ from typing import Any
 
 from memplan.api.capture.gradients import Sink
 from memplan.autodiff.build import GradientSink
+from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.base import Member
 from memplan.autodiff.optimizers.parse import KINDS
 from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import UsageError
+from memplan.pytorch.average import Averages
 from memplan.pytorch.optimizer import Group, OptimizerSettings
 from memplan.pytorch.scaler import Treatment
 from memplan.shapes.tensor_type import TensorType
 
 
-def sink_maker(settings: OptimizerSettings | None, treatment: Treatment) -> Sink:
+def sink_maker(
+    settings: OptimizerSettings | None,
+    treatment: Treatment,
+    averages: Averages | None = None,
+    renewed: Mapping[str, str] | None = None,
+) -> Sink:
     """What is to take the gradients: the update of the settings, or outputs.
 
+    Args:
+        settings: those of the optimizer.
+        treatment: what is done to gradients first.
+        averages: the averages of the weights that the update renews, too.
+        renewed: outputs, and the buffers whose next value they are.
+
     Raises:
-        UsageError: the scaler has settings with which it does not do what it is for.
+        UsageError: the scaler has settings with which it does not do what it is for; or a buffer
+            is to be copied that the step renews by itself.
     """
     scale = scale_of(treatment)
+    following = None if averages is None else _following(averages, renewed or {})
 
     def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
         if settings is None:
             return GradientSink()
-        return Updates(members_by_group(settings, parameters, treatment), types, scale=scale)
+        members = members_by_group(settings, parameters, treatment)
+        return Updates(members, types, scale=scale, averages=following)
 
     return made
+
+
+def _following(averages: Averages, renewed: Mapping[str, str]) -> Following:
+    outputs = {given: output for output, given in renewed.items()}
+    for buffer in averages.copies:
+        if buffer in outputs:
+            raise UsageError(
+                f"ema: '{buffer}' is renewed by its own forward pass, and cannot be a copy, too",
+                "put that module into evaluation mode, or leave its buffers as they are: "
+                "Ema(buffers='keep')",
+            )
+    copies = {to: outputs[of] for to, of in averages.copies.items() if of in outputs}
+    return Following(averages.decay, averages.sources, copies)
 
 
 def scale_of(treatment: Treatment) -> LossScale | None:

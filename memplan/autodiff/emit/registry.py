@@ -42,7 +42,8 @@ forward node (only where a gradient flows through it) and returns its outputs::
         x = ctx.tensors[0]
         return [ctx.reduce("ReduceMean", x, range(2, x.rank))]
 
-An operator may have both: ``when`` says of a node whether it is rewritten. Function operators of
+An operator may have both: ``when`` says of a node whether it is rewritten; ``everywhere``, that it
+is where no gradient flows, too. Function operators of
 ONNX with neither are inlined. ``no_gradient`` names those whose derivative is zero wherever it
 exists. A float operator with none of these is an error that names every such operator of the model.
 """
@@ -79,10 +80,13 @@ class Entry:
     broadcast: bool = False
     inputs: frozenset[int] | None = None
     outputs: frozenset[int] | None = None
+    everywhere: bool = False
 
-    def expands(self, node: onnx.NodeProto) -> bool:
-        """Whether ``node`` is rewritten before it is differentiated."""
-        return self.expansion is not None and (self.when is None or self.when(node))
+    def expands(self, node: onnx.NodeProto, active: bool = True) -> bool:
+        """Whether ``node`` is rewritten before it is differentiated; ``active``: a gradient flows
+        through it."""
+        wanted = self.expansion is not None and (active or self.everywhere)
+        return wanted and (self.when is None or self.when(node))
 
 
 _ENTRIES: dict[tuple[str, str], Entry] = {}
@@ -113,12 +117,15 @@ def gradient(
 
 
 def expansion(
-    *ops: str, domain: str = "", when: Callable[[onnx.NodeProto], bool] | None = None
+    *ops: str,
+    domain: str = "",
+    when: Callable[[onnx.NodeProto], bool] | None = None,
+    everywhere: bool = False,
 ) -> Callable[[Expansion], Expansion]:
     """Register an expansion for some operators; see the module's text."""
 
     def register(function: Expansion) -> Expansion:
-        _add(ops, domain, Entry(expansion=function, when=when))
+        _add(ops, domain, Entry(expansion=function, when=when, everywhere=everywhere))
         return function
 
     return register
@@ -140,13 +147,10 @@ def _add(ops: Sequence[str], domain: str, entry: Entry) -> None:
 
 def _merged(rule: Entry, rewriting: Entry) -> Entry | None:
     """Both in one, if the first has only a rule and the second only an expansion."""
-    if (
-        rule.rule is None
-        or rule.expansion is not None
-        or rewriting != replace(Entry(), expansion=rewriting.expansion, when=rewriting.when)
-    ):
+    own = {name: getattr(rewriting, name) for name in ("expansion", "when", "everywhere")}
+    if rule.rule is None or rule.expansion is not None or rewriting != replace(Entry(), **own):
         return None
-    return replace(rule, expansion=rewriting.expansion, when=rewriting.when)
+    return replace(rule, **own)
 
 
 def entry_for(node: onnx.NodeProto) -> Entry | None:

@@ -43,15 +43,19 @@ def expand_all(
 ) -> Expanded:
     """Rewrite nodes by their expansions, and inline function operators without a rule.
 
-    ``model`` is changed. Only operators that gradients flow through are touched. ``names`` and
-    ``mark``: see :func:`emitter_for`.
+    ``model`` is changed. Only operators that gradients flow through are touched, and those of
+    which no kernel may be left. ``names`` and ``mark``: see :func:`emitter_for`.
     """
     for _ in range(_ROUNDS):
         emitter = emitter_for(model, xs, names, mark)
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]
-        todo = [node for node in active if (entry := entry_for(node)) and entry.expands(node)]
+        todo = [
+            node
+            for index, node in enumerate(nodes)
+            if (entry := entry_for(node)) and entry.expands(node, index in activity.nodes)
+        ]
         if todo:
             _expand(model, emitter, todo)
             continue

@@ -14,6 +14,7 @@ from dataclasses import replace
 from memplan.autodiff.build import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.base import (
     CLIP_NORM,
     DOUBLE,
@@ -57,6 +58,7 @@ class Updates(GradientSink):
         *,
         scaled: bool = False,
         scale: LossScale | None = None,
+        averages: Following | None = None,
     ) -> None:
         """Prepare for one graph.
 
@@ -65,6 +67,7 @@ class Updates(GradientSink):
             types: of all parameters, by name.
             scaled: gradients are multiplied by an input first: they may be sums over batches.
             scale: the loss scale, by which gradients are divided first; None: there is none.
+            averages: what follows the parameters; None: nothing does.
         """
         super().__init__()
         self.members = {
@@ -78,6 +81,8 @@ class Updates(GradientSink):
         self.scaled = scaled
         self.scaling = Scaling(scale, self.inputs) if scale is not None else None
         self.found_inf: Value | None = None
+        self.averages = averages
+        self.latest: dict[str, Value] = {}
         self.new_values: dict[str, str] = {}
         self.waiting: dict[str, Value] = {}
         self.squares: list[Value] = []
@@ -91,7 +96,8 @@ class Updates(GradientSink):
 
     def roles(self) -> Mapping[str, Role]:
         """Of hyperparameters, optimizer state and the step counter."""
-        return self.inputs.roles()
+        averages = () if self.averages is None else self.averages.names(self.members)
+        return {**self.inputs.roles(), **dict.fromkeys(averages, Role.AVERAGE)}
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
@@ -136,6 +142,9 @@ class Updates(GradientSink):
             with emitter.scope(update_scope(LOSS_SCALE)):
                 found = scaling.next_values(emitter, self.found_inf)
             outputs |= self._named(emitter, found)
+        if self.averages is not None:
+            found = self.averages.next_values(emitter, self.inputs, self.latest)
+            outputs |= self._named(emitter, found)
         return outputs
 
     def _unscaled(self, build: UpdateBuilder, grad: Value) -> Value:
@@ -166,6 +175,7 @@ class Updates(GradientSink):
         grad = build.cast(grad, weight)
         found = optimizer.update(build, weight, -grad if optimizer.maximize else grad)
         renewed = {old: build.renewed(build.emitter.tensor(old), n) for old, n in found.items()}
+        self.latest[name] = renewed[name]
         return self._named(build.emitter, renewed)
 
     def _named(self, emitter: Emitter, found: Mapping[str, Value]) -> dict[str, Value]:

@@ -25,7 +25,7 @@ _CASTS = frozenset({"Cast"})
 _LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
-@expansion("BatchNormalization", when=trains)
+@expansion("BatchNormalization", when=trains, everywhere=True)
 def training_mode(ctx: Context) -> Sequence[Value | None]:
     """Mean and variance of the batch, normalization by them, and the new running statistics."""
     x, scale, bias, mean_before, variance_before = ctx.tensors

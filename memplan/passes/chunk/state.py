@@ -137,6 +137,7 @@ def _reopened(model: OpenModel, written: Chunked) -> OpenModel:
             loss,
             _same(old, graph, phases.parameters),
             _same(old, graph, phases.state),
+            fixed=_same(old, graph, phases.fixed),
         ),
         tuple(model.modules[index] for index in origin),
     )

@@ -19,8 +19,8 @@ def render(result: Capture, *, details: bool = False) -> Group:
     lines = [f"by {counted(len(result.trained), 'parameter')}: {listed(result.trained, details)}"]
     if result.frozen:
         frozen = counted(len(result.frozen), "frozen parameter")
-        what = "inputs" if result.weights == "none" else "constants"
-        lines.append(f"{frozen}, {what} of the graph: {listed(result.frozen, details)}")
+        what = "inputs that no step changes" if result.frozen_inputs else "constants of the graph"
+        lines.append(f"{frozen}, {what}: {listed(result.frozen, details)}")
     feeds = [f"'{name}' [{', '.join(result.sizes[name])}]" for name in result.batch]
     lines.append("to feed: " + ", ".join(feeds))
     if result.optimizer is None:
@@ -30,8 +30,16 @@ def render(result: Capture, *, details: bool = False) -> Group:
             f"optimizer {result.optimizer}, learning rate {result.lr:g} unless 'lr' is fed"
         )
     lines += _treatment(result)
-    renewed = set(result.contract.new_values.values())
-    statistics = [n for n in result.contract.named(Role.RUNNING_STATISTIC) if n in renewed]
+    if result.metrics:
+        lines.append(f"metrics: {listed(result.metrics, details)}")
+    averages = result.contract.named(Role.AVERAGE)
+    if averages:
+        what = counted(len(averages), "moving average")
+        lines.append(
+            f"{what}, decay {result.ema_decay:g} unless 'ema_decay' is fed: "
+            f"{listed(averages, details)}"
+        )
+    statistics = result.contract.named(Role.RUNNING_STATISTIC)
     if statistics:
         what = counted(len(statistics), "buffer")
         lines.append(f"{what} renewed: {listed(statistics, details)}")

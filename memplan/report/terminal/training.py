@@ -10,6 +10,7 @@ from memplan.training.telling import Binding
 from memplan.units import counted, format_bytes
 
 _ROWS = 8
+_METRICS = 3
 
 
 def render(result: TrainingRun, *, details: bool = False) -> Group:
@@ -89,11 +90,12 @@ def _table(result: TrainingRun, details: bool) -> Table | None:
     rows = range(len(reports))
     if not details and len(reports) > _ROWS:
         rows = sorted({round(k * last / (_ROWS - 1)) for k in range(_ROWS)})  # type: ignore[assignment]
-    table = Table(
-        "Loss", ("step", "number"), ("loss", "number"), ("lr", "number"), ("ms", "number")
-    )
+    names = list(reports[-1].metrics)[:_METRICS]
+    columns = ("step", "loss", *names, "lr", "ms")
+    table = Table("Loss", *((column, "number") for column in columns))
     for k in rows:
         each = reports[k]
         rate = "-" if each.lr is None else f"{each.lr:.3g}"
-        table.row(f"{each.step:,}", f"{each.loss:.6g}", rate, f"{1000 * each.seconds:.1f}")
+        told = [f"{each.metrics[name]:.4g}" for name in names]
+        table.row(f"{each.step:,}", f"{each.loss:.6g}", *told, rate, f"{1000 * each.seconds:.1f}")
     return table

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from helpers.gradients import runtime
 from helpers.graphs import open_text, parse
 from memplan.api.grad.result import GradOptions, TrainingGraph
 from memplan.api.grad.run import grad
@@ -192,3 +193,24 @@ def test_the_file_says_what_to_feed_back(tmp_path: Path) -> None:
         "b1.running_mean",
         "b1.running_var",
     }
+
+
+@pytest.mark.ort
+def test_statistics_of_a_normalization_that_no_gradient_reaches() -> None:
+    """The runtime's kernel would write over the variance that a node beside it reads."""
+    model = parse(
+        """g (float[8, 3] x, float[3, 2] w) => (float loss, float[3] v_new, float[3] m_new)
+        <float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] m = {0, 0, 0},
+         float[3] v = {1, 1, 1}, float eight = {8}, float seven = {7}> {
+        y, m_new, r = BatchNormalization<training_mode = 1, momentum = 0.9>(x, s, b, m, v)
+        share = Div(eight, seven) a = Mul(r, share) kept = Sub(v, r) v_new = Add(a, kept)
+        h = MatMul(x, w) q = Mul(h, h) loss = ReduceMean<keepdims = 0>(q) }"""
+    )
+    made = grad(model, GradOptions(loss="loss", wrt=("w",))).model
+    assert all(
+        attribute.name != "training_mode" for n in made.graph.node for attribute in n.attribute
+    )
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    found = runtime(made, {"x": x, "w": np.ones((3, 2), np.float32)})
+    now = 0.9 + 0.1 * x.var(0)
+    np.testing.assert_allclose(found["v_new"], now * 8 / 7 + 1 - now, rtol=1e-5)

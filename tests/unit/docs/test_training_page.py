@@ -13,6 +13,7 @@ import pytest
 
 from helpers.graphs import parse
 from helpers.networks import FAMILIES, batches, training_step
+from helpers.two_steps import two_batches, two_steps
 from memplan import GradOptions, Trainer, grad
 
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
@@ -56,7 +57,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("pretrained.safetensors").write_bytes(packed(weights))
     data = batches(step, 5)
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     options = GradOptions(loss="loss", optimizer="adamw")
     grad(FAMILIES["cnn"](), options, Path("gradients.onnx"), update_output="update.onnx")
     scope: dict[str, Any] = {
@@ -67,10 +68,13 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "labels": np.concatenate([batch["labels"] for batch in data]),
         "module": Module(weights),
     }
+    for name, model in two_steps().items():
+        onnx.save(model, f"{name}_step.onnx")
+    scope["turns"] = two_batches(3)
     scope["data"] = {name: scope[name] for name in ("x", "labels")}
     for block in blocks:
         exec(compile(block.replace("steps=1000", "steps=10"), str(PAGE), "exec"), scope)
-    assert scope["trainer"].steps == 1
+    assert scope["trainer"].steps == {"d": 3, "g": 3}
     assert Path("net.onnx").exists()
 
 

@@ -1,0 +1,72 @@
+"""Exponential moving averages that follow parameters: state of the graph, renewed behind the
+update, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does it.
+
+``average + (1 - decay) · (weight - average)``: the next value is made by arithmetic on the old one,
+index by index. 1 - decay is taken in float64, as float32 has three digits of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.operations import Operations
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.base import DOUBLE, UpdateInputs, update_scope
+from memplan.ir.contract import EMA_DECAY, average_of
+from memplan.shapes.tensor_type import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What follows the parameters of a graph.
+
+    ``sources`` maps tensors of the graph to the parameters whose averages they are; None: every
+    parameter that is updated has one, which is a new input. ``copies`` maps inputs to tensors that
+    are their next value, as they are.
+    """
+
+    decay: float
+    sources: Mapping[str, str] | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def names(self, updated: Iterable[str]) -> tuple[str, ...]:
+        """The inputs that it renews."""
+        own = map(average_of, updated) if self.sources is None else self.sources
+        return (*own, *self.copies)
+
+    def next_values(
+        self, emitter: Emitter, inputs: UpdateInputs, latest: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Their next values, by name.
+
+        Args:
+            emitter: gets the nodes.
+            inputs: those of the update; grows by the decay.
+            latest: the new values of parameters, as the step leaves them.
+        """
+        given = emitter.input(EMA_DECAY, TensorType(DOUBLE, ()), np.asarray(self.decay, np.float64))
+        inputs.hyperparameters[given.name] = self.decay
+
+        def share(dtype: int) -> Value:
+            return emitter.once(
+                (EMA_DECAY, dtype), lambda: Operations(emitter).cast(1 - given, dtype)
+            )
+
+        sources = self.sources
+        if sources is None:
+            sources = {average_of(name): name for name in latest}
+        found: dict[str, Value] = {}
+        for name, source in sources.items():
+            with emitter.scope(update_scope(name)):
+                new = latest[source] if source in latest else emitter.tensor(source)
+                known = name in emitter.types
+                old = emitter.tensor(name) if known else emitter.input(name, new.type)
+                found[name] = old + (new - old) * share(new.dtype)
+        for name, source in self.copies.items():
+            with emitter.scope(update_scope(name)):
+                found[name] = emitter.op("Identity", emitter.tensor(source))
+        return found

@@ -1,0 +1,169 @@
+"""Steps that share a model: one array for one name, whichever step has renewed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import memplan
+from helpers.two_steps import two_batches, two_steps
+from memplan.errors import TrainingError, UsageError
+
+pytestmark = pytest.mark.ort
+BATCHES = two_batches(6)
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, onnx.ModelProto]:
+    return two_steps()
+
+
+def in_turns(trainer: memplan.AlternatingTrainer, batch: dict[str, Any]) -> tuple[float, float]:
+    return trainer.step("d", batch), trainer.step("g", z=batch["z"])
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_it_is_two_trainers_whose_weights_are_copied(steps: Any, in_place: bool) -> None:
+    trainer = memplan.AlternatingTrainer(steps, in_place=in_place, threads=1)
+    apart = {name: memplan.Trainer(model, threads=1) for name, model in steps.items()}
+    for batch in BATCHES:
+        first = apart["d"].step(batch)
+        apart["g"].load_state_dict({"dw": apart["d"].state_dict()["dw"]})
+        second = apart["g"].step(z=batch["z"])
+        apart["d"].load_state_dict({"gw": apart["g"].state_dict()["gw"]})
+        assert in_turns(trainer, batch) == (first, second)
+        assert trainer["d"].metrics == apart["d"].metrics
+    state = trainer.state_dict()
+    for name, one in apart.items():
+        for key, value in one.state_dict().items():
+            assert (state[key if key in state else f"{name}/{key}"] == value).all()
+
+
+def test_a_step_may_be_taken_by_its_own_trainer_and_as_often_as_one_likes(steps: Any) -> None:
+    """Second buffers change places in one session; the other follows."""
+    first, second = (
+        memplan.AlternatingTrainer(steps, in_place=way, threads=1) for way in (True, False)
+    )
+    for trainer in (first, second):
+        for count, batch in enumerate(BATCHES):
+            for _ in range(count % 3):
+                trainer["d"].step(batch)
+            trainer.step("g", z=batch["z"])
+    left, right = first.state_dict(), second.state_dict()
+    assert left.keys() == right.keys()
+    assert all((left[name] == right[name]).all() for name in left)
+    assert first.steps == {"d": 6, "g": 6}
+
+
+def test_names_of_the_state(steps: Any) -> None:
+    trainer = memplan.AlternatingTrainer(steps)
+    assert set(trainer.state_dict()) == {
+        *("dw", "gw", "d/dw.exp_avg", "d/dw.exp_avg_sq", "d/step"),
+        *("g/gw.exp_avg", "g/gw.exp_avg_sq", "g/step"),
+    }
+    with pytest.raises(UsageError, match="'step' is not state"):
+        trainer.load_state_dict({"step": 3})
+    with pytest.raises(UsageError, match="the value of 'dw'"):
+        trainer.load_state_dict({"g/step": 3, "dw": np.zeros((2, 2), np.float32)})
+    assert trainer.state_dict()["g/step"] == 1
+
+
+def test_first_values_are_those_given_or_those_of_the_first_step(steps: Any) -> None:
+    other = onnx.ModelProto()
+    other.CopyFrom(steps["g"])
+    (stored,) = (t for t in other.graph.initializer if t.name == "dw")
+    stored.CopyFrom(onnx.numpy_helper.from_array(np.ones((3, 1), np.float32), "dw"))
+    trainer = memplan.AlternatingTrainer({"d": steps["d"], "g": other})
+    assert any("'dw' of step 'g' begin as in step 'd'" in note for note in trainer.notes)
+    assert (trainer.state_dict()["dw"] != 1).all()
+    weights = {"dw": np.full((3, 1), 5, np.float32)}
+    given = memplan.AlternatingTrainer({"d": steps["d"], "g": other}, weights)
+    assert (given["g"].state_dict()["dw"] == 5).all()
+    assert not any("begin as" in note for note in given.notes)
+    ruled = memplan.AlternatingTrainer(steps, init={"*.exp_avg": 0.5, "dw": 2.0})
+    assert (ruled["g"].state_dict()["dw"] == 2).all()
+    assert (ruled.state_dict()["g/gw.exp_avg"] == 0.5).all()
+
+
+def test_rates_and_sizes_are_of_one_step_or_of_all(steps: Any) -> None:
+    trainer = memplan.AlternatingTrainer(steps, lr={"g": 0.5}, dims={"batch": 4})
+    assert (trainer["d"].lr, trainer["g"].lr) == (pytest.approx(0.01), 0.5)
+    assert memplan.AlternatingTrainer(steps, lr=0.25)["d"].lr == 0.25
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"lr": {"h": 1.0}}, "no step 'h'"),
+        ({"dims": {"length": 4}}, "no step has a dimension 'length'"),
+        ({"init": {"none": 1.0}}, "names no state of any step"),
+        ({"weights": {"none": np.zeros(1)}}, "'none' is not state"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(UsageError, match=says):
+            memplan.AlternatingTrainer(steps, **options)
+    with pytest.raises(UsageError, match="no step 'h'"):
+        trainer.step("h", BATCHES[0])
+
+
+def test_one_name_of_two_shapes_is_refused(steps: Any) -> None:
+    wide = onnx.ModelProto()
+    wide.CopyFrom(steps["g"])
+    for value in (*wide.graph.input, *wide.graph.output, *wide.graph.value_info):
+        if value.name.startswith("dw"):
+            value.type.tensor_type.shape.dim[1].dim_value = 2
+    kept = [tensor for tensor in wide.graph.initializer if tensor.name != "dw"]
+    del wide.graph.initializer[:]
+    wide.graph.initializer.extend(kept)
+    del wide.graph.value_info[:]
+    with pytest.raises(
+        UsageError, match=r"'dw' is float32\[3, 1\] in step 'd' and float32\[3, 2\]"
+    ):
+        memplan.AlternatingTrainer({"d": steps["d"], "g": wide})
+
+
+def test_what_one_step_trains_is_no_constant_of_another(steps: Any) -> None:
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(steps["g"])
+    kept = [value for value in fixed.graph.input if value.name != "dw"]
+    del fixed.graph.input[:]
+    fixed.graph.input.extend(kept)
+    with pytest.raises(UsageError, match="'dw' is renewed by step 'd' and a constant of step 'g'"):
+        memplan.AlternatingTrainer({"d": steps["d"], "g": fixed})
+
+
+def test_a_loss_that_is_not_a_number_leaves_the_state_of_all(steps: Any) -> None:
+    trainer = memplan.AlternatingTrainer(steps)
+    in_turns(trainer, BATCHES[0])
+    before = trainer.state_dict()
+    with pytest.raises(TrainingError):
+        trainer.step("g", z=np.full((4, 2), np.inf, np.float32))
+    after = trainer.state_dict()
+    assert all((after[name] == before[name]).all() for name in before)
+    in_turns(trainer, BATCHES[1])
+
+
+def test_a_step_that_failed_while_it_wrote_stops_the_others(steps: Any) -> None:
+    trainer = memplan.AlternatingTrainer(steps)
+    whole = trainer.state_dict()
+    trainer["d"]._broken = "a step failed while it wrote in place"
+    with pytest.raises(UsageError, match="step 'd' failed"):
+        trainer.step("g", z=BATCHES[0]["z"])
+    with pytest.raises(UsageError, match="partly new"):
+        trainer.save("never.npz")
+    trainer.load_state_dict(whole)
+    trainer.step("g", z=BATCHES[0]["z"])
+
+
+def test_checkpoints_go_on_to_the_bit_and_belong_to_their_steps(steps: Any, tmp_path: Path) -> None:
+    trainer = memplan.AlternatingTrainer(steps, threads=1)
+    trainer["d"].lr = 0.5
+    for batch in BATCHES[:2]:
+        in_turns(trainer, batch)
+    trainer.step("d", BATCHES[2])
+    trainer.save(tmp_path / "run.npz")
+    second = memplan.AlternatingTrainer(steps, resume=tmp_path / "run.npz", threads=1)
+    assert (second.steps, second["d"].lr) == ({"d": 3, "g": 2}, 0.5)
+    assert [in_turns(second, b) for b in BATCHES[3:]] == [in_turns(trainer, b) for b in BATCHES[3:]]
+    with pytest.raises(UsageError, match="a checkpoint of another model"):
+        memplan.AlternatingTrainer({"e": steps["d"], "g": steps["g"]}).resume(tmp_path / "run.npz")

@@ -165,6 +165,40 @@ LIBRARY_NETS: dict[str, Make] = {
     ),
     "timm poolformer_s12": timm("poolformer_s12"),
     "timm ghostnet_050": timm("ghostnet_050"),
+    "torchvision squeezenet1_1": torchvision("squeezenet1_1"),
+    "torchvision googlenet": torchvision("googlenet", aux_logits=False, init_weights=False),
+    "torchvision mnasnet0_5": torchvision("mnasnet0_5"),
+    "torchvision mobilenet_v2": torchvision("mobilenet_v2"),
+    "torchvision resnext": torchvision("resnext50_32x4d"),
+    "torchvision maxvit": torchvision(
+        "MaxVit",
+        64,
+        input_size=(64, 64),
+        stem_channels=16,
+        partition_size=2,
+        block_channels=[16, 32],
+        block_layers=[1, 1],
+        head_dim=8,
+        stochastic_depth_prob=0.0,
+    ),
+    "timm deit_tiny": timm("deit_tiny_patch16_224", img_size=64, depth=2),
+    "timm cait_xxs24": timm("cait_xxs24_224", img_size=64, depth=2),
+    "timm gmlp_ti16": timm("gmlp_ti16_224", img_size=64),
+    "timm resmlp_12": timm("resmlp_12_224", img_size=64),
+    "timm xcit_nano_12_p16": timm("xcit_nano_12_p16_224", img_size=64, depth=2),
+    "timm mobilevit_xxs": timm("mobilevit_xxs"),
+    "timm efficientnet_lite0": timm("efficientnet_lite0"),
+    "timm tf_efficientnetv2_b0": timm("tf_efficientnetv2_b0"),
+    "timm hardcorenas_a": timm("hardcorenas_a"),
+    "timm res2net50_26w_4s": timm("res2net50_26w_4s", layers=(1, 1, 1, 1)),
+    "timm resnest14d": timm("resnest14d"),
+    "timm skresnet18": timm("skresnet18"),
+    "timm dla34": timm("dla34"),
+    "timm nf_regnet_b0": timm("nf_regnet_b0"),
+    "timm repvgg_a0": timm("repvgg_a0"),
+    "timm levit_128s": timm("levit_128s", img_size=64),
+    "timm fbnetc_100": timm("fbnetc_100"),
+    "timm fastvit_t8": timm("fastvit_t8"),
     "transformers GPT2": language(
         "GPT2",
         "LMHeadModel",
@@ -234,6 +268,55 @@ LIBRARY_NETS: dict[str, Make] = {
         decoder_start_token_id=0,
     ),
     "transformers Bart": language("Bart", _PAIRS, **_SEQUENCES, **_SPECIAL),
+    "transformers Albert": language(
+        "Albert", _MASKED, **_SMALL, **_ENCODER, embedding_size=16, classifier_dropout_prob=0.0
+    ),
+    "transformers Electra": language("Electra", _MASKED, **_SMALL, **_ENCODER, embedding_size=16),
+    "transformers DebertaV2": language("DebertaV2", _MASKED, **_SMALL, **_ENCODER),
+    "transformers MPNet": language("MPNet", _MASKED, **_SMALL, **_ENCODER),
+    "transformers GPTNeo": language(
+        "GPTNeo",
+        _CAUSAL,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        vocab_size=99,
+        window_size=8,
+        attention_dropout=0.0,
+        embed_dropout=0.0,
+        resid_dropout=0.0,
+    ),
+    "transformers Gemma": language("Gemma", _CAUSAL, **_GROUPED, head_dim=8),
+    "transformers Phi3": language("Phi3", _CAUSAL, **_GROUPED, pad_token_id=0),
+    "transformers StableLm": language("StableLm", _CAUSAL, **_GROUPED),
+    "transformers Olmo2": language("Olmo2", _CAUSAL, **_GROUPED),
+    "transformers Falcon": language(
+        "Falcon", _CAUSAL, **_LAYERS, vocab_size=99, hidden_dropout=0.0, attention_dropout=0.0
+    ),
+    "transformers Pegasus": language("Pegasus", _PAIRS, **_SEQUENCES, **_SPECIAL),
+    "transformers Marian": language(
+        "Marian", "MTModel", **_SEQUENCES, **{**_SPECIAL, "pad_token_id": 98}
+    ),
+    "transformers BeiT": vision(
+        "Beit", **_LAYERS, intermediate_size=64, image_size=32, patch_size=8, out_indices=[1, 2]
+    ),
+    "transformers DeiT": vision(
+        "DeiT", **_LAYERS, intermediate_size=64, image_size=32, patch_size=8
+    ),
+    "transformers Dinov2": vision("Dinov2", **_LAYERS, image_size=32, patch_size=8),
+    "transformers Swin": vision(
+        "Swin",
+        image_size=32,
+        patch_size=2,
+        embed_dim=16,
+        depths=[1, 1],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
+    "transformers ResNet": vision(
+        "ResNet", embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
+    ),
     "transformers ViT": vision("ViT", **_LAYERS, intermediate_size=64, image_size=32, patch_size=8),
     "transformers ConvNext": vision("ConvNext", num_stages=2, hidden_sizes=[16, 32], depths=[2, 2]),
     "transformers Whisper": speech(

@@ -12,6 +12,7 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from memplan.api.analyze import Analysis, analyze
+    from memplan.api.capture.check import CaptureDiffersError, Check
     from memplan.api.capture.result import Capture
     from memplan.api.capture.run import capture
     from memplan.api.grad.result import GradOptions, TrainingGraph
@@ -39,6 +40,8 @@ _HOME = {
     "AlternatingTrainer": "memplan.training.alternating",
     "Analysis": "memplan.api.analyze",
     "Capture": "memplan.api.capture.result",
+    "CaptureDiffersError": "memplan.api.capture.check",
+    "Check": "memplan.api.capture.check",
     "Ema": "memplan.pytorch.step",
     "GradOptions": "memplan.api.grad.result",
     "LowerOptions": "memplan.api.lower.run",
@@ -74,6 +77,8 @@ __all__ = [
     "AlternatingTrainer",
     "Analysis",
     "Capture",
+    "CaptureDiffersError",
+    "Check",
     "Ema",
     "GradOptions",
     "LowerOptions",

@@ -7,7 +7,8 @@
     ├── InfeasibleError          4  no plan keeps the budget
     ├── RuntimeUnavailableError  5  ONNX Runtime missing, or a run failed
     │   └── ProviderMissingError 5  CUDA was asked for and does not start
-    └── TrainingError            1  the loss of a step is not a number
+    ├── TrainingError            1  the loss of a step is not a number
+    └── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture.check)
 
 Other findings (a regression, outputs that differ, a budget that was broken) are not exceptions: the
 command reports them and exits 1.

@@ -28,7 +28,7 @@ from memplan_cli.progress import waiting
     default="auto",
     show_default=True,
     help="PyTorch's forward graph and memplan's gradients, or autograd's own backward; auto takes "
-    "the one with the lower peak.",
+    "the second where the first is closed or fails the check.",
 )
 @click.option(
     "--dynamic",
@@ -74,6 +74,13 @@ from memplan_cli.progress import waiting
     metavar="DECAY",
     help="Keep a moving average of every trained parameter.  [default: the step's]",
 )
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
+    "gradients, buffers and two updates; a difference is exit code 1, and nothing is written.",
+)
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any
@@ -88,8 +95,15 @@ def command(
     if str(output) == "-":
         raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
     # What the user's code prints is not our answer.
-    with waiting(report, f"capturing {target}"), redirect_stdout(sys.stderr):
-        result = capture(target, output, dynamic=_dynamic(dynamic), force=report.force, **options)
+    with waiting(report, f"capturing {target}") as doing, redirect_stdout(sys.stderr):
+        result = capture(
+            target,
+            output,
+            dynamic=_dynamic(dynamic),
+            force=report.force,
+            progress=doing,
+            **options,
+        )
     if report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -102,10 +102,16 @@ def _status_line(report: Report, text: str) -> Iterator[_StatusLine | None]:
 
 
 @contextmanager
-def waiting(report: Report, text: str) -> Iterator[None]:
-    """Shows ``text`` and the seconds so far while the block runs, if it takes long."""
-    with _status_line(report, text):
-        yield
+def waiting(report: Report, text: str) -> Iterator[Callable[[str], None]]:
+    """Shows ``text`` and the seconds so far while the block runs, if it takes long; yields a
+    function that adds what is being done now."""
+    with _status_line(report, text) as status:
+
+        def doing(what: str) -> None:
+            if status is not None:
+                status.show(lambda: f"{text}: {what}")
+
+        yield doing
 
 
 @contextmanager

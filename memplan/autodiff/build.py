@@ -43,11 +43,13 @@ class GradientSink:
     """What becomes of the gradients of one graph: outputs ``<x>_grad``. Optimizers make updates of
     them (:class:`memplan.autodiff.optimizers.updates.Updates`).
 
-    ``gradients`` maps the outputs that are gradients to what they are the gradient of.
+    ``gradients`` maps the outputs that are gradients to what they are the gradient of; ``taken``
+    each x to the tensor that is its gradient, whatever became of that.
     """
 
     def __init__(self) -> None:
         self.gradients: dict[str, str] = {}
+        self.taken: dict[str, str] = {}
 
     def seed(self, emitter: Emitter, y: Value) -> Value:
         """The gradient that a y begins with, where the request does not say."""
@@ -109,6 +111,7 @@ def build_gradients(
 
     def ready(name: str, grad: Value) -> None:
         done.add(name)
+        sink.taken[name] = grad.name
         outputs.update(sink.take(emitter, name, grad))
 
     fixed = {tensor.name for tensor in expanded.model.graph.initializer} - set(request.xs)

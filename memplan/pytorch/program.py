@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_unflatten
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import attention
+from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
 from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
@@ -86,7 +87,11 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 def friendly_table() -> dict[Any, Callable[..., Any]]:
     """Decompositions of what has no ONNX form, and attention written out."""
-    return {**_decompositions(), aten.scaled_dot_product_attention.default: attention}
+    return {
+        **_decompositions(),
+        aten.scaled_dot_product_attention.default: attention,
+        aten.sort.stable: stable_sort,
+    }
 
 
 def decomposed(program: Any) -> Any:
@@ -95,9 +100,10 @@ def decomposed(program: Any) -> Any:
     Raises:
         ModelError: torch cannot decompose an operator.
     """
+    ties = tie_table(installed_shares())
     try:
         with quiet():
-            return program.run_decompositions(friendly_table())
+            return program.run_decompositions({**friendly_table(), **ties})
     except Exception as error:
         raise ModelError(
             f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)

@@ -14,12 +14,13 @@ from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
+from memplan.pytorch.places import place_of
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.step import FROZEN, TorchStep
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.trace import Prepared, export, prepare, user_name
-from memplan.pytorch.values import content, onnx_type
+from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted
 
 _MODAL = (
@@ -83,6 +84,17 @@ class Reading:
         exported = to_onnx(program, self.prepared)
         marks = tidy(exported.model, self.prepared.dynamic, regions)
         return replace(exported, checkpoints=marks)
+
+    @property
+    def narrowest(self) -> float:
+        """The unit of the narrowest float type that the step computes in."""
+        values = [node.meta.get("val") for node in self.program.graph.nodes]
+        return max((precision(v) for v in values if isinstance(v, Tensor)), default=2.0**-23)
+
+    def place_of(self, name: str) -> str:
+        """Where a parameter or buffer is read first: its module and the line of the user's code;
+        empty where that is not known."""
+        return place_of(self.program, name)
 
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""

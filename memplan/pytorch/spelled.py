@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from memplan.pytorch.ties import adaptive_max_pool2d
+
 aten = torch.ops.aten
 _SHUT = -1e30
 """Added to scores that are masked; float32 holds it, and no score comes near."""
@@ -126,6 +128,7 @@ _NORMS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
+    functional.adaptive_max_pool2d: adaptive_max_pool2d,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
 

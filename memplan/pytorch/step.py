@@ -53,7 +53,8 @@ class TorchStep:
             dictionary of tensors, or a mapping with ``loss`` and ``metrics``.
         batch: example tensors: one, a sequence, or a dictionary of names. The names become those of
             the graph's inputs; in a sequence they are those of the function's parameters.
-        optimizer: a ``torch.optim`` instance; None: the gradients are outputs.
+        optimizer: a ``torch.optim`` instance, or a list of them, of which each updates parameters
+            of its own; None: the gradients are outputs.
         dynamic: sizes that may change from run to run: a name for the first axis of every tensor of
             the batch, or axes and names by input, as in ``{"tokens": {0: "batch", 1: "length"}}``.
         scaler: a ``torch.amp.GradScaler``: the graph scales the loss as it does, and goes on from

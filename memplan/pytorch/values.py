@@ -1,4 +1,5 @@
-"""Tensors of PyTorch as ONNX has them: element types, and bytes without a copy where possible."""
+"""Tensors of PyTorch as ONNX and NumPy have them: element types, bytes without a copy where
+possible, arrays."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import numpy as np
 import onnx
 import torch
 from torch import Tensor
+
+from memplan.runtime.archive import BFLOAT16, bfloat16_values
 
 _TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
@@ -35,3 +38,31 @@ def content(tensor: Tensor) -> memoryview:
         flat = flat.view(torch.int16)
     array: Any = flat.numpy()
     return memoryview(array.view(np.uint8) if array.size else b"")
+
+
+def as_array(tensor: Tensor) -> Any:
+    """The tensor as an array; bfloat16, which NumPy does not have, as the runtime takes it."""
+    flat: Any = tensor.detach().cpu()
+    if flat.dtype == torch.bfloat16:
+        return flat.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+    return flat.numpy()
+
+
+def as_tensor(array: Any) -> Tensor:
+    """An array of the runtime as a tensor of its own memory."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(bfloat16_values(np.array(array))).to(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def precision(tensor: Tensor) -> float:
+    """The unit of a tensor's type, at least float32's: constants of torch's exporter are float32
+    whatever the model is."""
+    kind = tensor.dtype
+    unit = float(torch.finfo(kind).eps) if kind.is_floating_point else 0.0
+    return max(unit, float(np.finfo(np.float32).eps))
+
+
+def in_float64(tensor: Tensor) -> Any:
+    """The tensor as a float64 array."""
+    return tensor.detach().cpu().double().numpy()

@@ -132,6 +132,11 @@ def require(provider: str) -> None:
     start(provider)
 
 
+def available_bytes() -> int:
+    """Main memory that a process may still take; 0 where the system does not say."""
+    return _memory().get("MemAvailable", 0)
+
+
 def _memory() -> dict[str, int]:
     """``/proc/meminfo`` in bytes; empty where there is none."""
     try:

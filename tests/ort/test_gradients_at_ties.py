@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
+import memplan
 from helpers.gradients import Array, in_float32, model_of, runtime, single
 from helpers.gradients import frozen as freeze
 from memplan.autodiff.build import Request, build_gradients
@@ -137,15 +138,10 @@ def test_prelu_at_zero() -> None:
 
 
 def test_clip_at_its_bounds() -> None:
-    """0, as PyTorch's hardtanh and relu6 have it, and not 1, as its clamp has it: the rule reads
-    the output alone, which does not tell what lies at a bound from what was clipped."""
-    made = single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0))
-    dy = seeds(SHAPE)
+    """0, as PyTorch's hardtanh and relu6 have it, and its clamp since 2.14; before, that has 1."""
+    made, dy = single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0)), seeds(SHAPE)
     wanted = theirs(lambda v: F.hardtanh(v, -1.0, 1.0), {"x0": KINKED}, dy)["x0"]
     np.testing.assert_array_equal(ours(made, dy)["x0_grad"], wanted)
-    clamped = theirs(lambda v: v.clamp(-1.0, 1.0), {"x0": KINKED}, dy)["x0"]
-    differs = clamped != wanted
-    np.testing.assert_array_equal(differs, np.abs(KINKED) == 1)
 
 
 def test_bounds_of_clip_that_are_learnt() -> None:
@@ -166,31 +162,18 @@ TIED = (
 
 @pytest.mark.parametrize(("op", "function"), [("Max", torch.maximum), ("Min", torch.minimum)])
 def test_ties_of_two_inputs(op: str, function: Any) -> None:
-    """All to the first input, where PyTorch gives half to each; ONNX does not say. Both are
-    derivatives from one side, or a mean of them; the sum is the same."""
-    made, dy = single(op, *TIED), seeds(TIED[0].shape)
-    found = ours(made, dy)
-    wanted = theirs(function, made[1], dy)
-    tie = TIED[0] == TIED[1]
-    for name, share in (("x0", 1), ("x1", 0)):
-        mine, half = found[f"{name}_grad"], wanted[name]
-        np.testing.assert_array_equal(mine[~tie], half[~tie])
-        np.testing.assert_array_equal(mine[tie], share * dy[tie])
-        np.testing.assert_array_equal(half[tie], dy[tie] / 2)
+    """Half to each."""
+    same(single(op, *TIED), function, TIED[0].shape)
 
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_ties_of_three_inputs(op: str) -> None:
-    """The first of those that tie."""
+    """Shared evenly, as along an axis."""
     values = [
         np.asarray(v) for v in ([1.0, 2.0, 0.0, 2.0], [1.0, 1.0, 0.0, 2.0], [1.0, 2.0, 0.0, 1.0])
     ]
-    dy = seeds((4,))
-    found = ours(single(op, *values), dy)
-    stacked = np.stack(values)
-    first = (stacked.argmax if op == "Max" else stacked.argmin)(0)
-    for k in range(3):
-        np.testing.assert_array_equal(found[f"x{k}_grad"], np.where(first == k, dy, 0))
+    extreme = torch.amax if op == "Max" else torch.amin
+    same(single(op, *values), lambda *given: extreme(torch.stack(given), 0), (4,))
 
 
 def reduced(op: str, x: Array, axes: list[int], keepdims: int = 0) -> Made:
@@ -393,3 +376,47 @@ def test_dropout_by_the_mask_that_was_drawn(ratio: float) -> None:
     wanted = theirs(lambda v: v * mask / (1 - ratio), {"x0": x}, dy)["x0"]
     np.testing.assert_allclose(found["x0_grad"], wanted, rtol=1e-6)
     assert ratio == 0 or 0 < np.mean(found["y1"]) < 1
+
+
+REFUSED = {"grad": (), "joint": ("fmax", "fmin")}
+"""What a road has no form for; it says so."""
+
+
+@pytest.mark.parametrize("road", ["grad", "joint"])
+def test_what_is_captured_has_the_ties_of_the_installed_pytorch(road: str) -> None:
+    """Every function of ``helpers/ties.py`` in one step, against its own backward."""
+    pytest.importorskip("onnxscript")
+    from helpers.ties import CASES, AtTies
+    from helpers.torch_steps import captured
+
+    module, one = AtTies(name for name in CASES if name not in REFUSED[road]), torch.ones(())
+    capture = captured(memplan.TorchStep(module, None, (one,)), road, weights="embed")
+    found = runtime(capture.model, {"one": one.numpy()})
+    module(one).backward()
+    differ = [
+        f"{name}: {grad.tolist()}, PyTorch has {parameter.grad.tolist()}"
+        for name, parameter in module.named_parameters()
+        if not np.allclose(grad := found[f"{name}_grad"], parameter.grad, rtol=1e-4, atol=1e-6)
+    ]
+    assert not differ, "\n".join(differ)
+
+
+@pytest.mark.parametrize("whole", [0.0, 0.5, 1.0])
+def test_the_spelled_forms_have_the_share_that_they_are_asked_for(whole: float) -> None:
+    """Whatever PyTorch is installed: what a version gives decides, not its number."""
+    pytest.importorskip("onnxscript")
+    from memplan.pytorch.ties import Shares, tie_table
+
+    table = tie_table(Shares(whole, whole, whole))
+    aten = torch.ops.aten
+    x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+    assert (aten.clamp_min.default in table) == (whole > 0)
+    forms = {aten.fmax.default: torch.ones(3), aten.clamp_min.Tensor: torch.ones(3)}
+    if whole == 1:
+        forms[aten.clamp_min.default] = 1.0
+    for operator, bound in forms.items():
+        y = table[operator](x, bound)
+        assert y.tolist() == [1, 1, 2]
+        if whole:
+            (grad,) = torch.autograd.grad(y.sum(), x)
+            assert grad.tolist() == [0, whole, 1]

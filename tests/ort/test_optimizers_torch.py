@@ -95,7 +95,38 @@ class Lion:
                 m.copy_(self.beta2 * m + (1 - self.beta2) * p.grad)
 
 
+class Muon:
+    """torch.optim.Muon of matrices, and AdamW of what is none."""
+
+    def __init__(self, parameters: Any, lr: float, **options: Any) -> None:
+        given = list(parameters)
+        matrices, others = ([p for p in given if (p.dim() == 2) is flat] for flat in (True, False))
+        self.parts = [
+            torch.optim.Muon(matrices, lr=lr, **options),
+            torch.optim.AdamW(others, lr=lr, weight_decay=options.get("weight_decay", 0.1)),
+        ]
+
+    def zero_grad(self) -> None:
+        for each in self.parts:
+            each.zero_grad()
+
+    def step(self) -> None:
+        for each in self.parts:
+            each.step()
+
+
 CASES: list[tuple[str, Make]] = [
+    ("muon", Muon),
+    (
+        "muon{adjust_lr_fn=match_rms_adamw,nesterov=0,momentum=0.5,weight_decay=0.25}",
+        partial(
+            Muon,
+            adjust_lr_fn="match_rms_adamw",
+            nesterov=False,
+            momentum=0.5,
+            weight_decay=0.25,
+        ),
+    ),
     ("sgd", pick("SGD")),
     ("sgd{weight_decay=0.25}", pick("SGD", weight_decay=0.25)),
     ("momentum", pick("SGD", momentum=0.9)),
@@ -120,7 +151,59 @@ CASES: list[tuple[str, Make]] = [
         pick("Adafactor", weight_decay=0.25, d=1.5, beta2_decay=-0.5),
     ),
     ("lion{weight_decay=0.25}", partial(lion, decay=0.25)),
+    ("adam{amsgrad=1,beta2=0.5}", pick("Adam", amsgrad=True, betas=(0.9, 0.5))),
+    ("adamw{amsgrad=1,weight_decay=0.25}", pick("AdamW", amsgrad=True, weight_decay=0.25)),
+    ("rmsprop{centered=1}", pick("RMSprop", centered=True)),
+    (
+        "rmsprop{centered=1,momentum=0.5,weight_decay=0.25}",
+        pick("RMSprop", centered=True, momentum=0.5, weight_decay=0.25),
+    ),
+    ("nadam", pick("NAdam")),
+    (
+        "nadam{beta1=0.8,beta2=0.95,momentum_decay=0.125,weight_decay=0.25}",
+        pick("NAdam", betas=(0.8, 0.95), momentum_decay=0.125, weight_decay=0.25),
+    ),
+    (
+        "nadam{decoupled_weight_decay=1,weight_decay=0.25}",
+        pick("NAdam", decoupled_weight_decay=True, weight_decay=0.25),
+    ),
+    ("radam", pick("RAdam")),
+    ("radam{beta2=0.5,weight_decay=0.25}", pick("RAdam", betas=(0.9, 0.5), weight_decay=0.25)),
+    (
+        "radam{beta2=0.875,decoupled_weight_decay=1,weight_decay=0.25}",
+        pick("RAdam", betas=(0.9, 0.875), decoupled_weight_decay=True, weight_decay=0.25),
+    ),
+    ("adamax", pick("Adamax")),
+    (
+        "adamax{beta1=0.8,beta2=0.5,weight_decay=0.25}",
+        pick("Adamax", betas=(0.8, 0.5), weight_decay=0.25),
+    ),
+    ("adadelta", pick("Adadelta")),
+    ("adadelta{rho=0.5,weight_decay=0.25}", pick("Adadelta", rho=0.5, weight_decay=0.25)),
+    ("asgd", pick("ASGD")),
+    (
+        "asgd{lambd=0.25,alpha=0.5,t0=2,weight_decay=0.25}",
+        pick("ASGD", lambd=0.25, alpha=0.5, t0=2, weight_decay=0.25),
+    ),
+    ("rprop", pick("Rprop")),
+    (
+        "rprop{etaminus=0.25,etaplus=1.5,step_min=0.0078125,step_max=0.0625}",
+        pick("Rprop", etas=(0.25, 1.5), step_sizes=(0.0078125, 0.0625)),
+    ),
 ]
+# Those of torch that can climb, each once.
+CLIMBING = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adafactor", "NAdam", "RAdam", "Adamax")
+CASES += [
+    (f"{kind.lower()}{{maximize=1}}", pick(kind, maximize=True))
+    for kind in (*CLIMBING, "Adadelta", "ASGD")
+]
+# Steps that grow push the network up to where tanh is flat, and rounding decides on signs.
+CASES.append(
+    (
+        "rprop{maximize=1,step_max=0.0078125}",
+        pick("Rprop", maximize=True, step_sizes=(1e-6, 0.0078125)),
+    )
+)
 KINDS: dict[str, tuple[type, Run, float]] = {
     "float64": (np.float64, reference, 1e-13),
     "float32": (np.float32, runtime, 2e-5),
@@ -143,8 +226,10 @@ class Trained:
         stored = {tensor.name for tensor in last.graph.initializer}
         for value in last.graph.input:
             if value.name in contract.new_values.values() and value.name not in stored:
-                shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-                self.state[value.name] = weights.get(value.name, np.zeros(shape, self.dtype))
+                given = value.type.tensor_type
+                shape = [dim.dim_value for dim in given.shape.dim]
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(given.elem_type)
+                self.state[value.name] = weights.get(value.name, np.zeros(shape, dtype))
 
     def step(self, *batches: Mapping[str, Array], **fed: float) -> None:
         """Gradients of all batches, and one update; what is not fed has its default."""

@@ -66,6 +66,7 @@ def by_autograd(joint: Exported, make_sink: Sink) -> Trained:
     flat = flat_copy(joint.model)
     emitter = emitter_for(flat, ())
     sink = make_sink(wrt, emitter.types)
+    sink.taken.update({parameter: output for output, parameter in gradients.items()})
     outputs: dict[str, Value] = {}
     _begin(flat.graph, emitter, sink, joint.loss, joint.seed)
     if isinstance(sink, Updates):

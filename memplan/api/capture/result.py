@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan.api.capture.check import Check
 from memplan.api.summary import Rows, Summary
 from memplan.ir.contract import FOUND_INF, Contract, Role
 from memplan.units import format_bytes
@@ -20,8 +21,8 @@ class Road:
     """One way from the step to a graph, as it was tried.
 
     ``name`` is ``grad`` or ``joint``. ``peak_bytes`` and ``stash_bytes`` are simulated for a tuned
-    session on the CPU at the sizes of the example batch; None where the other road was not asked
-    for, or did not lead to a graph: then ``failure`` says why.
+    session on the CPU at the sizes of the example batch; None where it did not lead to a graph.
+    ``failure`` says why it was not taken.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Capture(Summary):
         weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
         ema_decay: that of the averages of the weights, or None.
         notes: what the user should know.
+        check: what came of holding it against PyTorch; None: that was not asked for.
         torch: the version of PyTorch.
     """
 
@@ -92,6 +94,7 @@ class Capture(Summary):
     loss_scale: str = "none"
     clip_norm: float | None = None
     clip_value: float | None = None
+    check: Check | None = None
     frozen_inputs: tuple[str, ...] = ()
     ema_decay: float | None = None
 
@@ -147,6 +150,7 @@ class Capture(Summary):
             "weights": self.weights,
             "weight_bytes": self.weight_bytes,
             "notes": list(self.notes),
+            "check": None if self.check is None else self.check.as_json(),
             "torch": self.torch,
             "output": str(self.output) if self.output is not None else None,
             "data": str(self.data) if self.data is not None else None,

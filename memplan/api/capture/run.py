@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
 from memplan.api.capture.result import Capture, Road
 from memplan.api.capture.weights import WeightPlace, choose_place, data_file, embed, write_captured
 from memplan.errors import MemplanError, UsageError
@@ -22,19 +23,21 @@ from memplan.units import counted, format_bytes
 if TYPE_CHECKING:
     from memplan.api.capture.finish import Finished
     from memplan.api.capture.gradients import Trained
-    from memplan.pytorch.program import Exported
+    from memplan.api.capture.reference import Reference
     from memplan.pytorch.reading import Reading
 
 VIA = ("auto", "grad", "joint")
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A road that led to a graph."""
+    """A road that led to a graph, and what came of holding that against PyTorch."""
 
     road: Road
-    exported: Exported
     trained: Trained
+    done: Finished
+    check: Check | None = None
 
 
 def capture(
@@ -49,7 +52,9 @@ def capture(
     weights: str = "auto",
     frozen: str | None = None,
     ema: float | None = None,
+    check: bool = True,
     force: bool = False,
+    progress: Progress | None = None,
 ) -> Capture:
     """Capture one training step of PyTorch: forward, loss, backward and update.
 
@@ -58,7 +63,7 @@ def capture(
             ``FILE.py:FUNCTION``: a function without arguments that returns one. Its code is run.
         output: where to write; None: nowhere.
         via: ``grad``: PyTorch's forward graph and memplan's gradients; ``joint``: autograd's own
-            backward; ``auto``: whichever has the lower simulated peak.
+            backward; ``auto``: ``grad``, and ``joint`` where that is closed or fails the check.
         dynamic: names of dynamic dimensions, instead of the step's own.
         loss_scale: ``none``, ``dynamic{init_scale=1024}`` or a number, instead of its scaler.
         clip_norm: a bound, instead of its own clipping.
@@ -67,9 +72,12 @@ def capture(
             (``none``); ``auto`` embeds up to 256 MiB.
         frozen: ``constants`` or ``inputs``, instead of the step's own.
         ema: the decay of an average of every trained parameter, instead of the step's own.
+        check: hold the step against PyTorch's (:mod:`memplan.api.capture.checker`).
         force: overwrite ``output``.
+        progress: called with what is being done.
 
     Raises:
+        CaptureDiffersError: the captured step is not PyTorch's, by any road; nothing was written.
         ModelError: PyTorch refuses the model, or it has an operator without a gradient.
         RuntimeUnavailableError: PyTorch is not installed.
         UsageError: the function fails, returns something else, or has an optimizer that cannot be
@@ -92,12 +100,14 @@ def capture(
         found = replace(found, frozen=frozen)
     if ema is not None:
         found = replace(found, ema=ema)
-    from memplan.api.capture.finish import finish
     from memplan.pytorch.reading import read_step
 
+    say = progress or _say_nothing
+    say("exporting")
     reading = read_step(found)
-    taken, tried = _roads(reading, via)
-    done = finish(reading, taken.exported, taken.trained)
+    taken, tried = _taken(reading, via, check, say)
+    say("writing")
+    done = taken.done
     place = choose_place(weights, done.weights, target)
     if place is WeightPlace.COPY and target is not None:
         check_output(data_file(target), force)
@@ -121,32 +131,51 @@ def _step(given: object) -> tuple[TorchStep, str]:
     return step, type(step.model).__name__
 
 
-def _roads(reading: Reading, via: str) -> tuple[_Taken, tuple[Road, ...]]:
-    """The road to take, and what was tried.
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _taken(
+    reading: Reading, via: str, check: bool, say: Progress
+) -> tuple[_Taken, tuple[Road, ...]]:
+    """The first road that leads to a graph and, if that is asked for, to PyTorch's step; and what
+    was tried.
 
     Raises:
+        CaptureDiffersError: no graph is PyTorch's step.
         ModelError: no road leads to a graph.
     """
+    from memplan.api.capture.reference import Reference
+
     names = ("grad", "joint") if via == "auto" else (via,)
-    taken: list[_Taken] = []
-    failed: list[tuple[Road, MemplanError]] = []
+    roads: list[Road] = []
+    failed: list[MemplanError] = []
+    wrong: list[_Taken] = []
+    reference = Reference(reading) if check else None
     for name in names:
+        say(f"via {name}")
         try:
-            taken.append(_take(reading, name))
+            taken = _take(reading, name)
         except UsageError:
             raise
         except MemplanError as error:
-            failed.append((Road(name, failure=error.message), error))
-    if not taken:
-        raise failed[0][1]
-    if len(taken) > 1:
-        taken = [_measured(reading, road) for road in taken]
-    best = min(taken, key=lambda item: item.road.peak_bytes or 0)
-    roads = {item.name: item for item in (*(t.road for t in taken), *(road for road, _ in failed))}
-    return best, tuple(roads[name] for name in names)
+            failed.append(error)
+            roads.append(Road(name, failure=error.message))
+            continue
+        if reference is not None:
+            say(f"via {name}, checking against PyTorch")
+            taken = _checked(reference, taken)
+        roads.append(taken.road)
+        if taken.check is None or taken.check.verdict is not Verdict.DIFFERS:
+            return taken, tuple(roads)
+        wrong.append(taken)
+    if wrong:
+        raise _differs(wrong)
+    raise failed[0]
 
 
 def _take(reading: Reading, name: str) -> _Taken:
+    from memplan.api.capture.finish import finish
     from memplan.api.capture.gradients import by_autograd, by_grad
     from memplan.api.capture.update import sink_maker
 
@@ -159,16 +188,37 @@ def _take(reading: Reading, name: str) -> _Taken:
     else:
         trained = by_autograd(exported, make_sink)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
-    return _Taken(road, exported, trained)
+    return _Taken(_measured(reading, road, trained), trained, finish(reading, exported, trained))
 
 
-def _measured(reading: Reading, taken: _Taken) -> _Taken:
+def _measured(reading: Reading, road: Road, trained: Trained) -> Road:
     from memplan.api.analyze import analyze
 
-    analysis = analyze(taken.trained.model, dims=reading.dims)
+    analysis = analyze(trained.model, dims=reading.dims)
     stash = sum(item.nbytes for item in analysis.stashes)
     peak = analysis.timeline.peak_with_workspace_bytes
-    return replace(taken, road=replace(taken.road, peak_bytes=peak, stash_bytes=stash))
+    return replace(road, peak_bytes=peak, stash_bytes=stash)
+
+
+def _checked(reference: Reference, taken: _Taken) -> _Taken:
+    from memplan.api.capture.checker import check_captured
+
+    found = check_captured(reference, taken.done, taken.trained, taken.road.peak_bytes or 0)
+    failure = f"differs from PyTorch: {found.summary}" if found.differences else ""
+    return replace(taken, check=found, road=replace(taken.road, failure=failure))
+
+
+def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
+    """What is said of a step that no road captures rightly: what the last one has wrong."""
+    check = wrong[-1].check
+    if check is None:
+        raise AssertionError("it was checked")
+    tried = " and ".join(taken.road.name for taken in wrong)
+    return CaptureDiffersError(
+        f"the captured step (via {tried}) is not PyTorch's: {check.summary}; nothing was written",
+        "; ".join([*check.causes, "--no-check (check=False) writes it all the same"]),
+        check,
+    )
 
 
 def _answer(
@@ -214,20 +264,13 @@ def _answer(
         ),
         torch=version("torch"),
         sizes=reading.sizes,
+        check=taken.check,
     )
 
 
 def _road_notes(roads: tuple[Road, ...], via: str) -> tuple[str, ...]:
-    """What decided between the roads."""
-    if len(roads) < 2:
-        return ()
-    failed = [road for road in roads if road.failure]
-    if failed:
-        return (f"via {via}: the road '{failed[0].name}' is closed: {failed[0].failure}",)
+    """What decided between the roads, and what the one that was taken takes."""
     own = next(road for road in roads if road.name == via)
-    other = next(road for road in roads if road.name != via)
-    return (
-        f"via {via}: peak {format_bytes(own.peak_bytes or 0)}, "
-        f"{counted(own.nodes, 'node')}; via {other.name}: "
-        f"{format_bytes(other.peak_bytes or 0)}, {counted(other.nodes, 'node')}",
-    )
+    size = f"via {via}: peak {format_bytes(own.peak_bytes or 0)}, {counted(own.nodes, 'node')}"
+    left = [f"via {road.name}: {road.failure}" for road in roads if road.failure]
+    return (size, *left)

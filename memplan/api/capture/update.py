@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from memplan.api.capture.gradients import Sink
@@ -77,16 +77,27 @@ def scale_of(treatment: Treatment) -> LossScale | None:
 
 
 def members_by_group(
-    settings: OptimizerSettings, parameters: Iterable[str], treatment: Treatment
+    settings: OptimizerSettings, parameters: Collection[str], treatment: Treatment
 ) -> dict[str, Member]:
-    """How each of these parameters is updated."""
+    """How each of these parameters is updated.
+
+    Raises:
+        UsageError: the update counts steps, and some parameter has taken fewer than others.
+    """
+    fresh = sorted(settings.fresh.intersection(parameters)) if settings.step > 1 else ()
+    if fresh:
+        raise UsageError(
+            f"the optimizer has taken steps, but none of '{fresh[0]}'"
+            + (f" and {len(fresh) - 1} more" if len(fresh) > 1 else ""),
+            "a captured step counts one for all; begin with a fresh optimizer",
+        )
     clipping = {"clip_norm": treatment.clip_norm, "clip_value": treatment.clip_value}
     made: dict[Group, Member] = {}
     found = {}
     for name in parameters:
         group = settings.groups[name]
         if group not in made:
-            options = {"lr": settings.lr, **dict(group.options), **clipping}
+            options: dict[str, Any] = {"lr": settings.lr, **dict(group.options), **clipping}
             made[group] = Member(KINDS[group.kind](**options), group.factor)
         found[name] = made[group]
     return found

@@ -54,6 +54,15 @@ def notes_on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> It
             )
 
 
+def notes_on_kinds(sink: GradientSink) -> Iterator[str]:
+    """An optimizer that is for some tensors alone leaves the others to another one."""
+    if not isinstance(sink, Updates):
+        return
+    kinds = [member.optimizer.name for member in sink.members.values()]
+    for kind in sorted(set(kinds)) if len(set(kinds)) > 1 else ():
+        yield f"{counted(kinds.count(kind), 'tensor')} updated by {kind}"
+
+
 def notes_on_holding(sink: GradientSink) -> Iterator[str]:
     """What needs all gradients together has a price in memory."""
     if isinstance(sink, Updates) and sink.scaling is not None:

@@ -9,7 +9,12 @@ from pathlib import Path
 import onnx
 
 from memplan.api.grad.contract import state_contract, update_contract
-from memplan.api.grad.notes import notes_on_holding, notes_on_logits, notes_on_sharing
+from memplan.api.grad.notes import (
+    notes_on_holding,
+    notes_on_kinds,
+    notes_on_logits,
+    notes_on_sharing,
+)
 from memplan.api.grad.result import GradOptions, TrainingGraph, UpdateFile
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.build import GradientSink, Request, Seed, build_gradients
@@ -216,6 +221,7 @@ def _grad(
             *statistics.notes,
             *notes_on_logits(model.graph, options.loss, options.logits),
             *notes_on_sharing(flat.graph, built.wrt),
+            *notes_on_kinds(built.sink),
             *notes_on_holding(built.sink),
         ),
         placement=placement,

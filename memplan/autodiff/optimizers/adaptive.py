@@ -12,12 +12,18 @@ from memplan.autodiff.optimizers.base import Optimizer, UpdateBuilder
 
 @dataclass(frozen=True, slots=True)
 class Adam(Optimizer):
-    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; weight decay is added to the gradient."""
+    """Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; weight decay is added to the gradient.
+
+    ``amsgrad`` (0 or 1; Reddi et al. 2018, arXiv:1904.09237) divides by the largest second moment
+    so far.
+    """
 
     name: ClassVar[str] = "adam"
+    flags: ClassVar[tuple[str, ...]] = ("maximize", "amsgrad")
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    amsgrad: int = 0
 
     def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
         """See the class."""
@@ -33,9 +39,14 @@ class Adam(Optimizer):
         mean = build.renewed(first, first * self.beta1 + grad * (1 - self.beta1))
         square = second * self.beta2 + grad * grad * (1 - self.beta2)
         square = build.renewed(second, square)
+        states = {first.name: mean, second.name: square}
+        if self.amsgrad:
+            largest = build.state(weight, "max_exp_avg_sq")
+            square = build.renewed(largest, build.op("Max", largest, square))
+            states[largest.name] = square
         size, root = self._corrections(build, weight)
         change = mean / (build.op("Sqrt", square) / root + self.eps) * size
-        return {weight.name: before() - change, first.name: mean, second.name: square}
+        return {weight.name: before() - change, **states}
 
     def _corrections(self, build: UpdateBuilder, weight: Value) -> tuple[Value, Value]:
         """lr / (1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
@@ -94,13 +105,19 @@ class Adagrad(Optimizer):
 @dataclass(frozen=True, slots=True)
 class RmsProp(Optimizer):
     """Tieleman and Hinton 2012 (lecture 6.5), as ``torch.optim.RMSprop``: the epsilon is added to
-    the root, and ``momentum`` averages the steps."""
+    the root, and ``momentum`` averages the steps.
+
+    ``centered`` (0 or 1; Graves 2013, arXiv:1308.0850) divides by the deviation from the mean
+    gradient instead.
+    """
 
     name: ClassVar[str] = "rmsprop"
+    flags: ClassVar[tuple[str, ...]] = ("maximize", "centered")
     lr: float = 1e-2
     alpha: float = 0.99
     eps: float = 1e-8
     momentum: float = 0.0
+    centered: int = 0
 
     def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
         """See the class."""
@@ -108,11 +125,36 @@ class RmsProp(Optimizer):
         second = build.state(weight, "square_avg")
         square = second * self.alpha + grad * grad * (1 - self.alpha)
         square = build.renewed(second, square)
+        states = {second.name: square}
+        if self.centered:
+            first = build.state(weight, "grad_avg")
+            mean = states[first.name] = build.averaged(first, grad, self.alpha)
+            square = square - mean * mean
         change = grad / (build.op("Sqrt", square) + self.eps)
-        if not self.momentum:
-            new = weight - change * build.rate(weight)
-            return {weight.name: new, second.name: square}
-        state = build.state(weight, "momentum")
-        speed = build.renewed(state, state * self.momentum + change)
-        new = weight - speed * build.rate(weight)
-        return {weight.name: new, second.name: square, state.name: speed}
+        if self.momentum:
+            state = build.state(weight, "momentum")
+            change = build.renewed(state, state * self.momentum + change)
+            states[state.name] = change
+        return {weight.name: weight - change * build.rate(weight), **states}
+
+
+@dataclass(frozen=True, slots=True)
+class Adadelta(Optimizer):
+    """Zeiler 2012 (arXiv:1212.5701): g·√(acc_delta + eps) / √(square_avg + eps), so that steps have
+    the size of those before them."""
+
+    name: ClassVar[str] = "adadelta"
+    lr: float = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+
+    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
+        """See the class."""
+        grad = self.decayed(build, weight, grad)
+        second, steps = (build.state(weight, kind) for kind in ("square_avg", "acc_delta"))
+        square = build.averaged(second, grad * grad, self.rho)
+        before = build.op("Sqrt", steps + self.eps)
+        change = before / build.op("Sqrt", square + self.eps) * grad
+        moved = build.averaged(steps, change * change, self.rho)
+        new = weight - change * build.rate(weight)
+        return {weight.name: new, second.name: square, steps.name: moved}

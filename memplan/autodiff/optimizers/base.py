@@ -42,21 +42,30 @@ class Optimizer:
     Fields are options (``sgd{weight_decay=0.1}``). ``lr`` is the default of the learning rate.
     ``no_decay`` are globs, joined by ``+``, of parameters whose weights do not decay. ``clip_norm``
     bounds the norm of all gradients together, ``clip_value`` every element of them; 0: no bound.
+    ``maximize`` (0 or 1) climbs instead of descending: gradients are negated before they are used.
+    ``flags`` are the options that are 0 or 1.
     """
 
     name: ClassVar[str] = ""
+    flags: ClassVar[tuple[str, ...]] = ("maximize",)
     lr: float = 1e-3
     weight_decay: float = 0.0
     no_decay: str = ""
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    maximize: int = 0
 
     def __post_init__(self) -> None:
         """Check what options say together.
 
         Raises:
-            UsageError: an option has no effect, or two contradict each other.
+            UsageError: an option has no effect or a value that it cannot have, or two contradict
+                each other.
         """
+        for flag in self.flags:
+            if getattr(self, flag) not in (0, 1):
+                given = f"{flag}={getattr(self, flag)}"
+                raise UsageError(f"--optimizer {self.name}{{{given}}}: 0 or 1 is wanted")
         if self.no_decay and not self.weight_decay:
             raise UsageError(
                 f"--optimizer {self.name}{{no_decay={self.no_decay}}}: no weights decay anyway",
@@ -83,6 +92,10 @@ class Optimizer:
                     f"there are: {', '.join(parameters[:8])}",
                 )
         return tuple(n for n in parameters if any(fnmatchcase(n, p) for p in patterns))
+
+    def suited(self, parameter: TensorType) -> Optimizer:
+        """What updates a parameter of that type: this, unless it is for some types alone."""
+        return self
 
     def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
         """Build the update of one parameter.
@@ -228,6 +241,23 @@ class UpdateBuilder:
 
         return self.emitter.once(STEP, build)
 
+    def first(self) -> Value:
+        """Whether this is the first step, a bool scalar: state that does not begin at 0 is made
+        then."""
+        return self.emitter.once("first", lambda: self.op("Equal", self.step(), 1.0))
+
+    def missing(self, like: Value, beta: float) -> Value:
+        """1 - betaᵗ, what a moving average that began at 0 lacks, in an element type."""
+
+        def build() -> Value:
+            return self.cast(1 - self.op("Pow", self.double(beta), self.step()), like)
+
+        return self.once(f"missing {beta}", like, build)
+
+    def averaged(self, state: Value, new: Value, share: float) -> Value:
+        """The next value of a moving average: ``share`` of the old one, the rest of ``new``."""
+        return self.renewed(state, state * share + new * (1 - share))
+
     def renewed(self, old: Value, new: Value) -> Value:
         """The next value of an input: the old one, if the step is skipped.
 
@@ -243,6 +273,13 @@ class UpdateBuilder:
     def state(self, weight: Value, kind: str, shape: Shape | None = None) -> Value:
         """A state tensor of a parameter, of its shape unless another is given."""
         found = weight.type if shape is None else TensorType(weight.dtype, shape)
+        return self._state(weight, kind, found)
+
+    def scalar_state(self, weight: Value, kind: str) -> Value:
+        """A float32 scalar of a parameter, as PyTorch keeps it whatever the parameter's type."""
+        return self._state(weight, kind, TensorType(FLOAT, ()))
+
+    def _state(self, weight: Value, kind: str, found: TensorType) -> Value:
         made = self.emitter.input(f"{weight.name}.{kind}", found)
         self.inputs.states.append(made.name)
         return made

@@ -32,6 +32,7 @@ class Momentum(Optimizer):
     """
 
     name: ClassVar[str] = "momentum"
+    flags: ClassVar[tuple[str, ...]] = ("maximize", "nesterov")
     momentum: float = 0.9
     dampening: float = 0.0
     nesterov: int = 0
@@ -40,12 +41,9 @@ class Momentum(Optimizer):
         """Check the options.
 
         Raises:
-            UsageError: see the base class; nesterov is neither 0 nor 1, or has nothing to look
-                ahead with.
+            UsageError: see the base class; nesterov has nothing to look ahead with.
         """
         Optimizer.__post_init__(self)
-        if self.nesterov not in (0, 1):
-            raise UsageError(f"--optimizer momentum{{nesterov={self.nesterov}}}: 0 or 1 is wanted")
         if self.nesterov and (self.dampening or not self.momentum):
             raise UsageError(
                 "--optimizer momentum{nesterov=1} needs a momentum and no dampening",
@@ -67,8 +65,8 @@ class Momentum(Optimizer):
             return grad
 
         def share() -> Value:
-            first = build.op("Equal", build.step(), 1.0)
-            chosen = build.op("Where", first, build.double(1.0), build.double(1 - self.dampening))
+            usual = build.double(1 - self.dampening)
+            chosen = build.op("Where", build.first(), build.double(1.0), usual)
             return build.cast(chosen, weight)
 
         return grad * build.once("undamped", weight, share)

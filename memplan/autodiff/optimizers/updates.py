@@ -9,6 +9,7 @@ stand at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from memplan.autodiff.build import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
@@ -69,11 +70,14 @@ class Updates(GradientSink):
             averages: what follows the parameters; None: nothing does.
         """
         super().__init__()
-        self.members = members
+        self.members = {
+            name: replace(member, optimizer=member.optimizer.suited(types[name]))
+            for name, member in members.items()
+        }
         self.wide = any(types[name].dtype == DOUBLE for name in members)
-        decays = {m.optimizer.weight_decay for m in members.values() if m.decays}
+        decays = {m.optimizer.weight_decay for m in self.members.values() if m.decays}
         self.inputs = UpdateInputs(feeds_decay=len(decays - {0.0}) == 1 and not self.wide)
-        self.optimizer = next(iter(members.values())).optimizer
+        self.optimizer = next(iter(self.members.values())).optimizer
         self.scaled = scaled
         self.scaling = Scaling(scale, self.inputs) if scale is not None else None
         self.found_inf: Value | None = None
@@ -168,7 +172,8 @@ class Updates(GradientSink):
     def _update(self, build: UpdateBuilder, name: str, grad: Value) -> dict[str, Value]:
         optimizer, weight = build.member.optimizer, build.emitter.tensor(name)
         build.rate(weight)  # the first of the inputs
-        found = optimizer.update(build, weight, build.cast(grad, weight))
+        grad = build.cast(grad, weight)
+        found = optimizer.update(build, weight, -grad if optimizer.maximize else grad)
         renewed = {old: build.renewed(build.emitter.tensor(old), n) for old, n in found.items()}
         self.latest[name] = renewed[name]
         return self._named(build.emitter, renewed)

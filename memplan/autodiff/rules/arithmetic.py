@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradient, Gradients, gradient, no_gradient
+from memplan.autodiff.emit.registry import Gradients, gradient, no_gradient
 from memplan.autodiff.emit.value import Value
 
 no_gradient("Sign", "Floor", "Ceil", "Round")
@@ -126,25 +126,21 @@ def _power_by_number(ctx: Context, x: Value, exponent: float) -> Value | None:
 
 @gradient("Max", "Min", elementwise=True)
 def extreme(ctx: Context) -> Gradients:
-    """To the first input that has the extreme value."""
+    """To the inputs that have the extreme value, evenly."""
     values = ctx.tensors
     if len(values) == 1:
         return (ctx.dy,)
-    if len(values) == 2:
-        op = "GreaterOrEqual" if ctx.node.op_type == "Max" else "LessOrEqual"
-        first = ctx.op(op, *values)
-        return (
-            lambda: ctx.op("Where", first, ctx.dy, 0),
-            lambda: ctx.op("Where", first, 0, ctx.dy),
-        )
-    grads: list[Gradient] = []
-    before: Value | None = None
-    for value in values:
-        hit = ctx.op("Equal", value, ctx.y)
-        free = hit if before is None else ctx.op("And", hit, ctx.op("Not", before))
-        grads.append(ctx.op("Where", free, ctx.dy, 0))
-        before = hit if before is None else ctx.op("Or", before, hit)
-    return grads
+    if len(values) > 2:
+        hits = [ctx.cast(ctx.op("Equal", value, ctx.y), ctx.dy.dtype) for value in values]
+        share = ctx.dy / ctx.op("Sum", *hits)
+        return [hit * share for hit in hits]
+    beyond = ("Less", "Greater") if ctx.node.op_type == "Max" else ("Greater", "Less")
+
+    def part(loses: str) -> Value:
+        shared = ctx.op("Where", ctx.op("Equal", *values), ctx.dy * 0.5, ctx.dy)
+        return ctx.op("Where", ctx.op(loses, *values), 0, shared)
+
+    return (lambda: part(beyond[0]), lambda: part(beyond[1]))
 
 
 @gradient("Where", elementwise=True)

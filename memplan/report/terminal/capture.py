@@ -49,6 +49,8 @@ def render(result: Capture, *, details: bool = False) -> Group:
             f"for the next step: feed {what} back (memplan.new_values in the file's metadata)"
         )
     lines += list(result.notes)
+    if result.check is not None:
+        lines += result.check.lines
     lines.append(_weights(result))
     if result.output is not None:
         lines.append(f"wrote {result.output}")

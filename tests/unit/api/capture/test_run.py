@@ -141,24 +141,25 @@ def test_frozen_parameters_are_constants_and_keep_nothing() -> None:
         assert not any("first.weight_" in name for name in names(capture.model.graph.output))
 
 
-def test_auto_takes_the_lower_peak_and_says_so() -> None:
+def test_auto_takes_grad_and_does_not_try_joint_where_that_is_right() -> None:
     capture = captured(step(), via="auto")
-    peaks = {road.name: road.peak_bytes or 0 for road in capture.roads}
-    assert set(peaks) == {"grad", "joint"}
-    assert peaks[capture.via] == min(peaks.values())
-    assert any(note.startswith(f"via {capture.via}: peak ") for note in capture.notes)
+    (road,) = capture.roads
+    assert (capture.via, road.name, road.failure) == ("grad", "grad", "")
+    assert road.peak_bytes
+    assert road.stash_bytes is not None
+    assert any(note.startswith("via grad: peak ") for note in capture.notes)
 
 
-def test_auto_takes_the_road_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.pytorch import reading
+def test_auto_takes_joint_where_grad_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import gradients
 
     def closed(*_: Any) -> Any:
         raise ModelError("not today")
 
-    monkeypatch.setattr(reading, "joint", closed)
+    monkeypatch.setattr(gradients, "by_grad", closed)
     capture = captured(step(), via="auto")
-    assert capture.via == "grad"
-    assert capture.roads[1].failure == "not today"
+    assert capture.via == "joint"
+    assert capture.roads[0].failure == "not today"
     assert any("not today" in note for note in capture.notes)
 
 

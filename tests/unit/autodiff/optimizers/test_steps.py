@@ -57,6 +57,14 @@ def clipped(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
     return w - RATE * g * np.minimum(1, 4 / (norm + 1e-6))
 
 
+def amsgrad(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
+    state["exp_avg"] = 0.9 * state["exp_avg"] + 0.1 * g
+    state["exp_avg_sq"] = 0.25 * state["exp_avg_sq"] + 0.75 * g * g
+    state["max_exp_avg_sq"] = np.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"])
+    root = np.sqrt(state["max_exp_avg_sq"] / (1 - 0.25**t))
+    return w - RATE * state["exp_avg"] / (1 - 0.9**t) / (root + 1e-8)
+
+
 def adam(decay: float, decoupled: bool) -> Step:
     def step(w: Array, g: Array, state: dict[str, Array], t: int) -> Array:
         if decoupled:
@@ -80,7 +88,9 @@ CASES: list[tuple[str, Step, tuple[str, ...]]] = [
     ("sgd{clip_norm=4}", clipped, ()),
     ("sgd{clip_value=0.5}", lambda w, g, state, t: w - RATE * np.clip(g, -0.5, 0.5), ()),
     ("sgd{weight_decay=0.3,no_decay=w*}", sgd(0), ()),
+    ("sgd{weight_decay=0.3,maximize=1}", lambda w, g, state, t: w - RATE * (0.3 * w - g), ()),
     ("adam", adam(0, False), ("exp_avg", "exp_avg_sq")),
+    ("adam{amsgrad=1,beta2=0.25}", amsgrad, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
     ("adam{weight_decay=0.2}", adam(0.2, False), ("exp_avg", "exp_avg_sq")),
     ("adamw{weight_decay=0.2}", adam(0.2, True), ("exp_avg", "exp_avg_sq")),
 ]

@@ -51,6 +51,12 @@ SPECS = [
     "adamw{no_decay=bias+scale,clip_norm=1}",
     "lion{weight_decay=0.1,clip_value=0.5}",
     "adafactor{weight_decay=0.1,clip_norm=1}",
+    "adamw{amsgrad=1,maximize=1}",
+    "rmsprop{centered=1,momentum=0.5}",
+    "nadam{decoupled_weight_decay=1,weight_decay=0.1,clip_norm=1}",
+    "radam{decoupled_weight_decay=1,weight_decay=0.1}",
+    "asgd{t0=2,weight_decay=0.1}",
+    "muon{nesterov=0,clip_norm=1}",
 ]
 
 
@@ -179,8 +185,11 @@ def test_what_has_a_default_need_not_be_fed() -> None:
     assert again["step_new"] == 3
 
 
+STEPPED = ["adam", "adamw", "adafactor", "momentum{dampening=0.5}", "nadam", "asgd", "rprop"]
+
+
 @pytest.mark.ort
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adafactor", "momentum{dampening=0.5}"])
+@pytest.mark.parametrize("optimizer", STEPPED)
 def test_a_step_of_zero_counts_as_the_first(optimizer: str) -> None:
     made = trained(optimizer)
     feeds = {**batch(), **zeros(made)}
@@ -245,6 +254,11 @@ BAD = [
     ("adamw{no_decay=b*+nothing*}", r"no_decay=nothing\*}: no trained tensor"),
     ("sgd{clip_norm=1,clip_value=1}", "by clip_norm or by clip_value"),
     ("momentum{nesterov=2}", "0 or 1 is wanted"),
+    ("adam{amsgrad=2}", r"adam\{amsgrad=2\}: 0 or 1 is wanted"),
+    ("sgd{maximize=3}", "0 or 1 is wanted"),
+    ("rmsprop{centered=2}", "0 or 1 is wanted"),
+    ("radam{decoupled_weight_decay=2}", "0 or 1 is wanted"),
+    ("muon{adjust_lr_fn=mine}", "adjust_lr_fn=mine}: there is no such word"),
     ("momentum{nesterov=1,dampening=0.1}", "no dampening"),
     ("momentum{nesterov=1,momentum=0}", "needs a momentum"),
     ("adamw{clip_norm=-1}", "at least 0 is wanted"),
@@ -313,3 +327,13 @@ def test_the_answer_says_what_does_not_decay() -> None:
     assert found["not_decayed"] == list(made.not_decayed)
     assert found["hyperparameters"] == {"lr": 0.001, "weight_decay": 0.01}
     assert trained("adamw").not_decayed == ()
+
+
+def test_what_is_no_matrix_is_adamws_where_muon_is_asked_for() -> None:
+    made = trained("muon{weight_decay=0.25,no_decay=bias}")
+    assert {"2 tensors updated by muon", "3 tensors updated by adamw"} <= set(made.notes)
+    states = made.contract.named(Role.OPTIMIZER_STATE)
+    assert {"table.momentum", "w.momentum", "kernel.exp_avg", "bias.exp_avg_sq"} <= set(states)
+    assert made.not_decayed == ("bias",)
+    assert dict(made.hyperparameters)["weight_decay"] == 0.25
+    assert not any("updated by" in note for note in trained("adamw").notes)

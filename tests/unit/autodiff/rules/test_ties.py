@@ -53,16 +53,15 @@ def test_clip_has_no_gradient_at_its_bounds() -> None:
 
 
 @pytest.mark.parametrize(("op", "sign"), [("Max", 1), ("Min", -1)])
-def test_of_a_tie_the_first_input_gets_all(op: str, sign: int) -> None:
-    """PyTorch gives half to each; the sum is the same."""
+def test_inputs_that_tie_share_evenly(op: str, sign: int) -> None:
     other = sign * np.asarray([-2.0, 1.0, 0.0, -1.0, 1.0, 3.0])
     first, second = gradients(DY, op, sign * X, other)
-    np.testing.assert_array_equal(first, DY * [1, 0, 1, 1, 1, 0])
-    np.testing.assert_array_equal(second, DY * [0, 1, 0, 0, 0, 1])
+    np.testing.assert_array_equal(first, DY * [0.5, 0, 0.5, 1, 0.5, 0])
+    np.testing.assert_array_equal(second, DY * [0.5, 1, 0.5, 0, 0.5, 1])
     three = gradients(DY, op, sign * X, other, sign * X)
-    np.testing.assert_array_equal(three[0], DY * [1, 0, 1, 1, 1, 0])
-    np.testing.assert_array_equal(three[1], DY * [0, 1, 0, 0, 0, 1])
-    np.testing.assert_array_equal(three[2], 0 * DY)
+    np.testing.assert_allclose(three[0], DY * [1 / 3, 0, 1 / 3, 0.5, 1 / 3, 0], rtol=1e-15)
+    np.testing.assert_allclose(three[1], DY * [1 / 3, 1, 1 / 3, 0, 1 / 3, 1], rtol=1e-15)
+    np.testing.assert_array_equal(three[2], three[0])
 
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])

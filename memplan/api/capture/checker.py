@@ -1,0 +1,327 @@
+"""Holds a captured step against PyTorch: the same step eagerly, and by ONNX Runtime.
+
+1. PyTorch takes the step twice on the example batch, once in the model's types and once in
+   float64: the loss, every gradient, changed buffers, and what its own rounding is
+   (:mod:`memplan.api.capture.compare`). Random draws are noted (:mod:`memplan.pytorch.draws`).
+2. A plain session, with the runtime's own optimizations, takes the captured step with the same
+   draws. With an optimizer, gradients are looked at before they are unscaled and clipped.
+3. A copy of the user's optimizer is given the graph's gradients: its parameters and state must be
+   the graph's. So differences neither add up from step to step nor hide behind each other (a
+   gradient of 0 ± rounding is ± a whole step of Adam).
+4. With the graph's new values the same is done again, with new draws.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.api.capture.check import Check, Verdict
+from memplan.api.capture.compare import (
+    DOUBTFUL,
+    Compared,
+    Difference,
+    Tolerance,
+    compare,
+    compare_update,
+)
+from memplan.api.capture.finish import Finished
+from memplan.api.capture.gradients import Trained
+from memplan.api.capture.reference import NotComparableError, Reference
+from memplan.api.capture.trial import Ran, Trial
+from memplan.errors import RuntimeUnavailableError
+from memplan.ir.contract import LOSS_SCALE, Role
+from memplan.pytorch.eager import Outcome
+from memplan.pytorch.twin import Twin
+from memplan.pytorch.values import as_array, as_tensor, in_float64
+from memplan.units import counted
+
+Array = npt.NDArray[Any]
+_UPDATES = 2
+
+
+def check_captured(
+    reference: Reference, done: Finished, trained: Trained, peak_bytes: int = 0
+) -> Check:
+    """Compare a graph with PyTorch.
+
+    Args:
+        reference: PyTorch's step.
+        done: the graph.
+        trained: how it was made.
+        peak_bytes: what it is predicted to take.
+    """
+    begin = time.perf_counter()
+    try:
+        reference.require_room(peak_bytes)
+        found = _Comparison(reference, done, trained).run()
+    except NotComparableError as error:
+        found = Check(Verdict.SKIPPED, str(error))
+    return replace(found, seconds=time.perf_counter() - begin)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was seen so far: the largest error by kind, and all differences."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    worst: str = ""
+
+    def add(self, kind: str, compared: Compared) -> None:
+        """Take note of a comparison."""
+        if compared.error >= self.errors.get(kind, 0.0):
+            self.errors[kind] = compared.error
+            self.worst = compared.worst if kind == "gradient" else self.worst
+        self.differences += compared.differences
+
+
+class _Comparison:
+    """One graph beside PyTorch."""
+
+    def __init__(self, reference: Reference, done: Finished, trained: Trained) -> None:
+        self.reference = reference
+        self.reading = reference.reading
+        self.contract = done.contract
+        self.new = {old: out for out, old in done.contract.new_values.items()}
+        gradients = {p: out for out, p in done.contract.gradients.items()} or trained.sink.taken
+        self.trial = Trial(done, gradients, reference.first.draws, self.reading.dims)
+        self.trained = trained.wrt
+        self.averages = done.contract.named(Role.AVERAGE)
+        self.found = _Found()
+        self.scale = 1.0
+
+    def run(self) -> Check:
+        """Take the steps."""
+        reference, first = self.reference, self.reference.first
+        lost = self._lost_draws(first)
+        if lost:
+            self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
+            return self._answer(
+                0, causes=("a source of randomness became a constant, or two became one",)
+            )
+        twin = reference.twin()
+        values = self._first_values()
+        if twin is not None:
+            return self._updated(twin, values, first)
+        ran = self._ran(values, first)
+        self._hold(self.found, 1, first, reference.exact, ran)
+        if self.found.differences:
+            return self._answer(1, causes=self._causes(1, values, first, reference.exact))
+        # The first run was watched, and made what later ones find.
+        again = reference.eager.run(draws=bool(first.draws))
+        return self._answer(1, again.seconds, self._ran(values, first).seconds)
+
+    def _updated(self, twin: Twin, values: dict[str, Array], first: Outcome) -> Check:
+        outcome, exact, step = first, self.reference.exact, 1
+        while True:
+            ran = self._ran(values, outcome)
+            self._hold(self.found, step, outcome, exact, ran)
+            if self.found.differences:
+                return self._answer(step, causes=self._causes(step, values, outcome, exact))
+            self._hold_update(step, twin, ran)
+            self._hold_averages(step, values, ran)
+            if self.found.differences or step == _UPDATES:
+                seconds = outcome.seconds + twin.seconds
+                return self._answer(step, seconds, ran.seconds, twin.state_bytes)
+            values |= {old: ran.outputs[out] for old, out in self.new.items()}
+            outcome, exact = self._again(step, values), None
+            step += 1
+
+    def _answer(
+        self,
+        steps: int,
+        eager: float | None = None,
+        captured: float | None = None,
+        state_bytes: int = 0,
+        causes: tuple[str, ...] = (),
+    ) -> Check:
+        reference, errors = self.reference, self.found.errors
+        own = reference.tolerance.typical if reference.exact is not None else None
+        held = reference.eager.resident_bytes + state_bytes
+        return Check(
+            verdict=Verdict.DIFFERS if self.found.differences else Verdict.EQUAL,
+            loss_error=errors.get("loss"),
+            gradient_error=errors.get("gradient"),
+            worst=self.found.worst,
+            gradients=len(self.trial.gradients),
+            own_error=own,
+            buffer_error=errors.get("buffer"),
+            update_error=errors.get("update"),
+            steps=steps,
+            draws=len(reference.first.draws),
+            not_checked=self._not_checked(own),
+            differences=tuple(
+                replace(each, place=self.reading.place_of(each.name))
+                for each in self.found.differences
+            ),
+            causes=causes,
+            eager_seconds=eager,
+            eager_peak_bytes=held + reference.first.peak_bytes,
+            captured_seconds=captured,
+        )
+
+    def _not_checked(self, own: float | None) -> tuple[str, ...]:
+        texts = []
+        hidden = [name for name in self.trained if name not in self.trial.gradients]
+        if hidden:
+            texts.append(
+                f"{counted(len(hidden), 'gradient')} that the graph has in no tensor of its own, "
+                f"as that of '{hidden[0]}'"
+            )
+        if own is None:
+            texts.append("how much PyTorch itself rounds: the step does not run in float64")
+        elif own > DOUBTFUL:
+            texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
+        return tuple(texts)
+
+    def _lost_draws(self, first: Outcome) -> str:
+        """What became of randomness, where it was lost."""
+        if first.outside:
+            return (
+                "the step draws from Python's or NumPy's random numbers, which a graph has as "
+                "constants"
+            )
+        return self.trial.missing
+
+    def _first_values(self) -> dict[str, Array]:
+        values = {name: as_array(t) for name, t in self.reading.tensors.items()}
+        values |= {name: as_array(t) for name, t in self.reading.prepared.batch.items()}
+        if self.reading.treatment.scale is not None:
+            values[LOSS_SCALE] = np.asarray(1.0, np.float32)  # nothing is to overflow yet
+        return values
+
+    def _again(self, number: int, values: Mapping[str, Array]) -> Outcome:
+        """PyTorch's step from the graph's new values."""
+        eager = self.reference.eager
+        own = {*eager.parameters, *eager.buffers}
+        given = {name: as_tensor(value) for name, value in values.items() if name in own}
+        return eager.run(number, given, draws=bool(self.reference.first.draws))
+
+    def _ran(self, values: Mapping[str, Array], outcome: Outcome, optimized: bool = True) -> Ran:
+        try:
+            return self.trial.run(values, outcome.draws, optimized)
+        except RuntimeUnavailableError as error:
+            raise NotComparableError(error.message) from error
+
+    # --- One step ------------------------------------------------------------------------------
+
+    def _hold(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
+    ) -> None:
+        """Loss, gradients and buffers of a step."""
+        self._hold_loss(found, step, outcome, exact, ran)
+        there = {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
+        wanted = self._gradients(outcome, there)
+        right = self._gradients(exact, there) if exact is not None else {}
+        there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
+        tolerance = self.reference.tolerance
+        found.add("gradient", compare("gradient", step, there, wanted, right, tolerance))
+        self._hold_buffers(found, step, outcome, exact, ran)
+
+    def _tolerance(self) -> Tolerance:
+        """What other tensors of a step may be off by: what gradients may, in the middle."""
+        known = self.reference.tolerance
+        found = Tolerance({}, None, known.precision, self.reading.narrowest)
+        found.typical = known.typical
+        return found
+
+    def _hold_loss(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
+    ) -> None:
+        name = self.contract.loss or "loss"
+        tolerance = self._tolerance()
+        tolerance.precision = {name: self.reading.narrowest}
+        # A loss near 0 is a difference of terms of some size, and rounds as these do.
+        tolerance.largest = 16.0
+        if exact is not None:
+            tolerance.own[name] = abs(outcome.loss - exact.loss)
+        got = {name: _wide(ran.outputs[name]).reshape(())}
+        right = {} if exact is None else {name: np.asarray(exact.loss)}
+        wanted = {name: np.asarray(outcome.loss)}
+        found.add("loss", compare("loss", step, got, wanted, right, tolerance))
+
+    def _gradients(self, outcome: Outcome, there: Mapping[str, Array]) -> dict[str, Array]:
+        """PyTorch's gradients of what the graph has gradients of, 0 where it gives none; and of
+        what the graph should have trained."""
+        wanted = {name: np.zeros_like(array) for name, array in there.items()}
+        for name, tensor in outcome.gradients.items():
+            lost = name in self.reading.trainable and name not in self.trained
+            if name in there or (lost and bool(tensor.any())):
+                wanted[name] = in_float64(tensor)
+        return wanted
+
+    def _hold_buffers(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
+    ) -> None:
+        floats = {n: t for n, t in outcome.buffers.items() if t.is_floating_point()}
+        wanted, got = {}, {}
+        for name, after in floats.items():
+            before = self.reading.tensors[name]
+            if name in self.averages:
+                continue
+            if name in self.new:
+                wanted[name], got[name] = in_float64(after), _wide(ran.outputs[self.new[name]])
+            elif step == 1 and not bool((before == after).all()):
+                wanted[name], got[name] = in_float64(after), in_float64(before)
+        right = {} if exact is None else {n: in_float64(exact.buffers[n]) for n in wanted}
+        found.add("buffer", compare("buffer", step, got, wanted, right, self._tolerance()))
+
+    def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
+        """New parameters and state, beside those of PyTorch's optimizer."""
+        gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
+        before = {name: in_float64(twin.parameters[name]) for name in gradients}
+        after = twin.step(gradients, list(gradients), self.scale)
+        groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
+        rough = {name for name, group in groups.items() if group.kind == "muon"}
+        for name, tensor in after.items():
+            if name not in self.new or not tensor.is_floating_point():
+                continue
+            got = _wide(ran.outputs[self.new[name]]).reshape(tuple(tensor.shape))
+            want, old = in_float64(tensor), before.get(name)
+            found = compare_update(step, name, got, want, old, name in rough)
+            self.found.add("update", found)
+        if LOSS_SCALE in self.new:
+            self.scale = float(ran.outputs[self.new[LOSS_SCALE]])
+
+    def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:
+        """Averages of the weights, beside their formula on what the graph has."""
+        for name in self.averages:
+            assert self.reading.averages is not None
+            source, share = self.reading.averages.followed(name)
+            given = ran.outputs[self.new[source]] if source in self.new else values[source]
+            old = _wide(values[name] if name in values else self.trial.zeros[name])
+            want = old + share * (_wide(given) - old)
+            got = _wide(ran.outputs[self.new[name]])
+            self.found.add("update", compare_update(step, name, got, want, None))
+
+    def _causes(
+        self, step: int, values: Mapping[str, Array], outcome: Outcome, exact: Outcome | None
+    ) -> tuple[str, ...]:
+        """What probably made the differences."""
+        plain = _Found()
+        self._hold(plain, step, outcome, exact, self._ran(values, outcome, optimized=False))
+        if not plain.differences:
+            return (
+                "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "
+                "computes what PyTorch does",
+            )
+        if any(each.kind == "loss" for each in self.found.differences):
+            return (
+                "an operator of the forward part means something else in the graph than in PyTorch",
+            )
+        return (
+            "the forward part is right, so something acts on gradients alone: a custom backward, "
+            "a hook, a tie at a kink",
+        )
+
+
+def _wide(array: Array) -> Array:
+    """An array of the runtime as float64."""
+    wide: Array = in_float64(as_tensor(array))
+    return wide

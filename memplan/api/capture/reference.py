@@ -1,0 +1,99 @@
+"""What a captured step is held against: the step as PyTorch takes it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from memplan.api.capture.compare import Tolerance
+from memplan.pytorch.eager import Eager, Outcome
+from memplan.pytorch.errors import reason_of
+from memplan.pytorch.reading import Reading
+from memplan.pytorch.twin import Twin
+from memplan.pytorch.values import in_float64, precision
+from memplan.runtime.device import available_bytes
+from memplan.units import format_bytes
+
+_FREE_SHARE = 0.8
+"""Of the memory that is free: what a check may need."""
+
+
+class NotComparableError(Exception):
+    """A step cannot be held against PyTorch, for the reason in the text."""
+
+
+class Reference:
+    """PyTorch's own step; taken when it is asked for, and once for all graphs."""
+
+    def __init__(self, reading: Reading) -> None:
+        """Take note of the step; nothing is run yet."""
+        self.reading = reading
+        self.eager = Eager(reading.prepared)
+
+    def require_room(self, peak_bytes: int) -> None:
+        """Check that there is something to compute with, and memory for it.
+
+        Args:
+            peak_bytes: what the captured graph is predicted to take.
+
+        Raises:
+            NotComparableError: there is not.
+        """
+        if not self.eager.has_values:
+            raise NotComparableError("the model has no values (meta device)")
+        # PyTorch's step in float64, beside the model itself.
+        needed = 2 * max(peak_bytes, 3 * self.eager.resident_bytes)
+        free = available_bytes()
+        if free and needed > _FREE_SHARE * free:
+            raise NotComparableError(
+                f"it needs about {format_bytes(needed)}, and {format_bytes(free)} are free; a "
+                "smaller example batch would do"
+            )
+
+    @cached_property
+    def first(self) -> Outcome:
+        """The step on the values that are there.
+
+        Raises:
+            NotComparableError: PyTorch cannot take it, or it says nothing.
+        """
+        try:
+            found = self.eager.run(watched=True)
+        except Exception as error:
+            raise NotComparableError(
+                f"PyTorch cannot run the step here: {reason_of(error)}"
+            ) from error
+        if not np.isfinite(found.loss):
+            raise NotComparableError(f"PyTorch's own loss is {found.loss} on the example batch")
+        if found.unknown:
+            names = ", ".join(sorted(set(found.unknown)))
+            raise NotComparableError(f"no draws can be given to {names}")
+        return found
+
+    @cached_property
+    def exact(self) -> Outcome | None:
+        """The step in float64, where that is possible."""
+        try:
+            return self.eager.run(wide=True)
+        except Exception:
+            return None
+
+    @cached_property
+    def tolerance(self) -> Tolerance:
+        """What gradients may be off by."""
+        first, exact = self.first.gradients, self.exact
+        return Tolerance(
+            {name: in_float64(t) for name, t in first.items()},
+            None if exact is None else {n: in_float64(t) for n, t in exact.gradients.items()},
+            {name: precision(t) for name, t in self.reading.tensors.items()},
+            self.reading.narrowest,
+        )
+
+    def twin(self) -> Twin | None:
+        """A copy of the step's optimizer, if there is one."""
+        optimizer = self.reading.prepared.step.optimizer
+        if optimizer is None:
+            return None
+        names = {id(p): name for name, p in self.eager.parameters.items()}
+        return Twin(optimizer, names, self.reading.treatment)

@@ -1,0 +1,290 @@
+"""A captured graph run on the CPU, with the random numbers of an eager step.
+
+Every random node of a copy of the graph becomes arithmetic on an input: the draw that PyTorch's
+operator took. Draws and nodes meet in the order in which they stand, apart by family (uniform or
+normal) and, where all shapes are known, by shape.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from memplan.api.capture.finish import Finished
+from memplan.ir.contract import STATE
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.nodes import subgraphs
+from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
+from memplan.runtime.messages import RunRequest
+from memplan.units import counted
+
+Array = npt.NDArray[Any]
+_FLOAT = onnx.TensorProto.FLOAT
+_PREFIX = "memplan/draw_"
+_FAMILIES = {
+    "Dropout": UNIFORM,
+    "Bernoulli": UNIFORM,
+    "RandomUniform": UNIFORM,
+    "RandomUniformLike": UNIFORM,
+    "RandomNormal": NORMAL,
+    "RandomNormalLike": NORMAL,
+    "Multinomial": "",
+}
+"""Random operators, and what they draw; nothing that can be given to them: no family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run: all outputs by name (gradients among them, by :attr:`Trial.gradients`)."""
+
+    outputs: Mapping[str, Array]
+    seconds: float
+
+
+class Trial:
+    """A captured graph without its weights, ready to run.
+
+    ``gradients`` are the parameters and the tensors that are their gradients, before these are
+    unscaled and clipped. ``missing`` says how the graph's draws are not PyTorch's; then it cannot
+    be run beside it.
+    """
+
+    def __init__(
+        self,
+        done: Finished,
+        gradients: Mapping[str, str],
+        draws: Sequence[Draw],
+        dims: Mapping[str, int],
+    ) -> None:
+        """Prepare a copy of the graph."""
+        model = copied(done.model)
+        graph = model.graph
+        made = {name: node for node in graph.node for name in node.output}
+        self.gradients = {p: name for p, name in gradients.items() if name in made}
+        self.contract = done.contract
+        inputs = {value.name for value in graph.input}
+        for name, weight in done.weights.items():
+            if name not in inputs:
+                tensor = graph.initializer.add(
+                    name=name, data_type=weight.dtype, dims=list(weight.shape)
+                )
+                tensor.raw_data = bytes(weight.content())
+        outputs = {value.name for value in graph.output}
+        for name in self.gradients.values():
+            if name not in outputs:
+                graph.output.add(name=name)
+        self.missing, self.places = _feed_draws(graph, draws, dims)
+        self.zeros = _zeros(graph, done)
+        self._model = model
+        self._session: Any = None
+        self.batch = [name for name in done.contract.named(*STATE) if name in inputs]
+
+    def run(
+        self, values: Mapping[str, Array], draws: Sequence[Draw], optimized: bool = True
+    ) -> Ran:
+        """Run it once in a plain session; state without a value is 0.
+
+        Args:
+            values: of inputs, by name; further ones are not read.
+            draws: of the eager step, in order.
+            optimized: with the runtime's own optimizations, as in anyone's session.
+
+        Raises:
+            RuntimeUnavailableError: the runtime refuses the graph.
+        """
+        import time
+
+        from memplan.runtime.failures import explain
+        from memplan.runtime.options import session_options
+        from memplan.runtime.sessions import open_session, run_step
+
+        try:
+            if self._session is None or not optimized:
+                options = session_options("default")
+                options.log_severity_level = 4
+                if not optimized:
+                    options.graph_optimization_level = type(options.graph_optimization_level)(0)
+                session = open_session(
+                    self._model.SerializeToString(), RunRequest(session="default"), options
+                )
+                self._session = session if optimized else self._session
+            else:
+                session = self._session
+            feeds = {**self.zeros, **values}
+            feeds |= {self.places[k]: draw.values() for k, draw in enumerate(draws)}
+            known = {item.name for item in session.get_inputs()}
+            known |= {item.name for item in session.get_overridable_initializers()}
+            begin = time.perf_counter()
+            found = run_step(session, {n: v for n, v in feeds.items() if n in known})
+            seconds = time.perf_counter() - begin
+        except Exception as error:
+            raise explain(str(error), "running the captured graph", "cpu") from error
+        names = [item.name for item in session.get_outputs()]
+        return Ran(dict(zip(names, found, strict=True)), seconds)
+
+
+def _zeros(graph: onnx.GraphProto, done: Finished) -> dict[str, Array]:
+    """Optimizer state that has no value yet."""
+    known = {tensor.name for tensor in graph.initializer} | set(done.weights)
+    state = set(done.contract.named(*STATE))
+    found = {}
+    for value in graph.input:
+        if value.name in state and value.name not in known:
+            kind = value.type.tensor_type
+            shape = [dim.dim_value for dim in kind.shape.dim]
+            found[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return found
+
+
+def _feed_draws(
+    graph: onnx.GraphProto, draws: Sequence[Draw], dims: Mapping[str, int]
+) -> tuple[str, dict[int, str]]:
+    """Replace the random nodes of a graph, in place: what does not match, and the inputs that take
+    each of the draws."""
+    nodes = list(graph.node)
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    random = [k for k, node in enumerate(nodes) if _is_random(node, constants)]
+    inside = [n.op_type for node in nodes for n in _nested(node) if n.op_type in _FAMILIES]
+    strange = [nodes[k].op_type for k in random if not _FAMILIES[nodes[k].op_type]] + inside
+    if strange:
+        return f"{strange[0]} of the graph cannot be given its draws", {}
+    shapes = _shapes(graph, dims)
+    places = _matched([(k, nodes[k], shapes.get(nodes[k].output[0])) for k in random], draws)
+    if isinstance(places, str):
+        return places, {}
+    made: list[onnx.NodeProto] = []
+    for index, node in enumerate(nodes):
+        if index not in places:
+            made.append(node)
+            continue
+        name = f"{_PREFIX}{places[index]}"
+        graph.input.add().CopyFrom(helper.make_tensor_value_info(name, _FLOAT, None))
+        made += _arithmetic(node, name)
+    replace_nodes(graph, made)
+    return "", {draw: f"{_PREFIX}{draw}" for draw in places.values()}
+
+
+def _nested(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    found = []
+    for body in subgraphs(node):
+        for inner in body.node:
+            found += [inner, *_nested(inner)]
+    return found
+
+
+def _is_random(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    if node.domain or node.op_type not in _FAMILIES:
+        return False
+    if node.op_type != "Dropout":
+        return True
+    ratio, training = ([*node.input, "", ""][k] for k in (1, 2))
+    if not training or (training in constants and not _number(constants[training])):
+        return False
+    return ratio not in constants or _number(constants[ratio]) > 0
+
+
+def _number(tensor: onnx.TensorProto) -> float:
+    return float(numpy_helper.to_array(tensor).reshape(()))
+
+
+def _shapes(graph: onnx.GraphProto, dims: Mapping[str, int]) -> dict[str, tuple[int, ...] | None]:
+    """Shapes at the sizes of the example; None where one is not a number then."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        if not value.type.tensor_type.HasField("shape"):
+            continue
+        sizes = [
+            dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, -1)
+            for dim in value.type.tensor_type.shape.dim
+        ]
+        found[value.name] = None if -1 in sizes else tuple(sizes)
+    return found
+
+
+def _matched(
+    nodes: Sequence[tuple[int, onnx.NodeProto, tuple[int, ...] | None]], draws: Sequence[Draw]
+) -> dict[int, int] | str:
+    """The draw of every node, by their indices; or what does not match."""
+    by_shape = all(shape is not None for *_, shape in nodes)
+    wanted: dict[object, list[int]] = defaultdict(list)
+    for number, draw in enumerate(draws):
+        wanted[(draw.family, draw.shape if by_shape else ())].append(number)
+    there: dict[object, list[int]] = defaultdict(list)
+    for index, node, shape in nodes:
+        there[(_FAMILIES[node.op_type], shape if by_shape else ())].append(index)
+    if {key: len(v) for key, v in wanted.items()} != {key: len(v) for key, v in there.items()}:
+        asked = ", ".join(sorted({draw.operator for draw in draws}))
+        return (
+            f"PyTorch draws random numbers {counted(len(draws), 'time')} in a step"
+            f"{f' ({asked})' if asked else ''}, the graph {counted(len(nodes), 'time')}"
+        )
+    return {
+        index: number
+        for key, indices in there.items()
+        for index, number in zip(indices, wanted[key], strict=True)
+    }
+
+
+def _arithmetic(node: onnx.NodeProto, draw: str) -> list[onnx.NodeProto]:
+    """What a random node computes from its draw."""
+    out = node.output[0]
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+    def like(name: str, result: str) -> onnx.NodeProto:
+        if "dtype" in given:
+            return helper.make_node("Cast", [name], [result], to=given["dtype"])
+        if node.input:
+            return helper.make_node("CastLike", [name, node.input[0]], [result])
+        return helper.make_node("Cast", [name], [result], to=_FLOAT)
+
+    def constant(value: float, name: str) -> onnx.NodeProto:
+        return helper.make_node("Constant", [], [name], value_float=value)
+
+    if node.op_type == "Dropout":
+        return _dropout(node, draw)
+    if node.op_type == "Bernoulli":
+        return [
+            constant(1.0, f"{draw}/one"),
+            helper.make_node("Cast", [node.input[0]], [f"{draw}/p"], to=_FLOAT),
+            helper.make_node("Sub", [f"{draw}/one", f"{draw}/p"], [f"{draw}/rest"]),
+            helper.make_node("Greater", [draw, f"{draw}/rest"], [f"{draw}/kept"]),
+            like(f"{draw}/kept", out),
+        ]
+    if node.op_type.startswith("RandomUniform"):
+        begin = float(given.get("low", 0.0))
+        factor = float(given.get("high", 1.0)) - begin
+    else:
+        begin, factor = float(given.get("mean", 0.0)), float(given.get("scale", 1.0))
+    return [
+        constant(factor, f"{draw}/factor"),
+        constant(begin, f"{draw}/begin"),
+        helper.make_node("Mul", [draw, f"{draw}/factor"], [f"{draw}/wide"]),
+        helper.make_node("Add", [f"{draw}/wide", f"{draw}/begin"], [f"{draw}/value"]),
+        like(f"{draw}/value", out),
+    ]
+
+
+def _dropout(node: onnx.NodeProto, draw: str) -> list[onnx.NodeProto]:
+    x, ratio = node.input[0], [*node.input, ""][1]
+    kept = node.output[1] if len(node.output) > 1 and node.output[1] else f"{draw}/kept"
+    first = helper.make_node("Constant", [], [f"{draw}/ratio"], value_float=0.5)
+    if ratio:
+        first = helper.make_node("Cast", [ratio], [f"{draw}/ratio"], to=_FLOAT)
+    return [
+        first,
+        helper.make_node("Constant", [], [f"{draw}/one"], value_float=1.0),
+        helper.make_node("Constant", [], [f"{draw}/zero"], value_float=0.0),
+        helper.make_node("Sub", [f"{draw}/one", f"{draw}/ratio"], [f"{draw}/share"]),
+        helper.make_node("CastLike", [f"{draw}/share", x], [f"{draw}/divisor"]),
+        helper.make_node("CastLike", [f"{draw}/zero", x], [f"{draw}/nothing"]),
+        helper.make_node("Greater", [draw, f"{draw}/ratio"], [kept]),
+        helper.make_node("Div", [x, f"{draw}/divisor"], [f"{draw}/scaled"]),
+        helper.make_node("Where", [kept, f"{draw}/scaled", f"{draw}/nothing"], [node.output[0]]),
+    ]

@@ -1,0 +1,226 @@
+"""Random numbers of an eager step that can be had again: by a second run, and by a graph.
+
+Every random operator of ATen that is met draws from the list of :class:`Draws` instead of from
+PyTorch's generator. Draw k of a step is an array of uniform or of normal numbers that depends on
+the round, on k and on its shape alone, so that whoever knows these has the same numbers. Uniform
+ones are odd multiples of 1/1024: float16 holds them, and none is as near to a threshold as rounding
+could matter (``u > p`` and ``1 - u < 1 - p`` are the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_STEPS = 512
+UNIFORM, NORMAL = "uniform", "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One draw: ``family`` is ``uniform`` (in [0, 1)) or ``normal`` (standard), ``operator`` what
+    PyTorch called for it."""
+
+    family: str
+    shape: tuple[int, ...]
+    operator: str
+    seed: tuple[int, int]
+
+    def values(self) -> npt.NDArray[np.float32]:
+        """The numbers."""
+        generator = np.random.default_rng(self.seed)
+        if self.family == NORMAL:
+            return generator.standard_normal(self.shape, np.float32)
+        steps = generator.integers(0, _STEPS, self.shape)
+        return ((steps + 0.5) / _STEPS).astype(np.float32)
+
+
+class Draws(TorchDispatchMode):
+    """Inside, random operators take their numbers from here.
+
+    ``made`` are the draws in the order in which they were asked for, ``unknown`` the random
+    operators that have no form here and draw from PyTorch's generator.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        """Begin a step; ``number`` tells its draws from those of other steps."""
+        super().__init__()
+        self.number = number
+        self.made: list[Draw] = []
+        self.unknown: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See the class."""
+        given = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags or _draws_nothing(func, args):
+            return func(*args, **given)
+        name = func.overloadpacket.__name__
+        rule = _RULES.get(name)
+        if rule is None:
+            self.unknown.append(name)
+            return func(*args, **given)
+        return rule(self, name, *args, **given)
+
+    def uniform(self, operator: str, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
+        """The next draw of numbers in [0, 1), in the type of ``like``."""
+        return self._next(UNIFORM, operator, shape, like)
+
+    def normal(self, operator: str, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
+        """The next draw of standard normal numbers, in the type of ``like``."""
+        return self._next(NORMAL, operator, shape, like)
+
+    def _next(self, family: str, operator: str, shape: Sequence[int], like: Any) -> Tensor:
+        draw = Draw(family, tuple(int(n) for n in shape), operator, (self.number, len(self.made)))
+        self.made.append(draw)
+        found = torch.from_numpy(np.asarray(draw.values()))
+        if like is None:
+            return found
+        dtype = like.dtype if like.is_floating_point() else found.dtype
+        return found.to(device=like.device, dtype=dtype)
+
+
+def _draws_nothing(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a call of an operator that may draw does not: ``aten.lstm`` in parts, a dropout of
+    nothing."""
+    name = func.overloadpacket.__name__
+    if name == "native_dropout":
+        return not args[2] or args[1] == 0.0
+    if name == "rrelu_with_noise":
+        return not (len(args) > 4 and args[4])
+    return False
+
+
+def _kind(values: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """A made tensor in the type and on the device that were asked for."""
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    return values.to(device=options.get("device"), dtype=dtype)
+
+
+def _bernoulli_(mode: Draws, name: str, x: Tensor, p: Any = 0.5, **_: Any) -> Tensor:
+    return x.copy_(mode.uniform(name, x.shape, x) > 1 - p)
+
+
+def _bernoulli(mode: Draws, name: str, x: Tensor, p: Any = None, **_: Any) -> Tensor:
+    return (mode.uniform(name, x.shape, x) > 1 - (x if p is None else p)).to(x.dtype)
+
+
+def _rand(mode: Draws, name: str, size: Sequence[int], *_a: Any, **options: Any) -> Tensor:
+    return _kind(mode.uniform(name, size), options)
+
+
+def _rand_like(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> Tensor:
+    return mode.uniform(name, x.shape, x).to(options.get("dtype") or x.dtype)
+
+
+def _uniform_(
+    mode: Draws, name: str, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any
+) -> Tensor:
+    return x.copy_(mode.uniform(name, x.shape, x) * (high - low) + low)
+
+
+def _uniform(
+    mode: Draws, name: str, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any
+) -> Tensor:
+    return mode.uniform(name, x.shape, x) * (high - low) + low
+
+
+def _randn(mode: Draws, name: str, size: Sequence[int], *_a: Any, **options: Any) -> Tensor:
+    return _kind(mode.normal(name, size), options)
+
+
+def _randn_like(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> Tensor:
+    return mode.normal(name, x.shape, x).to(options.get("dtype") or x.dtype)
+
+
+def _normal_(
+    mode: Draws, name: str, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
+) -> Tensor:
+    return x.copy_(mode.normal(name, x.shape, x) * std + mean)
+
+
+def _normal_functional(
+    mode: Draws, name: str, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
+) -> Tensor:
+    return mode.normal(name, x.shape, x) * std + mean
+
+
+def _normal(mode: Draws, name: str, mean: Any, std: Any = 1.0, *size: Any, **options: Any) -> Any:
+    given = [value for value in (mean, std) if isinstance(value, Tensor)]
+    if not given:
+        return _kind(mode.normal(name, size[0]) * std + mean, options)
+    shape = torch.broadcast_shapes(*(value.shape for value in given))
+    return mode.normal(name, shape, given[0]) * std + mean
+
+
+def _native_dropout(mode: Draws, name: str, x: Tensor, p: float, train: bool = True) -> Any:
+    kept = mode.uniform(name, x.shape, x) > p
+    return kept * x * (1.0 / (1.0 - p) if p < 1 else 0.0), kept
+
+
+def _exponential_(mode: Draws, name: str, x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    # As torch._refs.exponential has it, which the graph is made of.
+    return x.copy_(-torch.log(mode.uniform(name, x.shape, x)) / rate)
+
+
+def _whole(mode: Draws, name: str, shape: Sequence[int], low: int, high: int) -> Tensor:
+    wide = mode.uniform(name, shape).to(torch.float64)
+    return torch.floor(wide * (high - low) + low)
+
+
+def _randint(mode: Draws, name: str, *given: Any, **options: Any) -> Tensor:
+    low, high, size = given if len(given) == 3 else (0, *given)
+    return _kind(_whole(mode, name, size, low, high), {"dtype": torch.int64, **options})
+
+
+def _randint_like(mode: Draws, name: str, x: Tensor, *bounds: int, **options: Any) -> Tensor:
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    found = _whole(mode, name, x.shape, low, high)
+    return found.to(device=x.device, dtype=options.get("dtype") or x.dtype)
+
+
+def _random_(mode: Draws, name: str, x: Tensor, *bounds: int, **_: Any) -> Tensor:
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    return x.copy_(_whole(mode, name, x.shape, low, high))
+
+
+def _rrelu(
+    mode: Draws, name: str, x: Tensor, noise: Tensor, low: float, high: float, *_: Any, **_k: Any
+) -> Tensor:
+    slope = mode.uniform(name, x.shape, x) * (high - low) + low
+    noise.copy_(torch.where(x <= 0, slope, 1.0))
+    return x * noise
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "bernoulli": _bernoulli,
+    "bernoulli_": _bernoulli_,
+    "rand": _rand,
+    "rand_like": _rand_like,
+    "uniform": _uniform,
+    "uniform_": _uniform_,
+    "randn": _randn,
+    "randn_like": _randn_like,
+    "normal": _normal,
+    "normal_": _normal_,
+    "normal_functional": _normal_functional,
+    "native_dropout": _native_dropout,
+    "exponential_": _exponential_,
+    "randint": _randint,
+    "randint_like": _randint_like,
+    "random_": _random_,
+    "rrelu_with_noise": _rrelu,
+}
+"""What random operators compute from their draws, by the name of the operator."""

@@ -1,0 +1,219 @@
+"""A step as PyTorch takes it, eagerly: what a captured one is held against.
+
+The step runs on the user's own modules, as its code reads it, but on other values: parameters and
+buffers are exchanged for copies meanwhile, and everything is as it was afterwards (gradients,
+generators and the modes of modules, too).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memplan.pytorch.checkpoints import marked_regions
+from memplan.pytorch.draws import Draw, Draws
+from memplan.pytorch.trace import Prepared, quiet, user_name
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One eager step: forward and backward.
+
+    Tensors are by the user's names. ``gradients`` has those that PyTorch gave, in the parameter's
+    type or float64; ``buffers`` all buffers as the step left them. ``outside`` says that Python's
+    or NumPy's random numbers were drawn; ``peak_bytes`` is the most that tensors made in the step
+    took at a time, where it was watched.
+    """
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    draws: tuple[Draw, ...]
+    unknown: tuple[str, ...]
+    outside: bool
+    seconds: float
+    peak_bytes: int
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the bytes of tensors that operators make, as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See the class."""
+        for tensor in _tensors((args, kwargs)):
+            self._known.add(tensor.untyped_storage()._cdata)
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            self._count(tensor.untyped_storage())
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _count(self, storage: Any) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += nbytes
+
+        def gone() -> None:
+            self.now -= nbytes
+            self._known.discard(key)
+
+        weakref.finalize(storage, gone)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+class Eager:
+    """Takes a prepared step again and again."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        """Take note of what there is."""
+        self.prepared = prepared
+        self.parameters = prepared.parameters()
+        self.buffers = {user_name(n): b for n, b in prepared.module.named_buffers()}
+
+    @property
+    def has_values(self) -> bool:
+        """Whether there is something to compute with: not on the meta device."""
+        held = (*self.parameters.values(), *self.buffers.values(), *self.prepared.batch.values())
+        return not any(tensor.is_meta for tensor in held)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Parameters, buffers and the batch."""
+        held = (*self.parameters.values(), *self.buffers.values(), *self.prepared.batch.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def run(
+        self,
+        number: int = 0,
+        values: Mapping[str, Tensor] | None = None,
+        *,
+        wide: bool = False,
+        draws: bool = True,
+        watched: bool = False,
+    ) -> Outcome:
+        """Take the step once.
+
+        Args:
+            number: tells the draws of this step from those of others.
+            values: parameters and buffers to use instead of those that are there, by name.
+            wide: in float64.
+            draws: random numbers come from :class:`~memplan.pytorch.draws.Draws`; without, the step
+                may not draw any.
+            watched: count bytes.
+
+        Raises:
+            Exception: whatever the user's code raises.
+        """
+        drawn, watch = Draws(number), _Watch()
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            stack.enter_context(self._exchanged(values or {}, wide))
+            outside = stack.enter_context(_generators_kept())
+            stack.enter_context(marked_regions())
+            batch = {name: _as(t, wide) for name, t in self.prepared.batch.items()}
+            stack.enter_context(watch if watched else nullcontext())
+            stack.enter_context(drawn if draws else nullcontext())
+            begin = time.perf_counter()
+            with torch.enable_grad():
+                loss = self.prepared.module(batch)
+                loss = loss[0] if isinstance(loss, tuple) else loss
+                number_ = float(loss.detach())
+                loss.backward()
+            seconds = time.perf_counter() - begin
+            del loss
+            return Outcome(
+                loss=number_,
+                gradients={n: p.grad for n, p in self.parameters.items() if p.grad is not None},
+                buffers=self._buffers_now(),
+                draws=tuple(drawn.made),
+                unknown=tuple(drawn.unknown),
+                outside=outside(),
+                seconds=seconds,
+                peak_bytes=watch.peak,
+            )
+
+    def _buffers_now(self) -> dict[str, Tensor]:
+        found = {user_name(n): b.detach() for n, b in self.prepared.module.named_buffers()}
+        return {name: tensor for name, tensor in found.items() if name in self.buffers}
+
+    @contextmanager
+    def _exchanged(self, values: Mapping[str, Tensor], wide: bool) -> Iterator[None]:
+        """Inside, the module has copies for parameters and buffers."""
+        module = self.prepared.module
+        own = [(p, p.data, p.grad) for p in self.parameters.values()]
+        places = [
+            (each, key, buffer)
+            for each in module.modules()
+            for key, buffer in each._buffers.items()
+            if buffer is not None
+        ]
+        copies = {
+            id(buffer): _as(values.get(name, buffer).detach().clone(), wide)
+            for name, buffer in self.buffers.items()
+        }
+        modes = [(each, each.training) for each in module.modules()]
+        try:
+            for name, parameter in self.parameters.items():
+                parameter.grad = None
+                parameter.data = _as(values.get(name, parameter).detach().clone(), wide)
+            for each, key, buffer in places:
+                each._buffers[key] = copies.get(id(buffer), buffer)
+            yield
+        finally:
+            for parameter, data, grad in own:
+                parameter.grad = None
+                parameter.data = data
+                parameter.grad = grad
+            for each, key, buffer in places:
+                each._buffers[key] = buffer
+            for each, mode in modes:
+                each.training = mode
+
+
+def _as(tensor: Tensor, wide: bool) -> Tensor:
+    return tensor.double() if wide and tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def _generators_kept() -> Iterator[Any]:
+    """Restores the generators of PyTorch, Python and NumPy; gives a function that says whether one
+    of the latter two was used."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+
+    def used() -> bool:
+        now: Any = np.random.get_state(legacy=False)
+        return random.getstate() != python or repr(now) != repr(numpy)
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield used
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

@@ -1,0 +1,249 @@
+"""A captured step is held against PyTorch: what is right passes, what is wrong does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.api.capture.check import CaptureDiffersError, Verdict
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+nn, F = torch.nn, torch.nn.functional
+pytestmark = pytest.mark.ort
+
+
+class Net(nn.Module):  # type: ignore[name-defined,misc]
+    """A little of everything: a normalization, two kinds of randomness, an unused layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 4)
+        self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.4)
+        self.spare = nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        y = self.drop(self.norm(self.first(x)).relu())
+        return self.last(y + 0.1 * torch.randn_like(y))
+
+
+def step(optimizer: Any = None, loss: Any = F.cross_entropy, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    model = Net()
+    batch = (torch.randn(12, 6), torch.randint(0, 4, (12,)))
+    chosen = None if optimizer is None else optimizer(model.parameters())
+    return memplan.TorchStep(model, loss, batch, chosen, **settings)
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_a_right_step_is_equal_within_rounding(via: str) -> None:
+    check = memplan.capture(step(adamw), via=via).check
+    assert check is not None
+    assert check.verdict is Verdict.EQUAL
+    assert (check.steps, check.draws, check.gradients) == (2, 2, 6)
+    assert check.loss_error < 1e-6
+    assert check.gradient_error < 1e-5
+    assert check.update_error < 1e-5
+    assert 0 < check.own_error < 1e-5
+    assert check.not_checked == ()
+    assert check.causes == ()
+    assert check.eager_peak_bytes > 3 * 4 * (6 * 16 + 16 * 4)
+    assert check.eager_seconds > 0
+    assert check.captured_seconds > 0
+    assert json.loads(json.dumps(check.as_json()))["verdict"] == "equal"
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("treatment", [{}, {"clip_norm": 0.1}, {"scaler": "dynamic"}])
+def test_updates_are_those_of_the_optimizer(name: str, treatment: Any) -> None:
+    check = memplan.capture(step(OPTIMIZERS[name], **treatment)).check
+    assert check is not None
+    assert check.verdict is Verdict.EQUAL
+    assert check.steps == 2
+    assert check.update_error < 1e-5
+
+
+def test_a_user_s_optimizer_and_model_are_as_they_were() -> None:
+    given = step(adamw)
+    scheduler = torch.optim.lr_scheduler.StepLR(given.optimizer, 1)
+    before = {n: t.clone() for n, t in given.model.state_dict().items()}
+    memplan.capture(given)
+    assert all(torch.equal(t, before[n]) for n, t in given.model.state_dict().items())
+    assert not given.optimizer.state
+    assert scheduler.last_epoch == 0
+
+
+def test_without_an_optimizer_one_step_is_compared() -> None:
+    check = memplan.capture(step()).check
+    assert check is not None
+    assert (check.steps, check.update_error) == (1, None)
+
+
+def test_nothing_is_run_where_that_is_not_asked_for() -> None:
+    assert memplan.capture(step(), check=False).check is None
+
+
+# --- What is wrong ------------------------------------------------------------------------------
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, edit: Any) -> None:
+    """Let both roads give a graph that is edited behind their back."""
+    from memplan.api.capture import gradients
+
+    for name in ("by_grad", "by_autograd"):
+        real = getattr(gradients, name)
+
+        def wrong(*args: Any, real: Any = real) -> Any:
+            trained = real(*args)
+            edit(trained.model)
+            return trained
+
+        monkeypatch.setattr(gradients, name, wrong)
+
+
+def scaled(model: Any, output: str, factor: float) -> None:
+    """Multiply a tensor of a graph, wherever it is made."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    places = [k for k, node in enumerate(graph.node) if output in node.output]
+    node = graph.node[places[0]]
+    node.output[list(node.output).index(output)] = f"{output}/right"
+    graph.initializer.append(numpy_helper.from_array(np.float32(factor), f"{output}/factor"))
+    made = helper.make_node("Mul", [f"{output}/right", f"{output}/factor"], [output], "planted")
+    nodes = [type(n).FromString(n.SerializeToString()) for n in graph.node]
+    nodes.insert(places[0] + 1, made)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+WRONG = {
+    "loss": ("loss", "loss"),
+    "gradient": ("first.weight_grad", "gradient"),
+    "buffer": ("norm.running_mean_new", "buffer"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_tensor_is_a_finding_and_no_file(
+    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    output, kind = WRONG[case]
+    planted(monkeypatch, lambda model: scaled(model, output, 1.001))
+    with pytest.raises(CaptureDiffersError) as caught:
+        memplan.capture(step(), tmp_path / "step.onnx")
+    assert caught.value.exit_code == 1
+    assert {each.kind for each in caught.value.check.differences} == {kind}
+    assert "via grad and joint" in caught.value.message
+    assert not list(tmp_path.iterdir())
+    (found,) = caught.value.check.differences
+    assert found.error == pytest.approx(1e-3, rel=0.1)
+
+
+def test_a_difference_names_the_parameter_its_module_and_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planted(monkeypatch, lambda model: scaled(model, "last.weight_grad", 1.1))
+    place = r"'last\.weight' of last \(Linear\), test_capture_check\.py:\d+"
+    with pytest.raises(CaptureDiffersError, match=place) as caught:
+        memplan.capture(step())
+    assert "acts on gradients alone" in caught.value.hint
+    assert "--no-check" in caught.value.hint
+
+
+@pytest.mark.parametrize("output", ["first.weight_new", "first.weight.exp_avg_sq_new"])
+def test_a_wrong_update_is_a_finding(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda model: scaled(model, output, 1.001))
+    with pytest.raises(CaptureDiffersError, match=r"new (parameter|state tensor)") as caught:
+        memplan.capture(step(adamw))
+    assert output.removesuffix("_new") in caught.value.message
+
+
+def test_the_other_road_is_taken_where_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import gradients
+
+    real = gradients.by_grad
+
+    def wrong(*args: Any) -> Any:
+        trained = real(*args)
+        scaled(trained.model, "loss", 1.001)
+        return trained
+
+    monkeypatch.setattr(gradients, "by_grad", wrong)
+    capture = memplan.capture(step())
+    assert capture.via == "joint"
+    assert "the loss is off by 0.001" in capture.roads[0].failure
+    assert any("via grad: differs from PyTorch" in note for note in capture.notes)
+    with pytest.raises(CaptureDiffersError, match="via grad"):
+        memplan.capture(step(), via="grad")
+
+
+def test_lost_randomness_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def frozen(model: Any) -> None:
+        node = next(n for n in model.graph.node if n.op_type == "RandomNormalLike")
+        node.op_type = "Identity"
+        del node.attribute[:]
+
+    planted(monkeypatch, frozen)
+    with pytest.raises(CaptureDiffersError, match=r"random numbers 2 times .* the graph 1 time"):
+        memplan.capture(step())
+
+
+def test_random_numbers_from_outside_of_pytorch_are_a_finding() -> None:
+    import random
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return F.cross_entropy(model(x), y) * (1.0 + random.random())
+
+    with pytest.raises(CaptureDiffersError, match="Python's or NumPy's"):
+        memplan.capture(step(loss=loss))
+
+
+# --- What cannot be checked -----------------------------------------------------------------------
+
+
+def reason(given: Any) -> str:
+    check = memplan.capture(given, weights="none").check
+    assert check is not None
+    assert check.verdict is Verdict.SKIPPED
+    assert check.lines == (f"not checked against PyTorch: {check.reason}",)
+    return str(check.reason)
+
+
+def test_a_loss_that_is_not_a_number_is_said() -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return F.cross_entropy(model(x), y) / 0
+
+    assert "own loss is inf" in reason(step(loss=loss))
+
+
+def test_memory_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import reference
+
+    monkeypatch.setattr(reference, "available_bytes", lambda: 10_000)
+    assert "are free; a smaller example batch would do" in reason(step())
+
+
+def test_a_graph_that_the_runtime_cannot_run_is_said() -> None:
+    model = nn.Conv1d(2, 3, 2).double()
+    given = memplan.TorchStep(model, lambda m, x: m(x).pow(2).mean(), torch.randn(1, 2, 5).double())
+    assert "Conv" in reason(given)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from memplan.errors import UsageError
+from memplan.ir.contract import averaged_by
 from memplan.pytorch.step import Ema, TorchStep
 from memplan.pytorch.trace import Prepared, first_names, user_name
 
@@ -26,10 +27,12 @@ class Averages:
     sources: Mapping[str, str] | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """Those that are tensors of the model."""
-        return (*(self.sources or ()), *self.copies)
+    def followed(self, name: str) -> tuple[str, float]:
+        """What an average follows, and the share of that in its next value."""
+        if name in self.copies:
+            return self.copies[name], 1.0
+        source = averaged_by(name) if self.sources is None else self.sources[name]
+        return str(source), 1 - self.decay
 
 
 def read_averages(step: TorchStep, prepared: Prepared, trained: Collection[str]) -> Averages | None:

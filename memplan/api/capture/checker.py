@@ -35,7 +35,7 @@ from memplan.api.capture.gradients import Trained
 from memplan.api.capture.reference import NotComparableError, Reference
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
-from memplan.ir.contract import LOSS_SCALE
+from memplan.ir.contract import LOSS_SCALE, Role
 from memplan.pytorch.eager import Outcome
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor, in_float64
@@ -92,6 +92,7 @@ class _Comparison:
         gradients = {p: out for out, p in done.contract.gradients.items()} or trained.sink.taken
         self.trial = Trial(done, gradients, reference.first.draws, self.reading.dims)
         self.trained = trained.wrt
+        self.averages = done.contract.named(Role.AVERAGE)
         self.found = _Found()
         self.scale = 1.0
 
@@ -124,6 +125,7 @@ class _Comparison:
             if self.found.differences:
                 return self._answer(step, causes=self._causes(step, values, outcome, exact))
             self._hold_update(step, twin, ran)
+            self._hold_averages(step, values, ran)
             if self.found.differences or step == _UPDATES:
                 seconds = outcome.seconds + twin.seconds
                 return self._answer(step, seconds, ran.seconds, twin.state_bytes)
@@ -261,6 +263,8 @@ class _Comparison:
         wanted, got = {}, {}
         for name, after in floats.items():
             before = self.reading.tensors[name]
+            if name in self.averages:
+                continue
             if name in self.new:
                 wanted[name], got[name] = in_float64(after), _wide(ran.outputs[self.new[name]])
             elif step == 1 and not bool((before == after).all()):
@@ -284,6 +288,17 @@ class _Comparison:
             self.found.add("update", found)
         if LOSS_SCALE in self.new:
             self.scale = float(ran.outputs[self.new[LOSS_SCALE]])
+
+    def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:
+        """Averages of the weights, beside their formula on what the graph has."""
+        for name in self.averages:
+            assert self.reading.averages is not None
+            source, share = self.reading.averages.followed(name)
+            given = ran.outputs[self.new[source]] if source in self.new else values[source]
+            old = _wide(values[name] if name in values else self.trial.zeros[name])
+            want = old + share * (_wide(given) - old)
+            got = _wide(ran.outputs[self.new[name]])
+            self.found.add("update", compare_update(step, name, got, want, None))
 
     def _causes(
         self, step: int, values: Mapping[str, Array], outcome: Outcome, exact: Outcome | None

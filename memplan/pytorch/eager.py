@@ -31,7 +31,8 @@ class Outcome:
     """One eager step: forward and backward.
 
     Tensors are by the user's names. ``gradients`` has those that PyTorch gave, in the parameter's
-    type or float64; ``buffers`` all buffers as the step left them. ``outside`` says that Python's
+    type or float64; ``buffers`` all buffers as the step left them, ``metrics`` what stands beside
+    the loss. ``outside`` says that Python's
     or NumPy's random numbers were drawn; ``peak_bytes`` is the most that tensors made in the step
     took at a time, where it was watched.
     """
@@ -39,6 +40,7 @@ class Outcome:
     loss: float
     gradients: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
+    metrics: Mapping[str, Tensor]
     draws: tuple[Draw, ...]
     unknown: tuple[str, ...]
     outside: bool
@@ -142,16 +144,17 @@ class Eager:
             stack.enter_context(drawn if draws else nullcontext())
             begin = time.perf_counter()
             with torch.enable_grad():
-                loss = self.prepared.module(batch)
-                loss = loss[0] if isinstance(loss, tuple) else loss
-                number_ = float(loss.detach())
+                result = self.prepared.module(batch)
+                loss, metrics = result if isinstance(result, tuple) else (result, {})
+                value = float(loss.detach())
                 loss.backward()
             seconds = time.perf_counter() - begin
-            del loss
+            del result, loss
             return Outcome(
-                loss=number_,
+                loss=value,
                 gradients={n: p.grad for n, p in self.parameters.items() if p.grad is not None},
                 buffers=self._buffers_now(),
+                metrics=metrics,
                 draws=tuple(drawn.made),
                 unknown=tuple(drawn.unknown),
                 outside=outside(),

@@ -218,6 +218,43 @@ def test_random_numbers_from_outside_of_pytorch_are_a_finding() -> None:
         memplan.capture(step(loss=loss))
 
 
+class Pair(nn.Module):  # type: ignore[name-defined,misc]
+    """A student, and a teacher that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(5, 3), nn.Linear(5, 3).requires_grad_(False)
+
+
+def distilled(model: Any, x: Any) -> Any:
+    found, wanted = model.student(x), model.teacher(x)
+    return (found - wanted).pow(2).mean(), {"agree": (found > 0).eq(wanted > 0).float().mean()}
+
+
+def pair(ema: Any) -> Any:
+    torch.manual_seed(0)
+    model = Pair()
+    optimizer = torch.optim.SGD(model.student.parameters(), 0.5)
+    return memplan.TorchStep(model, distilled, {"x": torch.randn(9, 5)}, optimizer, ema=ema)
+
+
+AVERAGES = {"beside": 0.9, "teacher": memplan.Ema(0.9, {"teacher": "student"})}
+WRONG_BESIDE = {
+    "beside": "student.weight.ema_new",
+    "teacher": "teacher.weight_new",
+    "metric": "agree",
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BESIDE)
+def test_metrics_and_averages_are_compared(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ema = AVERAGES.get(case)
+    assert memplan.capture(pair(ema)).check.verdict is Verdict.EQUAL
+    planted(monkeypatch, lambda model: scaled(model, WRONG_BESIDE[case], 1.01))
+    with pytest.raises(CaptureDiffersError, match=WRONG_BESIDE[case].removesuffix("_new")):
+        memplan.capture(pair(ema))
+
+
 # --- What cannot be checked -----------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ _KINDS = {
     "draws": "draw",
     "loss": "loss",
     "gradient": "gradient",
+    "metric": "metric",
     "buffer": "buffer",
     "parameter": "new parameter",
     "state": "new state tensor",

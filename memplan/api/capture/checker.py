@@ -35,7 +35,7 @@ from memplan.api.capture.gradients import Trained
 from memplan.api.capture.reference import NotComparableError, Reference
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
-from memplan.ir.contract import LOSS_SCALE, Role
+from memplan.ir.contract import LOSS_SCALE, Role, average_of
 from memplan.pytorch.eager import Outcome
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor, in_float64
@@ -222,6 +222,7 @@ class _Comparison:
         there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
         tolerance = self.reference.tolerance
         found.add("gradient", compare("gradient", step, there, wanted, right, tolerance))
+        self._hold_metrics(found, step, outcome, exact, ran)
         self._hold_buffers(found, step, outcome, exact, ran)
 
     def _tolerance(self) -> Tolerance:
@@ -245,6 +246,16 @@ class _Comparison:
         right = {} if exact is None else {name: np.asarray(exact.loss)}
         wanted = {name: np.asarray(outcome.loss)}
         found.add("loss", compare("loss", step, got, wanted, right, tolerance))
+
+    def _hold_metrics(
+        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
+    ) -> None:
+        wanted = {name: in_float64(t) for name, t in outcome.metrics.items()}
+        right = {} if exact is None else {n: in_float64(t) for n, t in exact.metrics.items()}
+        got = {name: _wide(ran.outputs[name]) for name in wanted}
+        tolerance = self._tolerance()
+        tolerance.precision = dict.fromkeys(wanted, self.reading.narrowest)
+        found.add("metric", compare("metric", step, got, wanted, right, tolerance))
 
     def _gradients(self, outcome: Outcome, there: Mapping[str, Array]) -> dict[str, Array]:
         """PyTorch's gradients of what the graph has gradients of, 0 where it gives none; and of

@@ -39,10 +39,10 @@ DOUBTFUL = 0.05
 class Difference:
     """What is not as in PyTorch.
 
-    ``kind`` is ``loss``, ``gradient``, ``buffer``, ``parameter`` or ``state`` (new values), or
-    ``draws``: then ``name`` says what was drawn. ``error`` and ``tolerance`` are relative to the
-    largest entry of the tensor, ``place`` is its module and the line of the user's code that reads
-    it first. ``step`` is the step in which it was seen.
+    ``kind`` is ``loss``, ``gradient``, ``metric``, ``buffer``, ``parameter`` or ``state`` (new
+    values), or ``draws``: then ``name`` says what was drawn. ``error`` and ``tolerance`` are
+    relative to the largest entry of the tensor, ``place`` is its module and the line of the user's
+    code that reads it first. ``step`` is the step in which it was seen.
     """
 
     kind: str

@@ -89,7 +89,7 @@ def test_eight_billion_parameters_of_which_two_layers_are_planned_for() -> None:
 def test_what_has_no_value_is_an_input_of_state(via: str) -> None:
     found = memplan.capture(step("meta"), via=via)
     assert inputs(found) == {"layer.weight", "layer.bias", "factor", "x", "lr"}
-    assert found.contract.roles["factor"] is Role.RUNNING_STATISTIC
+    assert found.contract.roles["factor"] is Role.FROZEN
     assert "factor" not in found.contract.new_values.values()
 
 
@@ -100,7 +100,7 @@ def test_weights_left_out_are_inputs_whether_they_are_trained_or_not(via: str) -
     given.model.layer.bias.requires_grad_(False)
     found = memplan.capture(given, via=via, weights="none")
     assert inputs(found) == {"layer.weight", "layer.bias", "factor", "x", "lr"}
-    assert found.contract.roles["layer.bias"] is Role.PARAMETER
+    assert found.contract.roles["layer.bias"] is Role.FROZEN
     onnx.checker.check_model(found.model, full_check=True)
     ort = pytest.importorskip("onnxruntime")
     session = ort.InferenceSession(found.model.SerializeToString())

@@ -71,7 +71,7 @@ class Pair:
             "d": memplan.TorchStep(self.model, d_loss, (x, z), self.d, frozen=frozen),
             "g": memplan.TorchStep(self.model, g_loss, (z,), self.g, frozen=frozen),
         }
-        # Not checked: spectral norm multiplies a matrix and a vector, which plain sessions fuse wrong.
+        # Not checked: spectral norm is a matrix times a vector, which plain sessions fuse wrong.
         return {name: captured(step, VIA, check=False).model for name, step in made.items()}
 
     def train(self) -> Iterator[tuple[float, dict[str, Any], float]]:

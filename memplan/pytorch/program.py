@@ -23,6 +23,7 @@ from torch.export.graph_signature import (
 from memplan.errors import ModelError
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import attention
+from memplan.pytorch.stops import with_stops
 from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
@@ -94,7 +95,9 @@ def decomposed(program: Any) -> Any:
     """
     try:
         with quiet():
-            return program.run_decompositions(friendly_table())
+            return with_stops(program).run_decompositions(friendly_table())
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 from unittest import mock
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
+
 aten = torch.ops.aten
+_ACTIVE: ContextVar[bool] = ContextVar("spelled", default=False)
 _SHUT = -1e30
 """Added to scores that are masked; float32 holds it, and no score comes near."""
 
@@ -133,6 +137,11 @@ _SPELLED: dict[Any, Callable[..., Any]] = {
 class _Replacing(TorchFunctionMode):
     """Replaces functions that are called from outside of PyTorch, by whatever name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = Frozen()
+        self.own = {**_SPELLED, **self.frozen.functions()}
+
     def __torch_function__(
         self,
         func: Any,
@@ -141,15 +150,26 @@ class _Replacing(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """See the class."""
-        return _SPELLED.get(func, func)(*args, **(kwargs or {}))
+        if func in self.own:
+            return self.own[func](*args, **(kwargs or {}))
+        args, kwargs = self.frozen.stopped(func, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
 def spelled() -> Iterator[None]:
     """Inside, functions are replaced by what is written out here, whoever calls them: PyTorch's
-    own modules find them by name, others may have imported them."""
+    own modules find them by name, others may have imported them (:func:`replacing`)."""
     with ExitStack() as stack:
         for function, own in _SPELLED.items():
             stack.enter_context(mock.patch.object(functional, function.__name__, own))
-        stack.enter_context(_Replacing())
+        stack.enter_context(without_inference_mode())
+        token = _ACTIVE.set(True)
+        stack.callback(_ACTIVE.reset, token)
         yield
+
+
+def replacing() -> AbstractContextManager[Any]:
+    """What the user's code is to be run in: inside of :func:`spelled`, replacements of what it
+    calls by whatever name; outside nothing. PyTorch's own code around it must not be in it."""
+    return _Replacing() if _ACTIVE.get() else nullcontext()

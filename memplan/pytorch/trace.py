@@ -19,7 +19,7 @@ from torch.nn import functional
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.errors import hint_for, reason_of
-from memplan.pytorch.spelled import spelled
+from memplan.pytorch.spelled import replacing, spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -60,7 +60,8 @@ class StepModule(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss as a scalar."""
-        return loss_of(self.call(**batch))
+        with replacing():
+            return loss_of(self.call(**batch))
 
 
 def user_name(name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from onnxscript import opset20 as op
 
 from memplan.pytorch.recurrent import gru, lstm, rnn_relu, rnn_tanh
+from memplan.pytorch.surrogates import BACKWARD_THROUGH, translated
 
 aten = torch.ops.aten
 
@@ -75,6 +76,7 @@ def _number(value: float, like: Any) -> Any:
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_layer_norm.default: layer_norm,
+    BACKWARD_THROUGH: translated,
     aten.lstm.input: lstm,
     aten.gru.input: gru,
     aten.rnn_tanh.input: rnn_tanh,

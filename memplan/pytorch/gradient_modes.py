@@ -61,10 +61,10 @@ class Frozen:
     def functions(self) -> Mapping[Any, Callable[..., Any]]:
         """What replaces attributes and methods of tensors."""
         return {
-            Tensor.data.__get__: lambda tensor, *_: tensor.detach(),  # type: ignore[attr-defined]
-            Tensor.data.__set__: _overwrite,  # type: ignore[attr-defined]
+            Tensor.data.__get__: lambda tensor, *_: tensor.detach(),
+            Tensor.data.__set__: _overwrite,
             Tensor.requires_grad_: self.require,
-            Tensor.requires_grad.__set__: self.require,  # type: ignore[attr-defined]
+            Tensor.requires_grad.__set__: self.require,
         }
 
 

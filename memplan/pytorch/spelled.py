@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from memplan.pytorch import losses
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
 
 aten = torch.ops.aten
@@ -130,6 +131,7 @@ _NORMS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
+    **losses.SPELLED,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
 

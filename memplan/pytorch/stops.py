@@ -120,7 +120,7 @@ class _Region:
         elif slots := _written(node):
             self._write(node, slots)
         elif node.target is operator.getitem and node.args[0] in self.results:
-            self._mark(node, self.results[node.args[0]][node.args[1]])  # type: ignore[index]
+            self._mark(node, self.results[node.args[0]][node.args[1]])
         else:
             read = [n for n in node.args[1:] if isinstance(n, Node)]
             read = read if node.target is BACKWARD_THROUGH else node.all_input_nodes

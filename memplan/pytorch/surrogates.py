@@ -27,18 +27,11 @@ _SCHEMA = defs.OpSchema(
 _private = values.Op(values.Opset(DOMAIN, 1), OP, _SCHEMA)
 
 
-@torch.library.custom_op(
-    "memplan::backward_through",
-    mutates_args=(),
-    schema="(Tensor value, Tensor? surrogate=None) -> Tensor",
-)
-def backward_through(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
-    """``value``, whose gradient is that of ``surrogate`` (the same shape and type), or none."""
+def _forward(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
     return value.clone()
 
 
-@backward_through.register_fake
-def _(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
+def _shape(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
     return torch.empty_like(value)
 
 
@@ -50,8 +43,21 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None]:
     return None, grad if ctx.replaced else None
 
 
-backward_through.register_autograd(_backward, setup_context=_note)
+_operator: Any = torch.library.custom_op(
+    "memplan::backward_through",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor value, Tensor? surrogate=None) -> Tensor",
+)
+_operator.register_fake(_shape)
+_operator.register_autograd(_backward, setup_context=_note)
 BACKWARD_THROUGH: Any = torch.ops.memplan.backward_through.default
+
+
+def backward_through(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
+    """``value``, whose gradient is that of ``surrogate`` (the same shape and type), or none."""
+    found: Tensor = _operator(value, surrogate)
+    return found
 
 
 def translated(value: Any, surrogate: Any = None) -> Any:

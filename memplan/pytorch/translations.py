@@ -69,6 +69,26 @@ def layer_norm(
     return (y, *kept)
 
 
+def log_sigmoid(x: Any) -> Any:
+    """The logarithm of the sigmoid, which may be a zero; the softplus is exact."""
+    return op.Neg(op.Softplus(op.Neg(x)))
+
+
+def binary_cross_entropy_with_logits(
+    x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> Any:
+    """(1 - t)·x + (1 + (p - 1)·t)·softplus(-x), of logits of any size."""
+    one = _number(1.0, x)
+    logs = op.Softplus(op.Neg(x))
+    if pos_weight is not None:
+        logs = op.Mul(logs, op.Add(op.Mul(op.Sub(pos_weight, one), target), one))
+    loss = op.Add(op.Mul(op.Sub(one, target), x), logs)
+    loss = loss if weight is None else op.Mul(loss, weight)
+    if reduction == 0:
+        return loss
+    return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=False)
+
+
 def _number(value: float, like: Any) -> Any:
     return op.CastLike(op.Constant(value_float=value), like)
 
@@ -77,6 +97,8 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_layer_norm.default: layer_norm,
     BACKWARD_THROUGH: translated,
+    aten.log_sigmoid.default: log_sigmoid,
+    aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
     aten.lstm.input: lstm,
     aten.gru.input: gru,
     aten.rnn_tanh.input: rnn_tanh,

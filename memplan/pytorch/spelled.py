@@ -12,10 +12,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from memplan.pytorch import losses
+from memplan.pytorch import losses, randomness
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
 
 aten = torch.ops.aten
@@ -132,6 +133,7 @@ _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
     **losses.SPELLED,
+    **randomness.SPELLED,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
 
@@ -142,7 +144,7 @@ class _Replacing(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.frozen = Frozen()
-        self.own = {**_SPELLED, **self.frozen.functions()}
+        self.own = {**_SPELLED, **randomness.CALLED, **self.frozen.functions()}
 
     def __torch_function__(
         self,
@@ -166,6 +168,8 @@ def spelled() -> Iterator[None]:
         for function, own in _SPELLED.items():
             stack.enter_context(mock.patch.object(functional, function.__name__, own))
         stack.enter_context(without_inference_mode())
+        # Checks of arguments are branches on values.
+        stack.enter_context(mock.patch.object(Distribution, "_validate_args", False))
         token = _ACTIVE.set(True)
         stack.callback(_ACTIVE.reset, token)
         yield

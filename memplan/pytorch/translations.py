@@ -69,6 +69,11 @@ def layer_norm(
     return (y, *kept)
 
 
+def bernoulli(x: Any, generator: Any = None) -> Any:
+    """1 with probability ``x``; ONNX's own operator is defined the wrong way round."""
+    return op.CastLike(op.Less(op.RandomUniformLike(x), x), x)
+
+
 def log_sigmoid(x: Any) -> Any:
     """The logarithm of the sigmoid, which may be a zero; the softplus is exact."""
     return op.Neg(op.Softplus(op.Neg(x)))
@@ -97,6 +102,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_layer_norm.default: layer_norm,
     BACKWARD_THROUGH: translated,
+    aten.bernoulli.default: bernoulli,
     aten.log_sigmoid.default: log_sigmoid,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
     aten.lstm.input: lstm,

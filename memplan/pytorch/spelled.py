@@ -16,7 +16,8 @@ from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from memplan.pytorch import losses, randomness
+from memplan.errors import ModelError
+from memplan.pytorch import layers, losses, randomness
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
 
 aten = torch.ops.aten
@@ -85,11 +86,12 @@ def embedding_bag(
     """``torch.nn.functional.embedding_bag``: rows of a table, summed or averaged by bag.
 
     Raises:
-        NotImplementedError: the largest of each bag, a limited norm, scaled gradients.
+        ModelError: the largest of each bag, a limited norm, scaled gradients.
     """
     if mode not in ("sum", "mean") or max_norm is not None or scale_grad_by_freq:
-        raise NotImplementedError(
-            "embedding_bag with mode='max', max_norm or scale_grad_by_freq cannot be captured"
+        raise ModelError(
+            "embedding_bag with mode='max', max_norm or scale_grad_by_freq cannot be captured",
+            "take functional.embedding, and .amax(1) of it",
         )
     rows = functional.embedding(input, weight)
     counted = torch.ones_like(input, dtype=weight.dtype)
@@ -132,6 +134,7 @@ _NORMS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
+    **layers.SPELLED,
     **losses.SPELLED,
     **randomness.SPELLED,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
@@ -144,7 +147,7 @@ class _Replacing(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.frozen = Frozen()
-        self.own = {**_SPELLED, **randomness.CALLED, **self.frozen.functions()}
+        self.own = {**_SPELLED, **layers.CALLED, **randomness.CALLED, **self.frozen.functions()}
 
     def __torch_function__(
         self,

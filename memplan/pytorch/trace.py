@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.nn import functional
 
-from memplan.errors import ModelError, UsageError
+from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import replacing, spelled
@@ -247,7 +247,7 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
         try:
             program = _exported(prepared, limits)
             break
-        except UsageError:
+        except MemplanError:
             raise
         except Exception as error:
             found = _limits_in(str(error))

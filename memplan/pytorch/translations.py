@@ -69,6 +69,29 @@ def layer_norm(
     return (y, *kept)
 
 
+def conv3d(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> Any:
+    """Convolution; torch's exporter makes a bias of another shape where there is none."""
+    attributes = {
+        "strides": _each(stride),
+        "pads": _each(padding) * 2,
+        "dilations": _each(dilation),
+        "group": groups,
+    }
+    return op.Conv(x, weight, **attributes) if bias is None else op.Conv(x, weight, bias, **attributes)
+
+
+def _each(values: Sequence[int]) -> list[int]:
+    return list(values) * 3 if len(values) == 1 else list(values)
+
+
 def bernoulli(x: Any, generator: Any = None) -> Any:
     """1 with probability ``x``; ONNX's own operator is defined the wrong way round."""
     return op.CastLike(op.Less(op.RandomUniformLike(x), x), x)
@@ -102,6 +125,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_layer_norm.default: layer_norm,
     BACKWARD_THROUGH: translated,
+    aten.conv3d.default: conv3d,
     aten.bernoulli.default: bernoulli,
     aten.log_sigmoid.default: log_sigmoid,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,

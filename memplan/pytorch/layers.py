@@ -14,6 +14,8 @@ from memplan.errors import ModelError
 from memplan.pytorch.surrogates import backward_through
 
 _embedding = functional.embedding
+_pairwise_distance = functional.pairwise_distance
+_vector_norm = torch.linalg.vector_norm
 Sizes = Sequence[int]
 
 
@@ -34,8 +36,7 @@ def embedding(
     """
     if max_norm is not None:
         raise ModelError(
-            "embedding with max_norm changes its weights in the forward part, and they are "
-            "trained",
+            "embedding with max_norm changes its weights in the forward part, and they are trained",
             "limit the norm in the step's loss, or after the update, instead",
         )
     rows = surrogate = _embedding(input, weight)
@@ -105,6 +106,65 @@ def maximum(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
     return pooled
 
 
+def vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """``torch.linalg.vector_norm``; the gradient of a norm of zeros is zero, whatever the order."""
+    if ord in (1, 2) or ord <= 0 or math.isinf(ord):
+        return _vector_norm(x, ord, dim, keepdim, dtype=dtype)
+    x = x if dtype is None else x.to(dtype)
+    axes = list(range(x.dim())) if dim is None else dim
+    nothing = x == 0
+    powers = torch.where(nothing, 0.0, torch.where(nothing, 1.0, x).abs() ** ord)
+    total = powers.sum(axes, keepdim=keepdim)
+    return torch.where(total == 0, 0.0, torch.where(total == 0, 1.0, total) ** (1 / ord))
+
+
+def pairwise_distance(
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    """``torch.nn.functional.pairwise_distance``."""
+    if p in (1, 2):
+        return _pairwise_distance(x1, x2, p, eps, keepdim)
+    return vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def logaddexp(input: Tensor, other: Tensor) -> Tensor:
+    """``torch.logaddexp`` without an overflow."""
+    return torch.stack(torch.broadcast_tensors(input, other)).logsumexp(0)
+
+
+def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
+    """``torch.logaddexp2``, the same to the base 2."""
+    return logaddexp(input * math.log(2), other * math.log(2)) / math.log(2)
+
+
+def scatter_reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.scatter_reduce`` by any name; the exporter has no means, and takes a sum."""
+
+    def reduced(
+        input: Tensor,
+        dim: int,
+        index: Tensor,
+        src: Tensor,
+        reduce: str,
+        *,
+        include_self: bool = True,
+    ) -> Tensor:
+        if reduce != "mean":
+            return function(input, dim, index, src, reduce, include_self=include_self)
+        ones = torch.ones_like(src)
+        if include_self:
+            counts = torch.ones_like(input).scatter_add(dim, index, ones)
+            return input.scatter_add(dim, index, src) / counts
+        nothing = torch.zeros_like(input)
+        counts = nothing.scatter_add(dim, index, ones)
+        means = nothing.scatter_add(dim, index, src) / counts.clamp(min=1.0)
+        return torch.where(counts > 0, means, input)
+
+    return reduced
+
+
 def clamp(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``torch.clamp`` by any name. Bounds of which one is whole, the other not, have no overload of
     their own in ONNX."""
@@ -160,15 +220,24 @@ def _pixels(count: int, window: Sizes, padding_counts: bool, like: Tensor) -> Te
 
 SPELLED: dict[Any, Callable[..., Any]] = {
     functional.embedding: embedding,
+    functional.pairwise_distance: pairwise_distance,
     functional.avg_pool1d: average(functional.avg_pool1d, 1),
     functional.avg_pool2d: average(functional.avg_pool2d, 2),
     functional.avg_pool3d: average(functional.avg_pool3d, 3),
 }
 """Functions that PyTorch's own modules call by name."""
-CALLED: dict[Any, Callable[..., Any]] = {
+NAMED: dict[Any, Callable[..., Any]] = {
     torch.max_pool1d: maximum(torch.max_pool1d, 1),
     torch.max_pool2d: maximum(torch.max_pool2d, 2),
     torch.max_pool3d: maximum(torch.max_pool3d, 3),
+}
+"""Those that they call by name in ``torch``."""
+CALLED: dict[Any, Callable[..., Any]] = {
+    **NAMED,
+    torch.linalg.vector_norm: vector_norm,
+    **dict.fromkeys((torch.logaddexp, Tensor.logaddexp), logaddexp),
+    **dict.fromkeys((torch.logaddexp2, Tensor.logaddexp2), logaddexp2),
+    **{f: scatter_reduce(f) for f in (torch.scatter_reduce, Tensor.scatter_reduce)},
     **{f: clamp(f) for f in (torch.clamp, torch.clip, torch.clamp_, torch.clip_)},
     **{f: clamp(f) for f in (Tensor.clamp, Tensor.clip, Tensor.clamp_, Tensor.clip_)},
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,6 @@ from memplan.errors import ModelError
 from memplan.pytorch.surrogates import backward_through
 
 _cross_entropy = functional.cross_entropy
-_ctc_loss = functional.ctc_loss
 
 
 def reduced(loss: Tensor, reduction: str) -> Tensor:
@@ -45,9 +46,7 @@ def cross_entropy(
         reduction = legacy_get_string(size_average, reduce)
     soft = target.is_floating_point()
     if not soft and not label_smoothing and input.dim() > 1:
-        return _cross_entropy(
-            input, target, weight, ignore_index=ignore_index, reduction=reduction
-        )
+        return _cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
     if input.dim() == 1:
         found = cross_entropy(
             input[None],
@@ -155,7 +154,8 @@ def ctc_loss(*args: object, **kwargs: object) -> Tensor:
     )
 
 
-SPELLED = {
+SPELLED: dict[Any, Callable[..., Any]] = {
+    functional.ctc_loss: ctc_loss,
     functional.cross_entropy: cross_entropy,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,

@@ -96,9 +96,7 @@ def by_layer(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> tuple[Tensor, ...]:
         packed = not isinstance(params, Sequence)
         if packed or not (train and dropped and layers > 1):
-            return tuple(
-                function(input, hx, params, has_biases, layers, dropped, train, *rest)
-            )
+            return tuple(function(input, hx, params, has_biases, layers, dropped, train, *rest))
         states = hx if isinstance(hx, Sequence) else (hx,)
         each, ways = len(params) // layers, states[0].shape[0] // layers
         last: list[Sequence[Tensor]] = []

@@ -170,6 +170,9 @@ def spelled() -> Iterator[None]:
     with ExitStack() as stack:
         for function, own in _SPELLED.items():
             stack.enter_context(mock.patch.object(functional, function.__name__, own))
+        for function, own in layers.NAMED.items():
+            stack.enter_context(mock.patch.object(torch, function.__name__, own))
+        stack.enter_context(mock.patch.object(torch.linalg, "vector_norm", layers.vector_norm))
         stack.enter_context(without_inference_mode())
         # Checks of arguments are branches on values.
         stack.enter_context(mock.patch.object(Distribution, "_validate_args", False))

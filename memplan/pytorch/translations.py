@@ -85,7 +85,9 @@ def conv3d(
         "dilations": _each(dilation),
         "group": groups,
     }
-    return op.Conv(x, weight, **attributes) if bias is None else op.Conv(x, weight, bias, **attributes)
+    return (
+        op.Conv(x, weight, **attributes) if bias is None else op.Conv(x, weight, bias, **attributes)
+    )
 
 
 def _each(values: Sequence[int]) -> list[int]:

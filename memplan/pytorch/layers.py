@@ -66,15 +66,15 @@ def average(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
         kernel, padding = _each(kernel_size, rank), _each(padding, rank)
         stride = _each(stride, rank) if stride else kernel
         sizes = input.shape[-rank:]
-        around = _around(sizes, kernel, stride, padding, ceil_mode)
-        even = around == _around(sizes, kernel, stride, padding, ceil_mode=False)
-        if divisor_override is None and even:
-            return pool(input, kernel, stride, padding, False, count_include_pad)
+        windows = list(zip(sizes, kernel, stride, padding, strict=True))
+        if divisor_override is None and not (ceil_mode and any(map(_has_one_behind, windows))):
+            return pool(input, kernel, stride, padding, ceil_mode, count_include_pad)
+        around = _around(windows, ceil_mode)
         total = pool(functional.pad(input, around), kernel, stride) * math.prod(kernel)
         if divisor_override is not None:
             return total / divisor_override
         shares = torch.ones([], dtype=input.dtype, device=input.device)
-        for window in zip(sizes, kernel, stride, padding, strict=True):
+        for window in windows:
             count = _windows(*window, ceil_mode)
             shares = shares.unsqueeze(-1) * _pixels(count, window, count_include_pad, input)
         return total / shares
@@ -93,14 +93,13 @@ def maximum(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
         dilation: int | Sizes = 1,
         ceil_mode: bool = False,
     ) -> Tensor:
-        if not ceil_mode:
-            return pool(input, kernel_size, stride or kernel_size, padding, dilation)
         kernel, padding, apart = (_each(v, rank) for v in (kernel_size, padding, dilation))
         stride = _each(stride, rank) if stride else kernel
         extents = [step * (size - 1) + 1 for size, step in zip(kernel, apart, strict=True)]
-        around = _around(input.shape[-rank:], extents, stride, padding)
-        if around == _around(input.shape[-rank:], extents, stride, padding, ceil_mode=False):
-            return pool(input, kernel, stride, padding, apart)
+        windows = list(zip(input.shape[-rank:], extents, stride, padding, strict=True))
+        if not (ceil_mode and any(map(_has_one_behind, windows))):
+            return pool(input, kernel, stride, padding, apart, ceil_mode)
+        around = _around(windows, ceil_mode)
         return pool(functional.pad(input, around, value=-math.inf), kernel, stride, 0, apart)
 
     return pooled
@@ -181,17 +180,20 @@ def clamp(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return clamped
 
 
-def _around(
-    sizes: Sizes, extents: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool = True
-) -> list[int]:
+def _around(windows: Sequence[Sizes], ceil_mode: bool) -> list[int]:
     """How much is put around an image, last axis first, so that every window lies in it."""
     found: list[int] = []
-    for size, extent, step, pad in reversed(
-        list(zip(sizes, extents, stride, padding, strict=True))
-    ):
+    for size, extent, step, pad in reversed(windows):
         count = _windows(size, extent, step, pad, ceil_mode)
         found += [pad, pad + max(0, (count - 1) * step + extent - size - 2 * pad)]
     return found
+
+
+def _has_one_behind(window: Sizes) -> bool:
+    """Whether rounding up alone would let a window of an axis begin behind the image."""
+    size, extent, step, pad = window
+    rounded = (size + 2 * pad - extent + step - 1) // step + 1
+    return _windows(size, extent, step, pad, ceil_mode=True) < rounded
 
 
 def _each(values: int | Sizes, rank: int) -> list[int]:

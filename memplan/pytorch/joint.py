@@ -23,6 +23,7 @@ from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.retrace import traced_once
 from memplan.pytorch.scopes import modules_kept
+from memplan.pytorch.surrogates import BACKWARD_THROUGH
 from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
@@ -32,6 +33,7 @@ _COPIES = (
     aten.detach.default,
     aten.lift_fresh_copy.default,
     aten.lift_fresh.default,
+    BACKWARD_THROUGH,
 )
 _STRIDED = (
     aten.as_strided.default,

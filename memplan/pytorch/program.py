@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -24,6 +25,8 @@ from torch.utils._pytree import tree_unflatten
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.errors import hint_for, reason_of
 from memplan.pytorch.spelled import attention
+from memplan.pytorch.stops import with_stops
+from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
 from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
@@ -103,7 +106,9 @@ def decomposed(program: Any) -> Any:
     ties = tie_table(installed_shares())
     try:
         with quiet():
-            return program.run_decompositions({**friendly_table(), **ties})
+            return with_stops(program).run_decompositions({**friendly_table(), **ties})
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)
@@ -271,6 +276,7 @@ def _folded(model: Any) -> None:
     from onnxscript.optimizer import fold_constants_ir
 
     Sequential(common.InlinePass(), common.RemoveUnusedFunctionsPass())(model)
+    _tell_apart(model)
     for _ in range(_ROUNDS):
         fold_constants_ir(
             model,
@@ -292,8 +298,19 @@ def _folded(model: Any) -> None:
     )(model)
 
 
+def _tell_apart(model: Any) -> None:
+    """Give random operators seeds of their own: two that read the same are not the same."""
+    for number, node in enumerate(model.graph.all_nodes()):
+        if not node.domain and node.op_type in RANDOM:
+            kind = ir.AttrInt64 if node.op_type in INTEGER_SEEDS else ir.AttrFloat32
+            node.attributes["seed"] = kind("seed", number)
+
+
 def _folds(node: Any) -> bool | None:
-    """Refuse what would be large before it is computed; None leaves it to the optimizer."""
+    """Refuse what draws random numbers, and what would be large before it is computed; None leaves
+    it to the optimizer."""
+    if node.op_type in RANDOM:
+        return False
     for value in node.outputs:
         sizes = [n for n in value.shape or () if isinstance(n, int)]
         if math.prod(sizes) > _LARGEST_CONSTANT:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from memplan.errors import ModelError
+from memplan.pytorch import layers, losses, randomness
+from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
 from memplan.pytorch.ties import adaptive_max_pool2d
 
 aten = torch.ops.aten
+_ACTIVE: ContextVar[bool] = ContextVar("spelled", default=False)
 _SHUT = -1e30
 """Added to scores that are masked; float32 holds it, and no score comes near."""
 
@@ -81,11 +87,12 @@ def embedding_bag(
     """``torch.nn.functional.embedding_bag``: rows of a table, summed or averaged by bag.
 
     Raises:
-        NotImplementedError: the largest of each bag, a limited norm, scaled gradients.
+        ModelError: the largest of each bag, a limited norm, scaled gradients.
     """
     if mode not in ("sum", "mean") or max_norm is not None or scale_grad_by_freq:
-        raise NotImplementedError(
-            "embedding_bag with mode='max', max_norm or scale_grad_by_freq cannot be captured"
+        raise ModelError(
+            "embedding_bag with mode='max', max_norm or scale_grad_by_freq cannot be captured",
+            "take functional.embedding, and .amax(1) of it",
         )
     rows = functional.embedding(input, weight)
     counted = torch.ones_like(input, dtype=weight.dtype)
@@ -129,12 +136,20 @@ _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
     functional.adaptive_max_pool2d: adaptive_max_pool2d,
+    **layers.SPELLED,
+    **losses.SPELLED,
+    **randomness.SPELLED,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
 
 
 class _Replacing(TorchFunctionMode):
     """Replaces functions that are called from outside of PyTorch, by whatever name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = Frozen()
+        self.own = {**_SPELLED, **layers.CALLED, **randomness.CALLED, **self.frozen.functions()}
 
     def __torch_function__(
         self,
@@ -144,15 +159,31 @@ class _Replacing(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """See the class."""
-        return _SPELLED.get(func, func)(*args, **(kwargs or {}))
+        if func in self.own:
+            return self.own[func](*args, **(kwargs or {}))
+        args, kwargs = self.frozen.stopped(func, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
 def spelled() -> Iterator[None]:
     """Inside, functions are replaced by what is written out here, whoever calls them: PyTorch's
-    own modules find them by name, others may have imported them."""
+    own modules find them by name, others may have imported them (:func:`replacing`)."""
     with ExitStack() as stack:
         for function, own in _SPELLED.items():
             stack.enter_context(mock.patch.object(functional, function.__name__, own))
-        stack.enter_context(_Replacing())
+        for function, own in layers.NAMED.items():
+            stack.enter_context(mock.patch.object(torch, function.__name__, own))
+        stack.enter_context(mock.patch.object(torch.linalg, "vector_norm", layers.vector_norm))
+        stack.enter_context(without_inference_mode())
+        # Checks of arguments are branches on values.
+        stack.enter_context(mock.patch.object(Distribution, "_validate_args", False))
+        token = _ACTIVE.set(True)
+        stack.callback(_ACTIVE.reset, token)
         yield
+
+
+def replacing() -> AbstractContextManager[Any]:
+    """What the user's code is to be run in: inside of :func:`spelled`, replacements of what it
+    calls by whatever name; outside nothing. PyTorch's own code around it must not be in it."""
+    return _Replacing() if _ACTIVE.get() else nullcontext()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
 from memplan.proto.metadata import CHECKPOINT_KEY
+from memplan.proto.nodes import subgraphs
 
 MODULE_KEY = "memplan.module"
 FIRST_SEED = 1000
@@ -18,9 +19,16 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _NO_MODULE = "_empty_nn_module_stack"
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _IR_VERSION = 10
-_RANDOM = frozenset(
-    {"Dropout", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"}
-)
+INTEGER_SEEDS = frozenset({"Dropout"})
+"""Random operators whose seed is an integer; that of others is a float."""
+RANDOM = INTEGER_SEEDS | {
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
 
 
 def tidy(
@@ -97,14 +105,22 @@ def _name_nodes_apart(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def _seed(nodes: Iterable[onnx.NodeProto]) -> None:
-    random = [node for node in nodes if node.op_type in _RANDOM]
-    for index, node in enumerate(random):
+    for index, node in enumerate(_random(nodes)):
         kept = [item for item in node.attribute if item.name != "seed"]
-        kind = int if node.op_type == "Dropout" else float
+        kind = int if node.op_type in INTEGER_SEEDS else float
         made = helper.make_attribute("seed", kind(FIRST_SEED + index))
         attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
         del node.attribute[:]
         node.attribute.extend([*attributes, made])
+
+
+def _random(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Operators that draw, those in bodies among them."""
+    for node in nodes:
+        if node.op_type in RANDOM:
+            yield node
+        for body in subgraphs(node):
+            yield from _random(body.node)
 
 
 def _name_symbols(graph: onnx.GraphProto, dynamic: Mapping[str, Mapping[int, str]]) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.nn import functional
 
-from memplan.errors import ModelError, UsageError
+from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.errors import hint_for, reason_of
-from memplan.pytorch.spelled import spelled
+from memplan.pytorch.spelled import replacing, spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -60,8 +60,9 @@ class StepModule(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
-        result = self.call(**batch)
-        loss, metrics = loss_of(result), metrics_of(result)
+        with replacing():
+            result = self.call(**batch)
+            loss, metrics = loss_of(result), metrics_of(result)
         return (loss, metrics) if metrics else loss
 
 
@@ -272,7 +273,7 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
         try:
             program = _exported(prepared, limits)
             break
-        except UsageError:
+        except MemplanError:
             raise
         except Exception as error:
             found = _limits_in(str(error))

@@ -11,6 +11,7 @@ import torch
 from onnxscript import opset20 as op
 
 from memplan.pytorch.recurrent import gru, lstm, rnn_relu, rnn_tanh
+from memplan.pytorch.surrogates import BACKWARD_THROUGH, translated
 
 aten = torch.ops.aten
 
@@ -68,6 +69,56 @@ def layer_norm(
     return (y, *kept)
 
 
+def conv3d(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> Any:
+    """Convolution; torch's exporter makes a bias of another shape where there is none."""
+    attributes = {
+        "strides": _each(stride),
+        "pads": _each(padding) * 2,
+        "dilations": _each(dilation),
+        "group": groups,
+    }
+    return (
+        op.Conv(x, weight, **attributes) if bias is None else op.Conv(x, weight, bias, **attributes)
+    )
+
+
+def _each(values: Sequence[int]) -> list[int]:
+    return list(values) * 3 if len(values) == 1 else list(values)
+
+
+def bernoulli(x: Any, generator: Any = None) -> Any:
+    """1 with probability ``x``; ONNX's own operator is defined the wrong way round."""
+    return op.CastLike(op.Less(op.RandomUniformLike(x), x), x)
+
+
+def log_sigmoid(x: Any) -> Any:
+    """The logarithm of the sigmoid, which may be a zero; the softplus is exact."""
+    return op.Neg(op.Softplus(op.Neg(x)))
+
+
+def binary_cross_entropy_with_logits(
+    x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> Any:
+    """(1 - t)·x + (1 + (p - 1)·t)·softplus(-x), of logits of any size."""
+    one = _number(1.0, x)
+    logs = op.Softplus(op.Neg(x))
+    if pos_weight is not None:
+        logs = op.Mul(logs, op.Add(op.Mul(op.Sub(pos_weight, one), target), one))
+    loss = op.Add(op.Mul(op.Sub(one, target), x), logs)
+    loss = loss if weight is None else op.Mul(loss, weight)
+    if reduction == 0:
+        return loss
+    return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=False)
+
+
 def _number(value: float, like: Any) -> Any:
     return op.CastLike(op.Constant(value_float=value), like)
 
@@ -75,6 +126,11 @@ def _number(value: float, like: Any) -> Any:
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_layer_norm.default: layer_norm,
+    BACKWARD_THROUGH: translated,
+    aten.conv3d.default: conv3d,
+    aten.bernoulli.default: bernoulli,
+    aten.log_sigmoid.default: log_sigmoid,
+    aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
     aten.lstm.input: lstm,
     aten.gru.input: gru,
     aten.rnn_tanh.input: rnn_tanh,

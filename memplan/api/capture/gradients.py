@@ -18,6 +18,7 @@ from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import ModelError
 from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
+from memplan.proto.surrogates import without_surrogates
 from memplan.pytorch.program import Exported
 from memplan.shapes.tensor_type import TensorType
 
@@ -50,6 +51,7 @@ def by_grad(
     _require_some(wrt)
     sink = make_sink(wrt, types)
     built = build_gradients(flat, Request((loss,), wrt), sink)
+    without_surrogates(built)
     return Trained(finished(built), wrt, sink)
 
 

@@ -20,6 +20,7 @@ from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, is_standard, subgraphs
 from memplan.proto.opset import allow_initializers, default_opset
 from memplan.proto.read import check_structure
+from memplan.proto.surrogates import is_surrogate
 from memplan.shapes.checks import check_calls, check_stated, require_possible
 from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
@@ -162,6 +163,9 @@ class Annotator:
             if constant is not None:
                 self.types[node.output[0]] = TensorType(constant.dtype, constant.shape)
                 return
+        if is_surrogate(node):
+            self.note(node.output[0], self.types.get(node.input[0], UNKNOWN))
+            return
         try:
             found = infer_types(
                 node, self.types, self.constants, default_opset(self.model), apart=True

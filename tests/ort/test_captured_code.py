@@ -264,6 +264,14 @@ def norms_of_nothing(m: Any, x: Any) -> Any:
 
 
 @row()
+def distances(m: Any, x: Any) -> Any:
+    h, many = m.a(x), m.b(x).repeat(5, 1)
+    nearest = m.rows.weight[torch.cdist(h, m.rows.weight).argmin(1)]
+    pairs = torch.cdist(h, h).sum() + torch.cdist(h, m.c(x), p=1.0).sum()
+    return F.mse_loss(nearest, h.detach()) + pairs + torch.cdist(many, h).square().sum()
+
+
+@row()
 def logarithms_of_sums(m: Any, x: Any) -> Any:
     return torch.logaddexp(m.a(x) * 100, m.b(x) * 100).sum() + torch.logaddexp2(m.a(x), x).sum()
 

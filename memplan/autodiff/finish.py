@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from memplan.autodiff.dropouts import without_unread_masks
 from memplan.errors import MemplanError
 from memplan.proto.checks import find_fault
 from memplan.proto.metadata import set_metadata
@@ -11,14 +12,17 @@ from memplan.shapes.prepare import inline_functions, name_nodes
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The training graph with names for all nodes, checked; function operators that no runtime has
-    a kernel for are inlined, so that its order stays the file's.
+    """The training graph with names for all nodes, checked.
+
+    Function operators that no runtime has a kernel for are inlined, so that its order stays the
+    file's, and dropouts that the runtime would leave out are written with others.
 
     Raises:
         MemplanError: the ONNX checker refuses the result; our bug.
     """
     model, _ = inline_functions(model)
     name_nodes(model.graph)
+    without_unread_masks(model)
     set_metadata(model, {})  # what memplan noted in the forward graph is not true of this one
     fault = find_fault(model)
     if fault is not None:

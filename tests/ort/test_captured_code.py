@@ -378,6 +378,10 @@ def bernoulli_of_probabilities(m: Any, x: Any) -> Any:
     return torch.bernoulli(torch.full_like(x, 0.1) + x * 0).mean() + m.a(x).sum() * 0
 
 
+def dropout_of_a_constant(m: Any, x: Any) -> Any:
+    return (m.a(x) * F.dropout(torch.ones(6, 1), 0.5)).square().mean()
+
+
 def slopes(m: Any, x: Any) -> Any:
     return F.rrelu(m.a(x), 0.1, 0.9, training=True).square().mean()
 
@@ -407,6 +411,7 @@ def two_views(m: Any, x: Any) -> Any:
 DRAWS: dict[str, Step] = {
     "bernoulli_of_a_constant": bernoulli_of_a_constant,
     "bernoulli_of_probabilities": bernoulli_of_probabilities,
+    "dropout_of_a_constant": dropout_of_a_constant,
     "slopes": slopes,
     "mixed": mixed,
     "without_replacement": without_replacement,

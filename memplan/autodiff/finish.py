@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from memplan.autodiff.blunt import make_blunt
+from memplan.autodiff.dropouts import without_unread_masks
 from memplan.errors import MemplanError
 from memplan.proto.checks import find_fault
 from memplan.proto.metadata import set_metadata
@@ -12,9 +13,11 @@ from memplan.shapes.prepare import inline_functions, name_nodes
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The training graph with names for all nodes, checked; function operators that no runtime has
-    a kernel for are inlined, so that its order stays the file's, and what ONNX Runtime would
-    compute wrongly is written otherwise.
+    """The training graph with names for all nodes, checked.
+
+    Function operators that no runtime has a kernel for are inlined, so that its order stays the
+    file's; what ONNX Runtime would compute wrongly, and dropouts that it would leave out, are
+    written otherwise.
 
     Raises:
         MemplanError: the ONNX checker refuses the result; our bug.
@@ -22,6 +25,7 @@ def finished(model: onnx.ModelProto) -> onnx.ModelProto:
     model, _ = inline_functions(model)
     make_blunt(model)
     name_nodes(model.graph)
+    without_unread_masks(model)
     set_metadata(model, {})  # what memplan noted in the forward graph is not true of this one
     fault = find_fault(model)
     if fault is not None:

@@ -16,6 +16,8 @@ from memplan.pytorch.surrogates import backward_through
 _embedding = functional.embedding
 _pairwise_distance = functional.pairwise_distance
 _vector_norm = torch.linalg.vector_norm
+_BY_PAIR = 25
+"""Points of either side up to which PyTorch takes differences of pairs."""
 Sizes = Sequence[int]
 
 
@@ -128,6 +130,23 @@ def pairwise_distance(
     return vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
+def cdist(
+    x1: Tensor,
+    x2: Tensor,
+    p: float = 2.0,
+    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
+) -> Tensor:
+    """``torch.cdist``: by a matrix product where PyTorch takes one, otherwise pair by pair."""
+    large = x1.shape[-2] > _BY_PAIR or x2.shape[-2] > _BY_PAIR
+    if_necessary = compute_mode.endswith("if_necessary") and large
+    if p != 2 or not (if_necessary or compute_mode == "use_mm_for_euclid_dist"):
+        return vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+    squares = x1.square().sum(-1, keepdim=True) + x2.square().sum(-1).unsqueeze(-2)
+    apart = squares - 2 * (x1 @ x2.transpose(-2, -1))
+    near = apart <= 0
+    return torch.where(near, 0.0, torch.where(near, 1.0, apart).sqrt())
+
+
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:
     """``torch.logaddexp`` without an overflow."""
     return torch.stack(torch.broadcast_tensors(input, other)).logsumexp(0)
@@ -237,6 +256,7 @@ NAMED: dict[Any, Callable[..., Any]] = {
 CALLED: dict[Any, Callable[..., Any]] = {
     **NAMED,
     torch.linalg.vector_norm: vector_norm,
+    torch.cdist: cdist,
     **dict.fromkeys((torch.logaddexp, Tensor.logaddexp), logaddexp),
     **dict.fromkeys((torch.logaddexp2, Tensor.logaddexp2), logaddexp2),
     **{f: scatter_reduce(f) for f in (torch.scatter_reduce, Tensor.scatter_reduce)},

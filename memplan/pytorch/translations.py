@@ -96,7 +96,18 @@ def _each(values: Sequence[int]) -> list[int]:
 
 def bernoulli(x: Any, generator: Any = None) -> Any:
     """1 with probability ``x``; ONNX's own operator is defined the wrong way round."""
-    return op.CastLike(op.Less(op.RandomUniformLike(x), x), x)
+    return _one_above(op.Sub(_number(1.0, x), x), x)
+
+
+def bernoulli_p(x: Any, p: float = 0.5, generator: Any = None) -> Any:
+    """1 with probability ``p`` in the shape of ``x``."""
+    return _one_above(_number(1.0 - p, x), x)
+
+
+def _one_above(threshold: Any, x: Any) -> Any:
+    """1 where a number drawn from [0, 1) is no less than a threshold: as dropouts keep elements, so
+    that the same draws mean the same in both (:mod:`memplan.pytorch.draws`)."""
+    return op.CastLike(op.GreaterOrEqual(op.RandomUniformLike(x), threshold), x)
 
 
 def log_sigmoid(x: Any) -> Any:
@@ -129,6 +140,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     BACKWARD_THROUGH: translated,
     aten.conv3d.default: conv3d,
     aten.bernoulli.default: bernoulli,
+    aten.bernoulli.p: bernoulli_p,
     aten.log_sigmoid.default: log_sigmoid,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
     aten.lstm.input: lstm,

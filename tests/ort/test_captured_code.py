@@ -264,6 +264,14 @@ def norms_of_nothing(m: Any, x: Any) -> Any:
 
 
 @row()
+def distances(m: Any, x: Any) -> Any:
+    h, many = m.a(x), m.b(x).repeat(5, 1)
+    nearest = m.rows.weight[torch.cdist(h, m.rows.weight).argmin(1)]
+    pairs = torch.cdist(h, h).sum() + torch.cdist(h, m.c(x), p=1.0).sum()
+    return F.mse_loss(nearest, h.detach()) + pairs + torch.cdist(many, h).square().sum()
+
+
+@row()
 def logarithms_of_sums(m: Any, x: Any) -> Any:
     return torch.logaddexp(m.a(x) * 100, m.b(x) * 100).sum() + torch.logaddexp2(m.a(x), x).sum()
 
@@ -370,6 +378,10 @@ def bernoulli_of_probabilities(m: Any, x: Any) -> Any:
     return torch.bernoulli(torch.full_like(x, 0.1) + x * 0).mean() + m.a(x).sum() * 0
 
 
+def dropout_of_a_constant(m: Any, x: Any) -> Any:
+    return (m.a(x) * F.dropout(torch.ones(6, 1), 0.5)).square().mean()
+
+
 def slopes(m: Any, x: Any) -> Any:
     return F.rrelu(m.a(x), 0.1, 0.9, training=True).square().mean()
 
@@ -399,6 +411,7 @@ def two_views(m: Any, x: Any) -> Any:
 DRAWS: dict[str, Step] = {
     "bernoulli_of_a_constant": bernoulli_of_a_constant,
     "bernoulli_of_probabilities": bernoulli_of_probabilities,
+    "dropout_of_a_constant": dropout_of_a_constant,
     "slopes": slopes,
     "mixed": mixed,
     "without_replacement": without_replacement,

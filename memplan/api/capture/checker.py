@@ -35,7 +35,7 @@ from memplan.api.capture.gradients import Trained
 from memplan.api.capture.reference import NotComparableError, Reference
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
-from memplan.ir.contract import LOSS_SCALE, Role, average_of
+from memplan.ir.contract import LOSS_SCALE, Role
 from memplan.pytorch.eager import Outcome
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor, in_float64

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+from torch import nn
+
+from memplan.errors import ModelError
+from memplan.pytorch.places import raised_in
+
 _HINTS = (
     (
         re.compile(r"data-dependent|GuardOnDataDependent|unbacked|_local_scalar_dense", re.I),
@@ -25,6 +30,20 @@ _HINTS = (
     ),
 )
 _GENERAL = "torch.export.export(model, batch) alone may show more; so does -vv"
+
+
+def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> ModelError:
+    """What torch refuses, with the module and the line of the user's code, as far as it tells.
+
+    Args:
+        what: the beginning of the message.
+        error: torch's.
+        model: what was traced, for the names of its modules.
+    """
+    where = raised_in(error, model)
+    return ModelError(
+        f"{what}: {reason_of(error)}{f' (in {where})' if where else ''}", hint_for(error)
+    )
 
 
 def reason_of(error: BaseException) -> str:

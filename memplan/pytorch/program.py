@@ -20,8 +20,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from memplan.errors import ModelError
-from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.errors import refusal
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
@@ -96,9 +95,7 @@ def decomposed(program: Any) -> Any:
         with quiet():
             return program.run_decompositions(friendly_table())
     except Exception as error:
-        raise ModelError(
-            f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)
-        ) from error
+        raise refusal("torch cannot decompose a part of the model", error) from error
 
 
 def to_onnx(program: Any, prepared: Prepared) -> Exported:
@@ -224,9 +221,8 @@ def _translated(program: Any) -> Any:
             )
             _folded(result.model)
     except Exception as error:
-        raise ModelError(
-            f"torch's exporter has no ONNX form for a part of the model: {reason_of(error)}",
-            hint_for(error),
+        raise refusal(
+            "torch's exporter has no ONNX form for a part of the model", error
         ) from error
     return result
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import regions_of
+from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.program import Exported, decomposed, to_onnx
@@ -36,7 +37,7 @@ class Reading:
 
     ``trainable`` are the parameters to differentiate by, ``frozen`` those that require no
     gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
-    batch with their names.
+    batch with their names. ``custom`` is what changes gradients and stands in no forward part.
     """
 
     prepared: Prepared
@@ -49,13 +50,15 @@ class Reading:
     dims: Mapping[str, int]
     sizes: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
+    custom: tuple[CustomBackward, ...] = ()
 
     def forward(self) -> Exported:
         """The forward graph.
 
         Raises:
-            ModelError: an operator has no ONNX form.
+            ModelError: an operator has no ONNX form, or the step has a backward of its own.
         """
+        require_plain(self.custom)
         program = decomposed(self.program)
         return self._tidied(program, regions_of(program))
 
@@ -70,7 +73,8 @@ class Reading:
             for name, _ in self.prepared.module.named_parameters()
             if user_name(name) in self.trainable
         ]
-        program = joint(self.program, names)
+        require_traceable(self.custom)
+        program = joint(self.program, names, self.prepared if self.custom else None)
         if self.treatment.scale is not None:
             seed(program)
         return self._tidied(program)
@@ -118,7 +122,7 @@ def read_step(step: TorchStep) -> Reading:
     for name, tensor in {**tensors, **prepared.batch}.items():
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
-    program, limits = export(prepared)
+    program, limits, custom = export(prepared)
     return Reading(
         prepared=prepared,
         program=program,
@@ -130,6 +134,7 @@ def read_step(step: TorchStep) -> Reading:
         dims=_dims(prepared),
         sizes={name: _sizes(prepared, name) for name in prepared.batch},
         notes=(*notes, *limits),
+        custom=custom,
     )
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.nn import functional
 
-from memplan.errors import ModelError, UsageError
+from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import marked_regions
-from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.custom_backward import CustomBackward, noted
+from memplan.pytorch.errors import reason_of, refusal
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 
@@ -231,8 +232,9 @@ def _dynamic(
     return found
 
 
-def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
-    """The ``torch.export.ExportedProgram`` of the forward part, and what limits dynamic sizes.
+def export(prepared: Prepared) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
+    """The ``torch.export.ExportedProgram`` of the forward part, what limits dynamic sizes, and what
+    changes gradients and stands in no forward part.
 
     A model may limit a size, as a table of positions does. Torch then refuses, and says the limit;
     with that it is asked again.
@@ -244,7 +246,8 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
     limits: dict[str, dict[str, int]] = {}
     while True:
         try:
-            program = _exported(prepared, limits)
+            with noted(prepared.module) as custom:
+                program = _exported(prepared, limits)
             break
         except UsageError:
             raise
@@ -254,11 +257,10 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
                 limits = {**found, **limits}
                 continue
             _require_runs(prepared)
-            raise ModelError(
-                f"torch.export refuses the model: {reason_of(error)}", hint_for(error)
-            ) from error
+            raise refusal("torch.export refuses the model", error, prepared.module) from error
     _merge_tied(program, first_names(prepared.module))
-    return program, tuple(_limit_note(name, limit) for name, limit in limits.items())
+    notes = tuple(_limit_note(name, limit) for name, limit in limits.items())
+    return program, notes, tuple(custom)
 
 
 def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> Any:

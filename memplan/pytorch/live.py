@@ -19,7 +19,6 @@ from torch.export.graph_signature import (
     InputSpec,
     TensorArgument,
 )
-from torch.nn.utils.stateless import _reparametrize_module
 
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.scopes import stacks_of
@@ -46,23 +45,29 @@ class Live(nn.Module):
         state = {str(spec.target): value for spec, value in given if spec.kind in STORED}
         batch = [value for spec, value in given if spec.kind is InputKind.USER_INPUT]
         module = prepared.module
-        own = dict(module.named_parameters(remove_duplicate=False))
-        put = {name: _with_hooks(value, own.get(name)) for name, value in state.items()}
-        with (
-            _attributes_kept(module),
-            spelled(),
-            marked_regions(),
-            stacks_of(module),
-            _reparametrize_module(module, put, tie_weights=True),
-        ):
+        with _kept(module), spelled(), marked_regions(), stacks_of(module):
+            put = _put(module, state)
             loss = module(dict(zip(prepared.batch, batch, strict=True)))
             _renew(module, put)
         return (loss,)
 
 
-def _with_hooks(value: Any, parameter: nn.Parameter | None) -> Any:
+def _put(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a module compute with other parameters and buffers, wherever it holds them; them by
+    name."""
+    own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    put = {name: _with_hooks(value, own[name]) for name, value in state.items()}
+    instead = {id(own[name]): value for name, value in put.items()}
+    for each in module.modules():
+        for held in (each._parameters, each._buffers):
+            held.update({key: instead.get(id(value), value) for key, value in held.items()})
+    return put
+
+
+def _with_hooks(value: Any, own: Tensor) -> Any:
     """A parameter with the hooks of the user's: they see the sum of its gradients."""
-    hooks = parameter._backward_hooks if parameter is not None else None
+    hooks = own._backward_hooks
     if not hooks or not value.requires_grad:
         return value
     copy = value.view_as(value)
@@ -82,15 +87,20 @@ def _renew(module: nn.Module, put: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _attributes_kept(module: nn.Module) -> Iterator[None]:
-    """What a forward pass keeps as attributes of modules is forgotten, since it is of the trace."""
-    before = [(each, dict(vars(each))) for each in module.modules()]
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Parameters, buffers and attributes are afterwards what they were: a forward pass may keep
+    tensors, which are of the trace."""
+    before = [
+        (held, dict(held))
+        for each in module.modules()
+        for held in (vars(each), each._parameters, each._buffers)
+    ]
     try:
         yield
     finally:
-        for each, attributes in before:
-            vars(each).clear()
-            vars(each).update(attributes)
+        for held, values in before:
+            held.clear()
+            held.update(values)
 
 
 @contextmanager

@@ -37,7 +37,6 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
         "nll_loss_forward",
         "nll_loss2d_forward",
         "hardtanh_backward",
-        "select_scatter",
         "addmv",
         "addcmul",
         "addcdiv",
@@ -51,8 +50,8 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
     table[aten.convolution_backward.default] = convolution_backward
     table[aten.embedding_dense_backward.default] = embedding_backward
     table[aten.index_put.default] = index_put
+    table[aten._unsafe_index_put.default] = index_put
     table[aten.scatter_add.default] = scatter_add
-    table[aten.scatter_reduce.two] = scatter_reduce
     table[aten.squeeze.dims] = squeeze
     table[aten.native_layer_norm.default] = layer_norm_in_float64
     table[aten._weight_norm_interface_backward.default] = weight_norm_backward
@@ -126,21 +125,6 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
         return NotImplemented
     wide = x.to(torch.float32).scatter_add(dim, index, source.to(torch.float32))
     return wide.to(x.dtype)
-
-
-def scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
-    """Means, which ONNX has not: sums by counts. Sums as :func:`scatter_add`."""
-    if reduce not in ("mean", "sum") or not x.is_floating_point():
-        return NotImplemented
-    ones = torch.ones(source.shape, dtype=x.dtype, device=x.device)
-    count = aten.scatter_add(torch.zeros_like(x), dim, index, ones)
-    kept = x if include_self else torch.where(count > 0, 0.0, x)
-    total = aten.scatter_add(kept, dim, index, source)
-    if reduce == "sum":
-        return total
-    return total / (count + 1 if include_self else count.clamp(min=1.0))
 
 
 def mv(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from memplan.errors import ModelError
 from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.errors import refusal
 from memplan.pytorch.live import Live, lift, traced_live
+from memplan.pytorch.places import of_node
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.retrace import traced_once
 from memplan.pytorch.scopes import modules_kept
@@ -179,8 +180,10 @@ def _as_reshape(graph: Any, node: Any) -> None:
     plain = _in_order(_values(sizes), _values(strides))
     plain = plain and _in_order(list(given.shape), list(given.stride()))
     if math.prod(_values(sizes)) != given.numel() or not plain:
+        where = of_node(node)
         raise ModelError(
-            "the backward part takes strided pieces of a tensor, which ONNX has no form for",
+            "the backward part takes strided pieces of a tensor, which ONNX has no form for"
+            f"{f' ({where})' if where else ''}",
             "write the model with reshape and slicing instead of as_strided, or --via grad",
         )
     shape = list(given.shape) if scattered else list(sizes)

@@ -21,6 +21,7 @@ from torch.export.graph_signature import (
 )
 
 from memplan.pytorch.checkpoints import marked_regions
+from memplan.pytorch.places import calls_told
 from memplan.pytorch.scopes import stacks_of
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.trace import STORED, Prepared
@@ -45,7 +46,7 @@ class Live(nn.Module):
         state = {str(spec.target): value for spec, value in given if spec.kind in STORED}
         batch = [value for spec, value in given if spec.kind is InputKind.USER_INPUT]
         module = prepared.module
-        with _kept(module), spelled(), marked_regions(), stacks_of(module):
+        with _kept(module), spelled(), marked_regions(), stacks_of(module), calls_told():
             put = _put(module, state)
             loss = module(dict(zip(prepared.batch, batch, strict=True)))
             _renew(module, put)
@@ -166,7 +167,5 @@ def lift(program: Any, values: Mapping[str, Tensor]) -> None:
         InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)
         for name, node in lifted.items()
     ]
-    program._graph_signature = ExportGraphSignature(
-        [*made, *specs], list(signature.output_specs)
-    )
+    program._graph_signature = ExportGraphSignature([*made, *specs], list(signature.output_specs))
     program.graph_module.recompile()

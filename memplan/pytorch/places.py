@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.fx import traceback as tracing
+from torch.fx.proxy import TracerBase
+from torch.overrides import TorchFunctionMode
 
-import memplan
-
-_OURS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, memplan))
+_OURS = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[1]))
 _PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -24,19 +30,57 @@ _STACK = "nn_module_stack"
 
 def called_from() -> str:
     """The line of the user's code that is being run, or nothing."""
+    frame = _users_frame()
+    return place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+def _users_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return place(frame.f_code.co_filename, frame.f_lineno)
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return ""
+    return frame
+
+
+class _Located(TorchFunctionMode):
+    """Lets nodes that are traced tell the line that called PyTorch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the class."""
+        frame = _users_frame()
+        if frame is not None:
+            line = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'
+            tracing.current_meta["stack_trace"] = line
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def lines_told() -> Iterator[None]:
+    """Inside, nodes that are traced tell every line of the user's code that led to them; torch
+    keeps those of methods ``forward`` alone."""
+
+    def users(_tracer: Any, stack: Any) -> traceback.StackSummary:
+        return traceback.StackSummary.from_list([f for f in stack if is_users(f.filename)])
+
+    if not hasattr(TracerBase, "_filter_traceback_frames"):
+        yield
+        return
+    with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
+        yield
+
+
+@contextmanager
+def calls_told() -> Iterator[None]:
+    """The same where a tracer keeps no lines, of the innermost alone."""
+    before = tracing.current_meta.get("stack_trace")
+    with _Located():
+        yield
+    if before is None:
+        tracing.current_meta.pop("stack_trace", None)
 
 
 def defined_at(function: Any) -> str:
     """The line where a function begins, or nothing where it has none."""
-    code = getattr(function, "__code__", None) or getattr(
-        getattr(type(function), "__call__", None), "__code__", None
-    )
+    code = getattr(inspect.unwrap(function), "__code__", None)
     return place(code.co_filename, code.co_firstlineno) if code is not None else ""
 
 
@@ -48,6 +92,7 @@ def place(file: str, line: int) -> str:
     return f"{_PACKAGES.sub('', path.as_posix())}:{line}"
 
 
+@cache
 def is_users(file: str) -> bool:
     """Whether a source file is neither PyTorch's nor memplan's nor Python's own."""
     if file.startswith(_OURS) or file.startswith("<"):
@@ -63,15 +108,16 @@ def raised_in(error: BaseException, model: nn.Module | None = None) -> str:
     """
     names = {id(module): name for name, module in model.named_modules()} if model else {}
     path = line = ""
-    for each in _chain(error):
-        for frame, number in _frames(each):
-            if is_users(frame.f_code.co_filename):
-                line = place(frame.f_code.co_filename, number)
-            path = names.get(id(frame.f_locals.get("self")), "") or path
-            for name in ("n", "node"):
-                found = frame.f_locals.get(name)
-                if isinstance(found, torch.fx.Node) and found.op == "call_function":
-                    path, line = _of_node(found, path, line)
+    node: torch.fx.Node | None = None
+    for frame, number in (pair for each in _chain(error) for pair in _frames(each)):
+        given = frame.f_locals
+        if is_users(frame.f_code.co_filename):
+            line = place(frame.f_code.co_filename, number)
+        path = names.get(id(given.get("self")), "") or path
+        held = [given.get("n"), given.get("node")]
+        node = next((n for n in held if isinstance(n, torch.fx.Node) and n.meta), node)
+    if node is not None and not line:
+        return of_node(node)
     return _joined(path, line)
 
 
@@ -92,10 +138,6 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 def of_node(node: torch.fx.Node) -> str:
     """The module and the line that a node of a traced graph was made in, as far as it tells."""
-    return _joined(*_of_node(node, "", ""))
-
-
-def _of_node(node: torch.fx.Node, path: str, line: str) -> tuple[str, str]:
     stack = node.meta.get(_STACK) or node.meta.get(f"fwd_{_STACK}") or {}
     inner = [name for name, _ in stack.values() if name]
     told = [
@@ -103,10 +145,10 @@ def _of_node(node: torch.fx.Node, path: str, line: str) -> tuple[str, str]:
         for file, number in _LINE.findall(node.meta.get("stack_trace") or "")
         if is_users(file)
     ]
-    return (inner[-1] if inner else path), (place(*told[-1]) if told else line)
+    return _joined(inner[-1] if inner else "", place(*told[-1]) if told else "")
 
 
 def _joined(path: str, line: str) -> str:
-    path = path.removeprefix("model.").removeprefix("model")
+    path = path.removeprefix("model").removeprefix(".")
     module = f"module '{path}'" if path else ""
     return ", ".join(part for part in (module, line) if part)

@@ -18,18 +18,24 @@ aten = torch.ops.aten
 Sizes = Sequence[int]
 
 
+def pool_forms() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of adaptive pools."""
+    return {
+        aten.adaptive_max_pool2d.default: adaptive_max_pool,
+        aten.adaptive_max_pool3d.default: adaptive_max_pool,
+        aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
+    }
+
+
 def pool_table() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of pools and of their backwards."""
+    """Decompositions of backwards."""
     return {
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
         aten.max_pool3d_with_indices_backward.default: max_pool_backward,
-        aten.adaptive_max_pool2d.default: adaptive_max_pool,
-        aten.adaptive_max_pool3d.default: adaptive_max_pool,
         aten.adaptive_max_pool2d_backward.default: partial(adaptive_max_pool_backward, 2),
         aten.adaptive_max_pool3d_backward.default: partial(adaptive_max_pool_backward, 3),
         aten.avg_pool2d_backward.default: avg_pool_backward,
         aten.avg_pool3d_backward.default: avg_pool_backward,
-        aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
         aten._adaptive_avg_pool2d_backward.default: partial(adaptive_avg_pool_backward, 2),
         aten._adaptive_avg_pool3d_backward.default: partial(adaptive_avg_pool_backward, 3),
     }
@@ -139,8 +145,7 @@ def avg_pool_backward(
     channels = x.shape[-rank - 1]
     weight = grad.new_full([channels, 1, *kernel], share)
     missing = [
-        x.shape[d - rank]
-        - ((grad.shape[d - rank] - 1) * stride[d] - 2 * padding[d] + kernel[d])
+        x.shape[d - rank] - ((grad.shape[d - rank] - 1) * stride[d] - 2 * padding[d] + kernel[d])
         for d in range(rank)
     ]
     beyond, ones = [max(0, n) for n in missing], [1] * rank

@@ -21,6 +21,7 @@ from torch.export.graph_signature import (
 )
 
 from memplan.pytorch.errors import refusal
+from memplan.pytorch.forward_rules import forward_forms
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
@@ -82,7 +83,11 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 def friendly_table() -> dict[Any, Callable[..., Any]]:
     """Decompositions of what has no ONNX form, and attention written out."""
-    return {**_decompositions(), aten.scaled_dot_product_attention.default: attention}
+    return {
+        **_decompositions(),
+        aten.scaled_dot_product_attention.default: attention,
+        **forward_forms(),
+    }
 
 
 def decomposed(program: Any) -> Any:
@@ -221,9 +226,7 @@ def _translated(program: Any) -> Any:
             )
             _folded(result.model)
     except Exception as error:
-        raise refusal(
-            "torch's exporter has no ONNX form for a part of the model", error
-        ) from error
+        raise refusal("torch's exporter has no ONNX form for a part of the model", error) from error
     return result
 
 

@@ -6,7 +6,6 @@ read at computed places get their gradients by a scatter.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -13,8 +13,8 @@ from torch import Tensor
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def selection_table() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of forward and of backward operators."""
+def selection_forms() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of forward operators."""
     return {
         aten.median.default: median_of_all,
         aten.median.dim: median,
@@ -23,12 +23,20 @@ def selection_table() -> dict[Any, Callable[..., Any]]:
         aten.kthvalue.default: kthvalue,
         aten.masked_select.default: masked_select,
         aten._cdist_forward.default: distances,
-        aten._cdist_backward.default: distances_backward,
         aten._pdist_forward.default: distances_within,
-        aten._pdist_backward.default: distances_within_backward,
+        aten.max.dim: most_of_booleans,
         prims.prod.default: product,
         prims.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
         prims.signbit.default: lambda x: (x < 0) | (1 / x < 0),
+    }
+
+
+def selection_table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of backward operators."""
+    return {
+        aten._cdist_backward.default: distances_backward,
+        aten._pdist_backward.default: distances_within_backward,
+        aten.masked_scatter_backward.default: masked_scatter_backward,
     }
 
 
@@ -77,6 +85,23 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     return aten.index.Tensor(x, [mask])
 
 
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """By the source: its elements went to the places of the mask, in order."""
+    mask = mask.expand(grad.shape).reshape(-1)
+    count = math.prod(sizes)
+    place = (mask.to(torch.int64).cumsum(0) - 1).clamp(0, count - 1)
+    given = grad.reshape(-1) * mask.to(grad.dtype)
+    return aten.scatter_add(grad.new_zeros([count]), 0, place, given).reshape(list(sizes))
+
+
+def most_of_booleans(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    """Maxima of Boolean tensors, for which ONNX has no form, as those of numbers."""
+    if x.dtype != torch.bool:
+        return NotImplemented
+    values, places = x.to(torch.int64).max(dim, keepdim)
+    return values.to(torch.bool), places
+
+
 def product(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) -> Tensor:
     """The product along several axes, one by one."""
     found = x if output_dtype is None else x.to(output_dtype)
@@ -96,7 +121,7 @@ def distances_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, found: Tens
     return _norm_backward(grad, apart, p, found).sum(-2)
 
 
-def distances_within(x: Tensor, p: float) -> Tensor:
+def distances_within(x: Tensor, p: float = 2.0) -> Tensor:
     """Between rows of one matrix, each pair once."""
     first, second = _pairs(x)
     return _norm(x.index_select(0, first) - x.index_select(0, second), p)
@@ -124,11 +149,12 @@ def _norm(x: Tensor, p: float) -> Tensor:
         return (x != 0).to(x.dtype).sum(-1)
     if p == 1:
         return x.abs().sum(-1)
-    if p == 2:
-        return (x * x).sum(-1).sqrt()
     if math.isinf(p):
         return x.abs().amax(-1)
-    return x.abs().pow(p).sum(-1).pow(1 / p)
+    total = (x * x if p == 2 else x.abs().pow(p)).sum(-1)
+    none = total == 0  # where a root has no derivative, PyTorch's distances have the derivative 0
+    safe = torch.where(none, 1.0, total)
+    return torch.where(none, 0.0, safe.sqrt() if p == 2 else safe.pow(1 / p))
 
 
 def _norm_backward(grad: Tensor, x: Tensor, p: float, norm: Tensor) -> Tensor:

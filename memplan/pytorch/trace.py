@@ -20,6 +20,7 @@ from memplan.errors import UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.custom_backward import CustomBackward, noted
 from memplan.pytorch.errors import reason_of, refusal
+from memplan.pytorch.places import lines_told
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 
@@ -275,7 +276,7 @@ def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> An
             }
         }
     # Of what it refuses, torch prints the graph so far to stderr.
-    with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions():
+    with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions(), lines_told():
         return torch.export.export(prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes)
 
 

@@ -6,6 +6,7 @@ may return another gradient than it was given. PyTorch's forward graph holds nei
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.modules import module as modules
 
 from memplan.errors import ModelError
-from memplan.pytorch.places import called_from, defined_at
+from memplan.pytorch.places import called_from, defined_at, is_users
 
 _MACHINERY = (
     "torch._functorch.",
@@ -127,12 +128,27 @@ def _watched(note: Any) -> list[tuple[Any, str, Any]]:
             note("saved-tensor hook", _name(self.unpack_hook))
         return enter(self)
 
+    def node(self: Any) -> Any:
+        held = torch._C.TensorBase.grad_fn.__get__(self)
+        if held is not None and is_users(sys._getframe(1).f_code.co_filename):
+            note("autograd node", type(held).__name__)  # whose hooks are not Python's to see
+        return held
+
+    take = torch.autograd.grad
+
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        if is_users(sys._getframe(1).f_code.co_filename):
+            raise NotImplementedError("the step takes a gradient by itself (torch.autograd.grad)")
+        return take(*args, **kwargs)
+
     late = Tensor.register_post_accumulate_grad_hook
     return [
         (function, "apply", classmethod(applied)),
         (Tensor, "register_hook", hooked(Tensor.register_hook, "tensor hook")),
         (Tensor, "register_post_accumulate_grad_hook", hooked(late, _LEAF)),
+        (Tensor, "grad_fn", property(node)),
         (saved_tensors_hooks, "__enter__", entered),
+        (torch.autograd, "grad", taken),
     ]
 
 

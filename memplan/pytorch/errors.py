@@ -28,6 +28,11 @@ _HINTS = (
         "an operator has no form in ONNX: write it with others, or try the other road (--via)",
     ),
     (
+        re.compile(r"torch\.autograd\.grad|functorch tensor"),
+        "gradients within a step, as a gradient penalty has them, cannot be traced: write the "
+        "derivative out, or leave the term out of the captured step",
+    ),
+    (
         re.compile(r"pytree|unsupported input type|Unsupported.*type", re.I),
         "a batch is made of tensors",
     ),

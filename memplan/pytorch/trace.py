@@ -331,7 +331,7 @@ def _merge_tied(program: Any, names: Mapping[str, str]) -> None:
 def _require_runs(prepared: Prepared) -> None:
     """Tell a model that fails by itself from one that cannot be exported."""
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # a step may take a gradient by itself
             prepared.module(dict(prepared.batch))
     except UsageError:
         raise

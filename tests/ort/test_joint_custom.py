@@ -102,6 +102,12 @@ def tensor_hook(net: Any, x: Any) -> Any:
     return net.second(h).square().mean()
 
 
+def node_hook(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.grad_fn.register_hook(lambda given, _: tuple(g if g is None else 3 * g for g in given))
+    return net.second(h).square().mean()
+
+
 def clipped_by_hook(net: Any, x: Any) -> Any:
     h = net.first(x)
     h.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
@@ -145,6 +151,7 @@ STEPS = [
     binary,
     two_results,
     tensor_hook,
+    node_hook,
     clipped_by_hook,
     constants_and_statistics,
     parameter_hook_in_forward,

@@ -88,3 +88,15 @@ def test_a_normalization_over_all_batches() -> None:
     found = refusal(model, whole, "grad")
     assert "module '1'" in found.message
     assert "momentum=None" in found.hint
+
+
+def test_a_step_that_takes_a_gradient_by_itself() -> None:
+    def step(net: Any, x: Any) -> Any:
+        x = x.clone().requires_grad_(True)
+        (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        return grad.square().mean()
+
+    found = refusal(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), step, "joint")
+    assert "takes a gradient by itself" in found.message
+    assert f"test_errors.py:{step.__code__.co_firstlineno + 2})" in found.message
+    assert "gradient penalty" in found.hint

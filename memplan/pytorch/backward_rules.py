@@ -2,7 +2,7 @@
 
 Convolutions: the gradient by the input is a transposed convolution, that by the weight a
 convolution with channels in the place of the batch. Further families have modules of their own:
-pools, resizing, selections, distances.
+pools, padding and sampling, selections and distances.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 
 from memplan.pytorch.pool_rules import each, pool_table
-from memplan.pytorch.resize_rules import resize_table
+from memplan.pytorch.sampling_rules import sampling_table
 from memplan.pytorch.selection_rules import selection_table
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
         for op in (getattr(packet, overload) for overload in packet.overloads()):
             if op in decomposition_table:
                 table[op] = decomposition_table[op]
-    table |= {**pool_table(), **resize_table(), **selection_table()}
+    table |= {**pool_table(), **sampling_table(), **selection_table()}
     table[aten.convolution_backward.default] = convolution_backward
     table[aten.embedding_dense_backward.default] = embedding_backward
     table[aten.index_put.default] = index_put

@@ -1,19 +1,22 @@
 """Backward operators of ATen that ONNX has no form for, in terms of others.
 
 Convolutions: the gradient by the input is a transposed convolution, that by the weight a
-convolution with channels in the place of the batch. Pools: a scatter to where the maxima were, a
-transposed convolution with equal weights. Resizing: products with the matrices that interpolate.
+convolution with channels in the place of the batch. Further families have modules of their own:
+pools, padding and sampling, selections and distances.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+
+from memplan.pytorch.pool_rules import each, pool_table
+from memplan.pytorch.sampling_rules import sampling_table
+from memplan.pytorch.selection_rules import selection_table
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -34,6 +37,8 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
         "hardtanh_backward",  # torch's exporter has another gradient at the bounds
         "nll_loss_forward",
         "nll_loss2d_forward",
+        "hardtanh_backward",
+        "addmv",
         "addcmul",
         "addcdiv",
         "lerp",
@@ -42,16 +47,19 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
         for op in (getattr(packet, overload) for overload in packet.overloads()):
             if op in decomposition_table:
                 table[op] = decomposition_table[op]
+    table |= {**pool_table(), **sampling_table(), **selection_table()}
     table[aten.convolution_backward.default] = convolution_backward
-    table[aten.max_pool2d_with_indices_backward.default] = max_pool2d_backward
-    table[aten.avg_pool2d_backward.default] = avg_pool2d_backward
-    table[aten._adaptive_avg_pool2d_backward.default] = adaptive_avg_pool2d_backward
-    table[aten.upsample_nearest2d_backward.default] = upsample_nearest2d_backward
-    table[aten.upsample_bilinear2d_backward.default] = upsample_bilinear2d_backward
     table[aten.embedding_dense_backward.default] = embedding_backward
     table[aten.index_put.default] = index_put
+    table[aten._unsafe_index_put.default] = index_put
+    table[aten.scatter_add.default] = scatter_add
     table[aten.squeeze.dims] = squeeze
     table[aten.native_layer_norm.default] = layer_norm_in_float64
+    table[aten._weight_norm_interface_backward.default] = weight_norm_backward
+    table[aten.diagonal_backward.default] = diagonal_backward
+    table[aten.mv.default] = mv
+    table[aten.dot.default] = dot
+    table[aten.vdot.default] = dot
     return table
 
 
@@ -79,10 +87,14 @@ def embedding_backward(
     grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
     """Rows added up where a token occurs more than once."""
-    if scale_grad_by_freq:
-        raise NotImplementedError("embedding with scale_grad_by_freq")
     if padding_idx >= 0:
         grad = grad * (indices != padding_idx).unsqueeze(-1).to(grad.dtype)
+    if scale_grad_by_freq:
+        flat = indices.reshape(-1).to(torch.int64)
+        ones = torch.ones(flat.shape, dtype=torch.float32, device=grad.device)
+        counts = torch.zeros([rows], device=grad.device).scatter_add(0, flat, ones)
+        share = counts.index_select(0, flat).reshape([*indices.shape, 1])
+        grad = grad / share.to(grad.dtype)
     zeros = grad.new_zeros([rows, grad.shape[-1]])
     return index_put(zeros, [indices], grad, True)
 
@@ -92,16 +104,66 @@ def index_put(
 ) -> Any:
     """Added slice by slice with ScatterElements: where an index occurs twice, the ScatterND that
     ONNX Runtime has for CPUs loses updates if more than one thread runs (1.31.1)."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
     whole = [index for index in indices if index is not None and index.dtype != torch.bool]
-    if not accumulate or len(whole) < len(indices):
+    together = axes == list(range(axes[0], axes[0] + len(axes)))
+    if not accumulate or len(whole) < len(axes) or not together:
         return NotImplemented
+    lead, rest = list(x.shape[: axes[0]]), list(x.shape[axes[-1] + 1 :])
     number: Any = 0
-    for size, index in zip(x.shape, whole, strict=False):
+    for axis, index in zip(axes, whole, strict=True):
+        size, index = x.shape[axis], index.to(torch.int64)
         number = number * size + torch.where(index < 0, index + size, index)
-    rest = list(x.shape[len(whole) :])
-    slices = values.expand([*number.shape, *rest]).reshape([-1, *rest])
+    slices = values.expand([*lead, *number.shape, *rest]).reshape([*lead, -1, *rest])
     places = number.reshape([-1, *(1 for _ in rest)]).expand(slices.shape)
-    return x.reshape([-1, *rest]).scatter_add(0, places, slices).reshape(x.shape)
+    flat = x.reshape([*lead, -1, *rest])
+    return aten.scatter_add(flat, len(lead), places, slices).reshape(x.shape)
+
+
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """In float32: no CPU kernel adds in float16, and sums of many would lose what is added."""
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    wide = x.to(torch.float32).scatter_add(dim, index, source.to(torch.float32))
+    return wide.to(x.dtype)
+
+
+def mv(matrix: Tensor, vector: Tensor) -> Tensor:
+    """A vector as a matrix of one column: for other factors, what ONNX Runtime's
+    MatmulTransposeFusion computes behind a transposition is wrong (1.31.1)."""
+    return (matrix @ vector.unsqueeze(1)).squeeze(1)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """The same of two vectors."""
+    return (x.unsqueeze(0) @ y.unsqueeze(1)).reshape([])
+
+
+def weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients by direction and length of a weight that is a product of both."""
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    along = (v * grad).sum(axes, keepdim=True)
+    norms = norms.reshape(along.shape)
+    scale = g.reshape(along.shape) / norms
+    by_v = scale * (grad - v * (along / (norms * norms)))
+    return by_v, (along / norms).reshape(g.shape)
+
+
+def diagonal_backward(grad: Tensor, sizes: Sizes, offset: int, dim1: int, dim2: int) -> Tensor:
+    """Zeros, and on the diagonal the gradient."""
+    rank = len(sizes)
+    rows, columns = sizes[dim1], sizes[dim2]
+    row = torch.arange(rows, dtype=torch.int64, device=grad.device)
+    column = torch.arange(columns, dtype=torch.int64, device=grad.device)
+    begin = row if offset >= 0 else row + offset
+    spread = grad.index_select(-1, begin.clamp(0, grad.shape[-1] - 1)).unsqueeze(-1)
+    on = (column[None, :] - row[:, None]) == offset
+    found = torch.where(on, spread, torch.zeros([], dtype=grad.dtype, device=grad.device))
+    order = [axis for axis in range(rank) if axis not in (dim1 % rank, dim2 % rank)]
+    order += [dim1 % rank, dim2 % rank]
+    return found.permute([order.index(axis) for axis in range(rank)])
 
 
 def convolution_backward(
@@ -119,7 +181,7 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of a convolution of any kind, in terms of convolutions."""
     rank = weight.dim() - 2
-    stride, padding, dilation = (_each(v, rank) for v in (stride, padding, dilation))
+    stride, padding, dilation = (each(v, rank) for v in (stride, padding, dilation))
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         grad_x = _by_input(grad, x, weight, stride, padding, dilation, transposed, groups)
@@ -185,136 +247,3 @@ def _channels_first(x: Tensor, groups: int) -> Tensor:
     apart = x.reshape([samples, groups, channels // groups, *sizes])
     order = [2, 1, 0, *range(3, 3 + len(sizes))]
     return apart.permute(order).reshape([channels // groups, groups * samples, *sizes])
-
-
-def _each(values: Sizes, rank: int) -> list[int]:
-    return list(values) * rank if len(values) == 1 else list(values)
-
-
-def max_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
-    """Scatter the gradient to where the maxima were."""
-    lead = list(x.shape[:-2])
-    flat = grad.new_zeros([*lead, x.shape[-2] * x.shape[-1]])
-    rows = [*lead, -1]
-    return flat.scatter_add(-1, indices.reshape(rows), grad.reshape(rows)).reshape(x.shape)
-
-
-def avg_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
-    """A transposed convolution per channel with a kernel of equal numbers; where windows have
-    different numbers of pixels, of the gradient divided by them."""
-    kernel, padding = _each(kernel, 2), _each(padding, 2)
-    stride = _each(stride, 2) if stride else kernel
-    share = 1.0 / (divisor or math.prod(kernel))
-    if not divisor and (ceil_mode or (any(padding) and not count_include_pad)):
-        share = 1.0
-        rows, columns = (
-            _pixels(
-                grad.shape[-2 + d],
-                x.shape[-2 + d],
-                (kernel[d], stride[d], padding[d]),
-                count_include_pad,
-                grad,
-            )
-            for d in range(2)
-        )
-        grad = grad / (rows[:, None] * columns)
-    channels = x.shape[-3]
-    weight = grad.new_full([channels, 1, *kernel], share)
-    missing = [
-        x.shape[-2 + d] - ((grad.shape[-2 + d] - 1) * stride[d] - 2 * padding[d] + kernel[d])
-        for d in range(2)
-    ]
-    beyond = [max(0, n) for n in missing]
-    found = aten.convolution(grad, weight, None, stride, padding, [1, 1], True, beyond, channels)
-    for d, n in enumerate(missing):
-        if n < 0:  # the last window reaches beyond the padding
-            found = found.narrow(-2 + d, 0, x.shape[-2 + d])
-    return found
-
-
-def _pixels(
-    count: int, size: int, window: tuple[int, int, int], padding_counts: bool, like: Tensor
-) -> Tensor:
-    """How many pixels each of ``count`` windows (extent, stride, padding) averages on an axis."""
-    extent, stride, padding = window
-    begin = torch.arange(count, dtype=torch.int64, device=like.device) * stride - padding
-    end = (begin + extent).clamp(max=size + padding)
-    if not padding_counts:
-        begin, end = begin.clamp(min=0), end.clamp(max=size)
-    return (end - begin).to(like.dtype)
-
-
-def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Every bin's gradient, shared by its pixels."""
-    (height, width), (rows, columns) = x.shape[-2:], grad.shape[-2:]
-    if height % rows or width % columns:
-        down, across = _bins(rows, height, grad), _bins(columns, width, grad)
-        return down.transpose(0, 1) @ (grad @ across)
-    high, wide = height // rows, width // columns
-    shared = (grad / (high * wide)).unsqueeze(-1).unsqueeze(-3)
-    return shared.expand([*grad.shape[:-2], rows, high, columns, wide]).reshape(x.shape)
-
-
-def _bins(count: int, size: int, like: Tensor) -> Tensor:
-    """count × size: the weight of a pixel in each bin of an adaptive average."""
-    row = torch.arange(count, dtype=torch.int64, device=like.device)[:, None]
-    begin = (row * size).div(count, rounding_mode="floor")
-    end = ((row + 1) * size + count - 1).div(count, rounding_mode="floor")
-    column = torch.arange(size, dtype=torch.int64, device=like.device)[None, :]
-    inside = ((column >= begin) & (column < end)).to(like.dtype)
-    return inside / (end - begin).to(like.dtype)
-
-
-def upsample_nearest2d_backward(
-    grad: Tensor, output_size: Sizes, input_size: Sizes, *scales: float | None
-) -> Tensor:
-    """The sum over the pixels that one pixel became."""
-    samples, channels, height, width = input_size
-    rows, columns = grad.shape[2], grad.shape[3]
-    if rows % height or columns % width:
-        raise NotImplementedError("nearest resizing by anything but whole factors")
-    apart = [samples, channels, height, rows // height, width, columns // width]
-    return grad.reshape(apart).sum([3, 5])
-
-
-def upsample_bilinear2d_backward(
-    grad: Tensor,
-    output_size: Sizes,
-    input_size: Sizes,
-    align_corners: bool,
-    *scales: float | None,
-) -> Tensor:
-    """Products with the matrices that interpolate, transposed."""
-    down = _interpolation(grad.shape[2], input_size[2], align_corners, grad)
-    across = _interpolation(grad.shape[3], input_size[3], align_corners, grad)
-    return down.transpose(0, 1) @ (grad @ across)
-
-
-def _interpolation(count: int, size: int, align_corners: bool, like: Tensor) -> Tensor:
-    """count × size."""
-    row = torch.arange(count, dtype=like.dtype, device=like.device)
-    if align_corners:
-        source = row * ((size - 1) / max(count - 1, 1))
-    else:
-        source = ((row + 0.5) * (size / count) - 0.5).clamp(min=0.0)
-    column = torch.arange(size, dtype=like.dtype, device=like.device)
-    near = source.clamp(max=size - 1.0)[:, None] - column[None, :]
-    return (1 - near.abs()).clamp(min=0.0)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 
+from torch import nn
+
+from memplan.errors import ModelError
+from memplan.pytorch.places import raised_in
+
 _HINTS = (
     (
-        re.compile(r"data-dependent|GuardOnDataDependent|unbacked|_local_scalar_dense", re.I),
+        re.compile(
+            r"data-dependent|DynamicOutputShape|GuardOnDataDependent|unbacked|_local_scalar_dense",
+            re.I,
+        ),
         "a branch or a size depends on the values of a tensor (.item(), if on a tensor, "
         "nonzero): use torch.where or torch.cond, or do it before the step",
     ),
@@ -25,29 +33,76 @@ _HINTS = (
         "device=x.device",
     ),
     (
+        re.compile(r"torch\.autograd\.grad|functorch tensor"),
+        "gradients within a step, as a gradient penalty has them, cannot be traced: write the "
+        "derivative out, or leave the term out of the captured step",
+    ),
+    (
         re.compile(r"pytree|unsupported input type|Unsupported.*type", re.I),
         "a batch is made of tensors",
     ),
 )
+_PLAIN = (
+    (
+        re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'"),
+        "{0}.{1}.{2} has no ONNX form",
+    ),
+)
+"""What is said more plainly than torch does."""
+_COUNTED = (
+    "a BatchNorm with momentum=None averages over all batches, whose number is not known while "
+    "tracing: give it a momentum"
+)
 _GENERAL = "torch.export.export(model, batch) alone may show more; so does -vv"
+
+
+def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> ModelError:
+    """What torch refuses, with the module and the line of the user's code, as far as it tells.
+
+    Args:
+        what: the beginning of the message.
+        error: torch's.
+        model: what was traced, for the names of its modules.
+    """
+    where = raised_in(error, model)
+    said = reason_of(error)
+    counted = "data-dependent" in said and any(
+        isinstance(each, nn.modules.batchnorm._BatchNorm) and each.momentum is None
+        for each in (model.modules() if model is not None else ())
+    )
+    return ModelError(
+        f"{what}: {said}{f' ({where})' if where else ''}", _COUNTED if counted else hint_for(error)
+    )
 
 
 def reason_of(error: BaseException) -> str:
     """The line of torch's message that says what is wrong."""
-    seen: BaseException | None = error
-    deepest = error
-    while seen is not None:
-        deepest = seen
-        seen = seen.__cause__
-    lines = [line.strip() for line in str(deepest).splitlines()]
+    deepest = _deepest(error)
+    text = str(deepest)
+    for pattern, said in _PLAIN:
+        found = pattern.search(text)
+        if found:
+            return said.format(*found.groups())
+    lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("#", "==", "__", "⬆"))]
     said = lines[0] if lines else "no message"
+    if said.endswith(":") and len(lines) > 1:
+        said = f"{said} {lines[1]}"
     if "Constraints violated" in said:  # what is violated stands in a list below
         said = next((line.lstrip("- ") for line in lines if line.startswith("- ")), said)
     return f"{type(deepest).__name__}: {said}"[:400]
 
 
+def _deepest(error: BaseException) -> BaseException:
+    """The first cause that says something."""
+    found, seen = error, error.__cause__
+    while seen is not None:
+        found = seen if str(seen) else found
+        seen = seen.__cause__
+    return found
+
+
 def hint_for(error: BaseException) -> str:
     """What to change in the model."""
-    text = f"{type(error).__name__} {error} {error.__cause__ or ''}"
+    text = f"{type(error).__name__} {error} {_deepest(error)}"
     return next((hint for pattern, hint in _HINTS if pattern.search(text)), _GENERAL)

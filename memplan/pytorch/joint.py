@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ from torch.export.graph_signature import (
 
 from memplan.errors import ModelError
 from memplan.pytorch.backward_rules import backward_table
-from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.errors import refusal
+from memplan.pytorch.live import Live, lift, traced_live
+from memplan.pytorch.places import of_node
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.retrace import traced_once
 from memplan.pytorch.scopes import modules_kept
 from memplan.pytorch.surrogates import BACKWARD_THROUGH
-from memplan.pytorch.trace import quiet
+from memplan.pytorch.trace import Prepared, quiet
 
 aten = torch.ops.aten
 _COPIES = (
@@ -44,43 +47,51 @@ _NO_GRADIENT = "did not receive a gradient"
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-def joint(program: Any, trainable: Collection[str]) -> Any:
+def joint(program: Any, trainable: Collection[str], live: Prepared | None = None) -> Any:
     """The exported forward program with the gradients of parameters.
 
     Args:
         program: what torch exported; which of its inputs require a gradient is changed.
         trainable: parameters to differentiate by, under the names in the program.
+        live: the step, if its module is to be traced anew, since its backward is not that of the
+            program.
 
     Raises:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
     """
+    run = None if live is None else Live(program, live)
     try:
         with quiet(), torch.backends.mkldnn.flags(enabled=False), traced_once():
             _freeze(program, trainable)
             try:
-                result = _joined(program)
+                result = _joined(program, run)
             except AssertionError as error:
                 if _NO_GRADIENT not in str(error):
                     raise
-                _freeze_unreached(program)
-                result = _joined(program)
+                _freeze_unreached(program, run)
+                result = _joined(program, run)
     except Exception as error:
-        raise ModelError(
-            f"autograd's backward cannot be captured: {reason_of(error)}", hint_for(error)
+        raise refusal(
+            "autograd's backward cannot be captured", error, live and live.module
         ) from error
     _without_copies(result.graph_module)
     return result
 
 
-def _joined(program: Any) -> Any:
-    with modules_kept():
-        return _decompose_exported_program(
+def _joined(program: Any, live: Live | None) -> Any:
+    with ExitStack() as stack:
+        stack.enter_context(modules_kept())
+        constants = stack.enter_context(traced_live(live)) if live is not None else {}
+        result = _decompose_exported_program(
             program,
             cia_to_decomp={},
             python_decomp_table={**friendly_table(), **backward_table()},
             joint_loss_index=0,  # among the program's own outputs: it has no other
             decompose_custom_triton_ops=False,
         )
+    if live is not None:
+        lift(result, constants)
+    return result
 
 
 def seed(program: Any) -> None:
@@ -130,7 +141,7 @@ def _freeze(program: Any, trainable: Collection[str]) -> None:
                 node.meta["val"] = value.detach()
 
 
-def _freeze_unreached(program: Any) -> None:
+def _freeze_unreached(program: Any, live: Live | None) -> None:
     """The same for parameters that are read, but on no way to the loss that has a derivative."""
     nodes = _inputs(program)
     values = [node.meta["val"] for node in nodes]
@@ -138,7 +149,8 @@ def _freeze_unreached(program: Any) -> None:
     mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
     with mode, torch.enable_grad():
         copies = [v.clone() if isinstance(v, FakeTensor) else v for v in values]
-        (loss, *_) = torch.fx.Interpreter(program.graph_module).run(*copies)
+        run = live or torch.fx.Interpreter(program.graph_module).run
+        (loss, *_) = run(*copies)
         grads = torch.autograd.grad(loss, wanted, allow_unused=True)
     lost = {id(value) for value, grad in zip(wanted, grads, strict=True) if grad is None}
     for node in nodes:
@@ -170,8 +182,10 @@ def _as_reshape(graph: Any, node: Any) -> None:
     plain = _in_order(_values(sizes), _values(strides))
     plain = plain and _in_order(list(given.shape), list(given.stride()))
     if math.prod(_values(sizes)) != given.numel() or not plain:
+        where = of_node(node)
         raise ModelError(
-            "the backward part takes strided pieces of a tensor, which ONNX has no form for",
+            "the backward part takes strided pieces of a tensor, which ONNX has no form for"
+            f"{f' ({where})' if where else ''}",
             "write the model with reshape and slicing instead of as_strided, or --via grad",
         )
     shape = list(given.shape) if scattered else list(sizes)

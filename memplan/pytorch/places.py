@@ -1,47 +1,154 @@
-"""Where in the user's code something stands, as torch's programs tell it."""
+"""Where in the user's code something happened: a file and a line, and a module of the model."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
+from torch.fx import traceback as tracing
+from torch.fx.proxy import TracerBase
+from torch.overrides import TorchFunctionMode
 
-from memplan.pytorch.trace import user_name
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parents[1])
-
-
-def place_of(program: Any, name: str) -> str:
-    """The module and the line that read a parameter or buffer first; empty if that is not known."""
-    inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
-    for node, spec in zip(inputs, program.graph_signature.input_specs, strict=False):
-        if user_name(str(spec.target)) == name:
-            return next((text for user in node.users if (text := _place(user))), "")
-    return ""
+_OURS = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[1]))
+_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_STACK = "nn_module_stack"
 
 
-def line_of(trace: str) -> str:
-    """The innermost line of a stack trace that is the user's: ``FILE:LINE``."""
-    frames = _FRAME.findall(trace)
-    own = [(file, line) for file, line in frames if not file.startswith((_TORCH, _OWN))]
-    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
+def called_from() -> str:
+    """The line of the user's code that is being run, or nothing."""
+    frame = _users_frame()
+    return place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 
-def module_of(stack: Any) -> str:
-    """The innermost module of a stack of modules: its path and class."""
-    if not stack:
-        return ""
-    path, kind = list(stack.values())[-1]
-    name = user_name(str(path))
-    kind = str(kind).rsplit(".", 1)[-1]
-    return f"{name} ({kind})" if name and name != "model" else kind
+def _users_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
-def _place(node: Any) -> str:
-    module = module_of(node.meta.get("nn_module_stack"))
-    line = line_of(node.meta.get("stack_trace") or "")
-    return ", ".join(text for text in (module, line) if text)
+class _Located(TorchFunctionMode):
+    """Lets nodes that are traced tell the line that called PyTorch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the class."""
+        frame = _users_frame()
+        if frame is not None:
+            line = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'
+            tracing.current_meta["stack_trace"] = line
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def lines_told() -> Iterator[None]:
+    """Inside, nodes that are traced tell every line of the user's code that led to them; torch
+    keeps those of methods ``forward`` alone."""
+
+    def users(_tracer: Any, stack: Any) -> traceback.StackSummary:
+        return traceback.StackSummary.from_list([f for f in stack if is_users(f.filename)])
+
+    if not hasattr(TracerBase, "_filter_traceback_frames"):
+        yield
+        return
+    with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
+        yield
+
+
+@contextmanager
+def calls_told() -> Iterator[None]:
+    """The same where a tracer keeps no lines, of the innermost alone."""
+    before = tracing.current_meta.get("stack_trace")
+    with _Located():
+        yield
+    if before is None:
+        tracing.current_meta.pop("stack_trace", None)
+
+
+def defined_at(function: Any) -> str:
+    """The line where a function begins, or nothing where it has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return place(code.co_filename, code.co_firstlineno) if code is not None else ""
+
+
+def place(file: str, line: int) -> str:
+    """``FILE:LINE``, with the path as short as it can be."""
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{_PACKAGES.sub('', path.as_posix())}:{line}"
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Whether a source file is neither PyTorch's nor memplan's nor Python's own."""
+    if file.startswith(_OURS) or file.startswith("<"):
+        return False
+    return not file.startswith(_PYTHON) or _PACKAGES.match(file) is not None
+
+
+def raised_in(error: BaseException, model: nn.Module | None = None) -> str:
+    """What ran when an error was raised: the module and the line, as far as they are known.
+
+    Taken from the frames of the traceback: the user's own; else those that work on a node of a
+    graph, which tells both.
+    """
+    names = {id(module): name for name, module in model.named_modules()} if model else {}
+    path = line = ""
+    node: torch.fx.Node | None = None
+    for frame, number in (pair for each in _chain(error) for pair in _frames(each)):
+        given = frame.f_locals
+        if is_users(frame.f_code.co_filename):
+            line = place(frame.f_code.co_filename, number)
+        path = names.get(id(given.get("self")), "") or path
+        held = [given.get("n"), given.get("node")]
+        node = next((n for n in held if isinstance(n, torch.fx.Node) and n.meta), node)
+    if node is not None and not line:
+        return of_node(node)
+    return _joined(path, line)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error's causes, the first of them at the end."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
+        found.append(cause)
+    return found
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def of_node(node: torch.fx.Node) -> str:
+    """The module and the line that a node of a traced graph was made in, as far as it tells."""
+    stack = node.meta.get(_STACK) or node.meta.get(f"fwd_{_STACK}") or {}
+    inner = [name for name, _ in stack.values() if name]
+    told = [
+        (file, int(number))
+        for file, number in _LINE.findall(node.meta.get("stack_trace") or "")
+        if is_users(file)
+    ]
+    return _joined(inner[-1] if inner else "", place(*told[-1]) if told else "")
+
+
+def _joined(path: str, line: str) -> str:
+    path = path.removeprefix("model").removeprefix(".")
+    module = f"module '{path}'" if path else ""
+    return ", ".join(part for part in (module, line) if part)

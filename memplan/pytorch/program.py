@@ -23,7 +23,8 @@ from torch.export.graph_signature import (
 from torch.utils._pytree import tree_unflatten
 
 from memplan.errors import ModelError, UsageError
-from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.errors import refusal
+from memplan.pytorch.forward_rules import forward_forms
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
@@ -94,6 +95,7 @@ def friendly_table() -> dict[Any, Callable[..., Any]]:
         **_decompositions(),
         aten.scaled_dot_product_attention.default: attention,
         aten.sort.stable: stable_sort,
+        **forward_forms(),
     }
 
 
@@ -110,9 +112,7 @@ def decomposed(program: Any) -> Any:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"torch cannot decompose a part of the model: {reason_of(error)}", hint_for(error)
-        ) from error
+        raise refusal("torch cannot decompose a part of the model", error) from error
 
 
 def to_onnx(program: Any, prepared: Prepared) -> Exported:
@@ -262,10 +262,7 @@ def _translated(program: Any) -> Any:
             )
             _folded(result.model)
     except Exception as error:
-        raise ModelError(
-            f"torch's exporter has no ONNX form for a part of the model: {reason_of(error)}",
-            hint_for(error),
-        ) from error
+        raise refusal("torch's exporter has no ONNX form for a part of the model", error) from error
     return result
 
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from memplan.errors import UsageError
 from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.checkpoints import regions_of
+from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.joint import joint, seed
 from memplan.pytorch.meta import as_on_cpu, check_constants, check_one_device
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
-from memplan.pytorch.places import place_of
+from memplan.pytorch.places import of_node
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.step import FROZEN, TorchStep
@@ -40,7 +41,8 @@ class Reading:
     ``trainable`` are the parameters to differentiate by, ``frozen`` those that require no
     gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
     batch with their names. ``given`` are the parameters and buffers that are inputs even where
-    nothing renews them, ``averages`` those of the weights that the step keeps.
+    nothing renews them, ``averages`` those of the weights that the step keeps. ``custom`` is what
+    changes gradients and stands in no forward part.
     """
 
     prepared: Prepared
@@ -55,13 +57,15 @@ class Reading:
     notes: tuple[str, ...]
     given: frozenset[str] = frozenset()
     averages: Averages | None = None
+    custom: tuple[CustomBackward, ...] = ()
 
     def forward(self) -> Exported:
         """The forward graph.
 
         Raises:
-            ModelError: an operator has no ONNX form.
+            ModelError: an operator has no ONNX form, or the step has a backward of its own.
         """
+        require_plain(self.custom)
         program = decomposed(self.program)
         return self._tidied(program, regions_of(program))
 
@@ -76,8 +80,10 @@ class Reading:
             for name, _ in self.prepared.module.named_parameters()
             if user_name(name) in self.trainable
         ]
+        require_traceable(self.custom)
+        live = self.prepared if self.custom else None
         with as_on_cpu(self.program):
-            program = joint(self.program, names)
+            program = joint(self.program, names, live)
         if self.treatment.scale is not None:
             seed(program)
         return self._tidied(program)
@@ -96,7 +102,12 @@ class Reading:
     def place_of(self, name: str) -> str:
         """Where a parameter or buffer is read first: its module and the line of the user's code;
         empty where that is not known."""
-        return place_of(self.program, name)
+        inputs = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        specs = self.program.graph_signature.input_specs
+        for node, spec in zip(inputs, specs, strict=False):
+            if user_name(str(spec.target)) == name:
+                return next((text for user in node.users if (text := of_node(user))), "")
+        return ""
 
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""
@@ -140,7 +151,7 @@ def read_step(step: TorchStep) -> Reading:
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
     check_one_device({**tensors, **prepared.batch})
-    program, limits = export(prepared)
+    program, limits, custom = export(prepared)
     check_constants(program)
     return Reading(
         prepared=prepared,
@@ -155,6 +166,7 @@ def read_step(step: TorchStep) -> Reading:
         notes=(*notes, *limits),
         given=_given(step, prepared),
         averages=averages,
+        custom=custom,
     )
 
 

@@ -44,13 +44,20 @@ def traced_once() -> Iterator[None]:
 
 def _flatten(joint: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
     """Let a joint graph take ``args`` and give its results one behind the other, each gradient
-    for an argument that requires one, in place; False where that is not possible."""
+    for an argument that requires one, in place; False where that is not possible.
+
+    Raises:
+        NotImplementedError: an operator has an effect, which would have to be ordered.
+    """
     graph = joint.graph
     given = [node for node in graph.nodes if node.op == "placeholder"]
     tangents = given[len(args) :]
     ends = graph.output_node()
     results = list(ends.args[0])
     forward, gradients = results[: -len(args)], results[-len(args) :]
+    for node in graph.nodes:
+        if node.target is torch.ops.higher_order.with_effects:
+            raise NotImplementedError(f"{node.args[1]} has an effect beside its result")
     wanted = [isinstance(a, torch.Tensor) and a.requires_grad for a in args]
     found = [gradient is not None for gradient in gradients]
     if found != wanted or any(node.users for node in tangents):

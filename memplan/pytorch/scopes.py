@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from torch.fx import Interpreter
+from torch import nn
+from torch.fx import Interpreter, traceback
 from torch.fx.traceback import preserve_node_meta
 
 _STACK = "nn_module_stack"
@@ -36,6 +37,33 @@ def modules_kept() -> Iterator[None]:
         return graph, *rest
 
     with mock.patch.object(aot_autograd, "_aot_export_function", exported):
+        yield
+
+
+@contextmanager
+def stacks_of(root: nn.Module) -> Iterator[None]:
+    """Inside, operators that are traced tell the modules under ``root`` that they are run in, as
+    those of an exported program do."""
+    names = {id(module): name for name, module in root.named_modules()}
+    call = nn.Module.__call__
+
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        name = names.get(id(self))
+        if name is None:
+            return call(self, *args, **kwargs)
+        meta = traceback.current_meta
+        outer = meta.get(_STACK)
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        meta[_STACK] = {**(outer or {}), f"L__self__{name}": (name, kind)}
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            if outer is None:
+                meta.pop(_STACK, None)
+            else:
+                meta[_STACK] = outer
+
+    with mock.patch.object(nn.Module, "__call__", called):
         yield
 
 

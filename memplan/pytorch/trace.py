@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.nn import functional
 
-from memplan.errors import MemplanError, ModelError, UsageError
+from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
-from memplan.pytorch.errors import hint_for, reason_of
+from memplan.pytorch.custom_backward import CustomBackward, noted
+from memplan.pytorch.errors import reason_of, refusal
+from memplan.pytorch.places import lines_told
 from memplan.pytorch.spelled import replacing, spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 
@@ -258,8 +260,9 @@ def _dynamic(
     return found
 
 
-def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
-    """The ``torch.export.ExportedProgram`` of the forward part, and what limits dynamic sizes.
+def export(prepared: Prepared) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
+    """The ``torch.export.ExportedProgram`` of the forward part, what limits dynamic sizes, and what
+    changes gradients and stands in no forward part.
 
     A model may limit a size, as a table of positions does. Torch then refuses, and says the limit;
     with that it is asked again.
@@ -271,7 +274,8 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
     limits: dict[str, dict[str, int]] = {}
     while True:
         try:
-            program = _exported(prepared, limits)
+            with noted(prepared.module) as custom:
+                program = _exported(prepared, limits)
             break
         except MemplanError:
             raise
@@ -281,11 +285,10 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...]]:
                 limits = {**found, **limits}
                 continue
             _require_runs(prepared)
-            raise ModelError(
-                f"torch.export refuses the model: {reason_of(error)}", hint_for(error)
-            ) from error
+            raise refusal("torch.export refuses the model", error, prepared.module) from error
     _merge_tied(program, first_names(prepared.module))
-    return program, tuple(_limit_note(name, limit) for name, limit in limits.items())
+    notes = tuple(_limit_note(name, limit) for name, limit in limits.items())
+    return program, notes, tuple(custom)
 
 
 def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> Any:
@@ -300,7 +303,7 @@ def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> An
             }
         }
     # Of what it refuses, torch prints the graph so far to stderr.
-    with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions():
+    with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions(), lines_told():
         return torch.export.export(prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes)
 
 
@@ -355,7 +358,7 @@ def _merge_tied(program: Any, names: Mapping[str, str]) -> None:
 def _require_runs(prepared: Prepared) -> None:
     """Tell a model that fails by itself from one that cannot be exported."""
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # a step may take a gradient by itself
             prepared.module(dict(prepared.batch))
     except UsageError:
         raise

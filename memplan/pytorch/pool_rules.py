@@ -1,0 +1,200 @@
+"""Pools of ATen in one to three dimensions, in terms of operators that ONNX has.
+
+Maxima: the gradient is scattered to where they were. Averages: a transposed convolution with equal
+weights. Adaptive averages: products with the matrices that average, one per axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Sizes = Sequence[int]
+
+
+def pool_forms() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of adaptive pools."""
+    return {
+        aten.adaptive_max_pool2d.default: adaptive_max_pool,
+        aten.adaptive_max_pool3d.default: adaptive_max_pool,
+        aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
+    }
+
+
+def pool_table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of backwards."""
+    return {
+        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+        aten.max_pool3d_with_indices_backward.default: max_pool_backward,
+        aten.adaptive_max_pool2d_backward.default: partial(adaptive_max_pool_backward, 2),
+        aten.adaptive_max_pool3d_backward.default: partial(adaptive_max_pool_backward, 3),
+        aten.avg_pool2d_backward.default: avg_pool_backward,
+        aten.avg_pool3d_backward.default: avg_pool_backward,
+        aten._adaptive_avg_pool2d_backward.default: partial(adaptive_avg_pool_backward, 2),
+        aten._adaptive_avg_pool3d_backward.default: partial(adaptive_avg_pool_backward, 3),
+    }
+
+
+def each(values: Sizes, rank: int) -> list[int]:
+    """One value per dimension."""
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """The product of a matrix with all that lies along one axis."""
+    if axis % x.dim() == x.dim() - 1:
+        return x @ matrix
+    return (x.transpose(axis, -1) @ matrix).transpose(axis, -1)
+
+
+def max_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """Scatter the gradient to where the maxima were."""
+    return _scattered(grad, x, indices, len(kernel))
+
+
+def adaptive_max_pool_backward(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """The same."""
+    return _scattered(grad, x, indices, rank)
+
+
+def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+    lead = list(x.shape[:-rank])
+    flat = grad.new_zeros([*lead, math.prod(x.shape[-rank:])])
+    rows = [*lead, -1]
+    return flat.scatter_add(-1, indices.reshape(rows), grad.reshape(rows)).reshape(x.shape)
+
+
+def adaptive_max_pool(x: Tensor, output_size: Sizes) -> Any:
+    """The largest of each bin, and its place in the plane: bins of different sizes are padded with
+    what is less than everything."""
+    rank = len(output_size)
+    sizes, lead = list(x.shape[-rank:]), list(x.shape[:-rank])
+    if all(size % count == 0 for size, count in zip(sizes, output_size, strict=True)):
+        window = [size // count for size, count in zip(sizes, output_size, strict=True)]
+        pool = aten.max_pool2d_with_indices if rank == 2 else aten.max_pool3d_with_indices
+        return pool(x, window, window)
+    places: Any = torch.zeros([1] * 2 * rank, dtype=torch.int64, device=x.device)
+    inside: Any = torch.ones([1] * 2 * rank, dtype=torch.bool, device=x.device)
+    for d, (size, count) in enumerate(zip(sizes, output_size, strict=True)):
+        place, valid = _windows(size, count, x.device)
+        shape = [1] * 2 * rank
+        shape[d], shape[rank + d] = place.shape
+        places = places * size + place.reshape(shape)
+        inside = inside & valid.reshape(shape)
+    flat = x.reshape([*lead, math.prod(sizes)])
+    bins = [*output_size, -1]
+    places, inside = places.reshape(bins), inside.expand(places.shape).reshape(bins)
+    found = flat.index_select(-1, places.reshape(-1)).reshape([*lead, *places.shape])
+    found = torch.where(inside, found, -math.inf)
+    nearest = found.argmax(-1, keepdim=True)
+    index = places.expand(found.shape).gather(-1, nearest).squeeze(-1)
+    return found.amax(-1), index
+
+
+def _windows(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:
+    """count × longest: the pixels of each bin on an axis, and whether they are of the bin."""
+    begins = [k * size // count for k in range(count)]
+    ends = [-((k + 1) * size // -count) for k in range(count)]
+    longest = max(end - begin for begin, end in zip(begins, ends, strict=True))
+    offset = torch.arange(longest, dtype=torch.int64, device=device)[None, :]
+    row = torch.arange(count, dtype=torch.int64, device=device)[:, None]
+    begin = (row * size).div(count, rounding_mode="floor")
+    end = ((row + 1) * size + count - 1).div(count, rounding_mode="floor")
+    return (begin + offset).clamp(max=size - 1), begin + offset < end
+
+
+def avg_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """A transposed convolution per channel with a kernel of equal numbers; where windows have
+    different numbers of pixels, of the gradient divided by them."""
+    rank = 3 if len(kernel) == 3 else 2
+    kernel, padding = each(kernel, rank), each(padding, rank)
+    stride = each(stride, rank) if stride else kernel
+    share = 1.0 / (divisor or math.prod(kernel))
+    if not divisor and (ceil_mode or (any(padding) and not count_include_pad)):
+        share = 1.0
+        for d in range(rank):
+            window = (kernel[d], stride[d], padding[d])
+            count = _pixels(
+                grad.shape[d - rank], x.shape[d - rank], window, count_include_pad, grad
+            )
+            grad = grad / count.reshape([-1, *[1] * (rank - 1 - d)])
+    channels = x.shape[-rank - 1]
+    weight = grad.new_full([channels, 1, *kernel], share)
+    missing = [
+        x.shape[d - rank] - ((grad.shape[d - rank] - 1) * stride[d] - 2 * padding[d] + kernel[d])
+        for d in range(rank)
+    ]
+    beyond, ones = [max(0, n) for n in missing], [1] * rank
+    found = aten.convolution(grad, weight, None, stride, padding, ones, True, beyond, channels)
+    for d, n in enumerate(missing):
+        if n < 0:  # the last window reaches beyond the padding
+            found = found.narrow(d - rank, 0, x.shape[d - rank])
+    return found
+
+
+def _pixels(
+    count: int, size: int, window: tuple[int, int, int], padding_counts: bool, like: Tensor
+) -> Tensor:
+    """How many pixels each of ``count`` windows (extent, stride, padding) averages on an axis."""
+    extent, stride, padding = window
+    begin = torch.arange(count, dtype=torch.int64, device=like.device) * stride - padding
+    end = (begin + extent).clamp(max=size + padding)
+    if not padding_counts:
+        begin, end = begin.clamp(min=0), end.clamp(max=size)
+    return (end - begin).to(like.dtype)
+
+
+def adaptive_avg_pool(x: Tensor, output_size: Sizes) -> Tensor:
+    """The average of every bin."""
+    for axis, count in enumerate(output_size, -len(output_size)):
+        x = along(x, axis, _bins(count, x.shape[axis], x).transpose(0, 1))
+    return x
+
+
+def adaptive_avg_pool_backward(rank: int, grad: Tensor, x: Tensor) -> Tensor:
+    """Every bin's gradient, shared by its pixels."""
+    counts, sizes = grad.shape[-rank:], x.shape[-rank:]
+    if any(size % count for count, size in zip(counts, sizes, strict=True)):
+        for axis in range(-rank, 0):
+            grad = along(grad, axis, _bins(grad.shape[axis], x.shape[axis], grad))
+        return grad
+    window = [size // count for count, size in zip(counts, sizes, strict=True)]
+    shared = grad / math.prod(window)
+    lead = list(grad.shape[:-rank])
+    apart = [n for count in counts for n in (count, 1)]
+    wide = [n for pair in zip(counts, window, strict=True) for n in pair]
+    return shared.reshape([*lead, *apart]).expand([*lead, *wide]).reshape(x.shape)
+
+
+def _bins(count: int, size: int, like: Tensor) -> Tensor:
+    """count × size: the weight of a pixel in each bin of an adaptive average."""
+    row = torch.arange(count, dtype=torch.int64, device=like.device)[:, None]
+    begin = (row * size).div(count, rounding_mode="floor")
+    end = ((row + 1) * size + count - 1).div(count, rounding_mode="floor")
+    column = torch.arange(size, dtype=torch.int64, device=like.device)[None, :]
+    inside = ((column >= begin) & (column < end)).to(like.dtype)
+    return inside / (end - begin).to(like.dtype)

@@ -1,0 +1,171 @@
+"""Order statistics, masks, products and distances of ATen, in terms of operators that ONNX has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def selection_forms() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of forward operators."""
+    return {
+        aten.median.default: median_of_all,
+        aten.median.dim: median,
+        aten.nanmedian.default: partial(median_of_all, skip=True),
+        aten.nanmedian.dim: partial(median, skip=True),
+        aten.kthvalue.default: kthvalue,
+        aten.masked_select.default: masked_select,
+        aten._cdist_forward.default: distances,
+        aten._pdist_forward.default: distances_within,
+        aten.max.dim: most_of_booleans,
+        prims.prod.default: product,
+        prims.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
+        prims.signbit.default: lambda x: (x < 0) | (1 / x < 0),
+    }
+
+
+def selection_table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of backward operators."""
+    return {
+        aten._cdist_backward.default: distances_backward,
+        aten._pdist_backward.default: distances_within_backward,
+        aten.masked_scatter_backward.default: masked_scatter_backward,
+    }
+
+
+def median(
+    x: Tensor, dim: int, keepdim: bool = False, *, skip: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The lower of the two in the middle and its place; NaN if there is one that is not skipped."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    whole = not x.is_floating_point()
+    lost = torch.zeros_like(x, dtype=torch.bool) if whole else x.isnan()
+    values, places = torch.where(lost, math.inf, x).sort(dim) if not whole else x.sort(dim)
+    if skip:
+        count = (~lost).sum(dim, keepdim=True)
+        middle = ((count - 1).clamp(min=0)).div(2, rounding_mode="floor")
+        any_lost = count == 0
+    else:
+        first = lost.to(torch.int64).argmax(dim, keepdim=True)
+        any_lost = lost.any(dim, keepdim=True)
+        middle = torch.full_like(first, (x.shape[dim] - 1) // 2)
+    value, place = values.gather(dim, middle), places.gather(dim, middle)
+    if not whole:
+        value = torch.where(any_lost, math.nan, value)
+    if not skip:
+        place = torch.where(any_lost, first, place)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def median_of_all(x: Tensor, *, skip: bool = False) -> Tensor:
+    """The median of all elements."""
+    return median(x.reshape(-1), 0, skip=skip)[0]
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th smallest element and its place."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    values, places = x.sort(dim)
+    value, place = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """What an index by a mask gives."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    return aten.index.Tensor(x, [mask])
+
+
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """By the source: its elements went to the places of the mask, in order."""
+    mask = mask.expand(grad.shape).reshape(-1)
+    count = math.prod(sizes)
+    place = (mask.to(torch.int64).cumsum(0) - 1).clamp(0, count - 1)
+    given = grad.reshape(-1) * mask.to(grad.dtype)
+    return aten.scatter_add(grad.new_zeros([count]), 0, place, given).reshape(list(sizes))
+
+
+def most_of_booleans(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    """Maxima of Boolean tensors, for which ONNX has no form, as those of numbers."""
+    if x.dtype != torch.bool:
+        return NotImplemented
+    values, places = x.to(torch.int64).max(dim, keepdim)
+    return values.to(torch.bool), places
+
+
+def product(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) -> Tensor:
+    """The product along several axes, one by one."""
+    found = x if output_dtype is None else x.to(output_dtype)
+    for dim in sorted(range(x.dim()) if dims is None else dims, reverse=True):
+        found = aten.prod.dim_int(found, dim)
+    return found
+
+
+def distances(x: Tensor, y: Tensor, p: float, mode: int | None) -> Tensor:
+    """Between all rows of two matrices."""
+    return _norm(x.unsqueeze(-2) - y.unsqueeze(-3), p)
+
+
+def distances_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, found: Tensor) -> Tensor:
+    """By the first of the matrices."""
+    apart = x.unsqueeze(-2) - y.unsqueeze(-3)
+    return _norm_backward(grad, apart, p, found).sum(-2)
+
+
+def distances_within(x: Tensor, p: float = 2.0) -> Tensor:
+    """Between rows of one matrix, each pair once."""
+    first, second = _pairs(x)
+    return _norm(x.index_select(0, first) - x.index_select(0, second), p)
+
+
+def distances_within_backward(grad: Tensor, x: Tensor, p: float, found: Tensor) -> Tensor:
+    """The gradient of either row of a pair."""
+    first, second = _pairs(x)
+    apart = x.index_select(0, first) - x.index_select(0, second)
+    each = _norm_backward(grad, apart, p, found)
+    total = torch.zeros_like(x)
+    for index, part in ((first, each), (second, -each)):
+        total = aten.scatter_add(total, 0, index.unsqueeze(-1).expand(part.shape), part)
+    return total
+
+
+def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+    count = x.shape[0]
+    first, second = torch.triu_indices(count, count, 1, device=x.device).unbind(0)
+    return first, second
+
+
+def _norm(x: Tensor, p: float) -> Tensor:
+    if p == 0:
+        return (x != 0).to(x.dtype).sum(-1)
+    if p == 1:
+        return x.abs().sum(-1)
+    if math.isinf(p):
+        return x.abs().amax(-1)
+    total = (x * x if p == 2 else x.abs().pow(p)).sum(-1)
+    none = total == 0  # where a root has no derivative, PyTorch's distances have the derivative 0
+    safe = torch.where(none, 1.0, total)
+    return torch.where(none, 0.0, safe.sqrt() if p == 2 else safe.pow(1 / p))
+
+
+def _norm_backward(grad: Tensor, x: Tensor, p: float, norm: Tensor) -> Tensor:
+    """PyTorch's: none where the norm is 0, and for the largest of all, to each of them."""
+    grad, norm = grad.unsqueeze(-1), norm.unsqueeze(-1)
+    if p == 0:
+        return torch.zeros_like(x)
+    if p == 1:
+        return grad * x.sign()
+    if math.isinf(p):
+        return grad * x.sign() * (x.abs() == norm).to(x.dtype)
+    safe = torch.where(norm == 0, 1.0, norm)
+    share = x if p == 2 else x.sign() * x.abs().pow(p - 1)
+    return torch.where(norm == 0, 0.0, grad * share / (safe if p == 2 else safe.pow(p - 1)))

@@ -1,0 +1,333 @@
+"""Steps whose gradients no forward graph tells: custom functions and hooks, against PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import memplan
+from memplan.errors import ModelError
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from helpers.torch_steps import captured, outputs_of  # noqa: E402
+
+pytestmark = pytest.mark.ort
+
+
+class Reversed(torch.autograd.Function):
+    """Gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return -ctx.factor * grad, None
+
+
+class Binary(torch.autograd.Function):
+    """Straight through, within bounds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return torch.where(x > 0, 1.0, -1.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * (x.abs() <= 1)
+
+
+class Pair(torch.autograd.Function):
+    """Two inputs, two outputs, a context of its own, and a gradient for only one."""
+
+    @staticmethod
+    def forward(x: Any, y: Any) -> Any:
+        return x * y, x + y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return 2 * first * y + second, (x * first if ctx.needs_input_grad[1] else None)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Linear(4, 4)
+        self.fixed = torch.randn(4)
+        self.register_buffer("seen", torch.zeros(4))
+        self.last: Any = None
+
+
+def tenfold(grad: Any) -> Any:
+    return grad * 10
+
+
+def reversal(net: Any, x: Any) -> Any:
+    return net.second(Reversed.apply(net.first(x), 0.5)).square().mean()
+
+
+def binary(net: Any, x: Any) -> Any:
+    return net.second(Binary.apply(net.first(x))).square().mean()
+
+
+def two_results(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    product, total = Pair.apply(h, net.second(h))
+    return (product + total.tanh()).mean()
+
+
+def tensor_hook(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(tenfold)
+    return net.second(h).square().mean()
+
+
+def node_hook(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.grad_fn.register_hook(lambda given, _: tuple(g if g is None else 3 * g for g in given))
+    return net.second(h).square().mean()
+
+
+def clipped_by_hook(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    return net.second(h).square().mean()
+
+
+def constants_and_statistics(net: Any, x: Any) -> Any:
+    h = net.norm(net.first(x)) * net.fixed + torch.tensor([1.0, 2.0, 3.0, 4.0])
+    net.last = h
+    net.seen = 0.9 * net.seen + h.detach().mean(0)
+    return net.second(Binary.apply(h)).square().mean()
+
+
+def parameter_hook_in_forward(net: Any, x: Any) -> Any:
+    net.first.weight.register_hook(tenfold)
+    return net.second(net.first(x) + net.first(x.flip(0))).square().mean()
+
+
+def detached_beside(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    with torch.no_grad():
+        target = net.second(h)
+    return (Reversed.apply(net.second(h.detach()), 1.0) - target).square().mean() + h.mean()
+
+
+def under_autocast(net: Any, x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        h = net.first(x)
+    return net.second(Reversed.apply(h.float(), 0.5)).square().mean()
+
+
+def in_a_checkpoint(net: Any, x: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    h = checkpoint(lambda x: Reversed.apply(net.first(x), 2.0), x, use_reentrant=False)
+    return net.second(h).square().mean()
+
+
+STEPS = [
+    reversal,
+    binary,
+    two_results,
+    tensor_hook,
+    node_hook,
+    clipped_by_hook,
+    constants_and_statistics,
+    parameter_hook_in_forward,
+    detached_beside,
+    under_autocast,
+    in_a_checkpoint,
+]
+
+
+def compare(make: Callable[[], Any], step: Any, **settings: Any) -> memplan.Capture:
+    """Hold loss, gradients and new statistics against PyTorch's; the capture."""
+    torch.manual_seed(0)
+    net = make()
+    x = torch.randn(5, 8)
+    capture = captured(memplan.TorchStep(net, step, {"x": x}), "joint", **settings)
+    found = outputs_of(capture.model, {"x": x.numpy()})
+    before = {name: value.clone() for name, value in net.named_buffers()}
+    loss = step(net, x)
+    loss.backward()
+    grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    rough = 100.0 if step is under_autocast else 1.0
+    np.testing.assert_allclose(found["loss"], loss.detach(), rtol=1e-5 * rough)
+    assert set(capture.trained) == set(grads)
+    assert any(grad.abs().max() > 0 for grad in grads.values())
+    for name, grad in grads.items():
+        bound = rough * (1e-5 + 1e-4 * float(grad.abs().max()))
+        np.testing.assert_allclose(found[f"{name}_grad"], grad, atol=bound, err_msg=name)
+    for name, value in net.named_buffers():
+        if not torch.equal(value, before[name]):
+            np.testing.assert_allclose(found[f"{name}_new"], value, rtol=1e-4, atol=1e-5)
+    return capture
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_joint_is_autograd_itself(step: Any) -> None:
+    compare(Net, step)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_forward_graph_alone_is_refused_and_named(step: Any) -> None:
+    batch = {"x": torch.randn(5, 8)}
+    with pytest.raises(ModelError) as refusal:
+        captured(memplan.TorchStep(Net(), step, batch), "grad")
+    assert "test_joint_custom.py:" in refusal.value.message
+    assert "--via joint" in refusal.value.hint
+    assert captured(memplan.TorchStep(Net(), step, batch), "auto").via == "joint"
+
+
+def plain(net: Any, x: Any) -> Any:
+    return net.second(net.first(x).tanh() + net.first(-x)).square().mean()
+
+
+def with_parameter_hook() -> Any:
+    net = Net()
+    net.first.weight.register_hook(tenfold)
+    net.second.weight.requires_grad_(False)
+    return net
+
+
+def with_tied_hook() -> Any:
+    net = Net()
+    net.second = nn.Sequential(nn.Linear(4, 8, bias=False))
+    net.second[0].weight = nn.Parameter(torch.randn(8, 4))
+    net.first = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4))
+    net.first[1].weight.register_hook(tenfold)
+    net.second = nn.Linear(4, 4)
+    net.third = net.first[1]
+    return net
+
+
+def with_full_backward_hook() -> Any:
+    net = Net()
+    net.second.register_full_backward_hook(lambda _m, given, _o: tuple(-3 * g for g in given))
+    return net
+
+
+def with_full_backward_pre_hook() -> Any:
+    net = Net()
+    net.second.register_full_backward_pre_hook(lambda _m, grads: tuple(-3 * g for g in grads))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (with_parameter_hook, "parameter hook 'tenfold on first.weight'"),
+        (with_tied_hook, "parameter hook 'tenfold on first.1.weight'"),
+        (with_full_backward_hook, "module hook '<lambda> on second'"),
+        (with_full_backward_pre_hook, "module hook '<lambda> on second'"),
+    ],
+)
+def test_hooks_that_the_model_brings(make: Any, kind: str) -> None:
+    compare(make, plain)
+    with pytest.raises(ModelError, match=kind.replace("(", r"\(")):
+        captured(memplan.TorchStep(make(), plain, {"x": torch.randn(5, 8)}), "grad")
+
+
+def test_a_hook_behind_the_backward_pass_is_refused_by_both_roads() -> None:
+    net = Net()
+    net.first.weight.register_post_accumulate_grad_hook(lambda p: None)
+    said = r"post-accumulate-grad hook '<lambda> on first\.weight'"
+    for via in ("grad", "joint", "auto"):
+        with pytest.raises(ModelError, match=said):
+            captured(memplan.TorchStep(net, plain, {"x": torch.randn(5, 8)}), via)
+
+
+def test_a_function_without_a_gradient_changes_nothing() -> None:
+    """Under ``no_grad``, or of the batch alone, its backward is never called."""
+
+    def step(net: Any, x: Any) -> Any:
+        with torch.no_grad():
+            target = Reversed.apply(net.first(x), 1.0)
+        return F.mse_loss(net.second(target) + Reversed.apply(x, 1.0)[:, :4], target)
+
+    assert captured(memplan.TorchStep(Net(), step, {"x": torch.randn(5, 8)}), "grad").trained
+
+
+def test_sizes_stay_dynamic_and_nodes_tell_their_modules() -> None:
+    capture = compare(Net, constants_and_statistics, dynamic="batch")
+    sizes = {v.name: v.type.tensor_type.shape for v in capture.model.graph.input}
+    assert sizes["x"].dim[0].dim_param == "batch"
+    told = [
+        (node.op_type, p.value)
+        for node in capture.model.graph.node
+        for p in node.metadata_props
+        if p.key == "memplan.module"
+    ]
+    assert {"first", "norm", "second"} <= {module for _, module in told}
+    x = torch.randn(7, 8)
+    torch.manual_seed(0)
+    net = Net()
+    torch.randn(5, 8)
+    found = outputs_of(capture.model, {"x": x.numpy()})
+    np.testing.assert_allclose(found["loss"], constants_and_statistics(net, x).detach(), rtol=1e-5)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    net = Net()
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    captured(memplan.TorchStep(net, constants_and_statistics, {"x": torch.randn(5, 8)}), "joint")
+    assert net.last is None
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_a_scaled_loss_and_an_optimizer() -> None:
+    torch.manual_seed(0)
+    net = Net()
+    x = torch.randn(5, 8)
+    step = memplan.TorchStep(net, binary, {"x": x}, torch.optim.SGD(net.parameters(), lr=0.1))
+    capture = captured(step, "joint", loss_scale=1024.0)
+    found = outputs_of(capture.model, {"x": x.numpy()})
+    binary(net, x).backward()
+    wanted = net.first.weight - 0.1 * net.first.weight.grad
+    new = next(n for n, old in capture.contract.new_values.items() if old == "first.weight")
+    np.testing.assert_allclose(found[new], wanted.detach(), atol=1e-6)
+
+
+def test_a_backward_that_cannot_be_traced_is_refused_with_its_line() -> None:
+    class Peeking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad / float(grad.abs().max())
+
+    def step(net: Any, x: Any) -> Any:
+        return net.second(Peeking.apply(net.first(x))).square().mean()
+
+    with pytest.raises(ModelError, match=r"test_joint_custom\.py:\d+"):
+        captured(memplan.TorchStep(Net(), step, {"x": torch.randn(5, 8)}), "joint")
+
+
+def test_gradients_are_told_in_the_file() -> None:
+    capture = compare(Net, reversal)
+    told = {p.key: p.value for p in capture.model.metadata_props}
+    assert set(json.loads(told["memplan.gradients"]).values()) == set(capture.trained)
+    onnx.checker.check_model(capture.model)

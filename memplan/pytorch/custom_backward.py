@@ -71,7 +71,7 @@ def require_traceable(found: tuple[CustomBackward, ...]) -> None:
     """
     late = tuple(each for each in found if each.kind == _LEAF)
     if late:
-        raise ModelError(f"the {late[0]} runs after the backward pass", _hint(late))
+        raise ModelError(f"the {late[0]} acts after the backward pass", _hint(late))
 
 
 def _hint(found: tuple[CustomBackward, ...]) -> str:

@@ -49,6 +49,8 @@ class Draws(TorchDispatchMode):
     operators that have no form here and draw from PyTorch's generator.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, number: int = 0) -> None:
         """Begin a step; ``number`` tells its draws from those of other steps."""
         super().__init__()
@@ -65,7 +67,8 @@ class Draws(TorchDispatchMode):
     ) -> Any:
         """See the class."""
         given = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags or _draws_nothing(func, args):
+        tags = getattr(func, "tags", ())  # operators of higher order, as cond, have none
+        if torch.Tag.nondeterministic_seeded not in tags or _draws_nothing(func, args):
             return func(*args, **given)
         name = func.overloadpacket.__name__
         rule = _RULES.get(name)

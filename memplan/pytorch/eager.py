@@ -10,14 +10,15 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -50,6 +51,8 @@ class Outcome:
 
 class _Watch(TorchDispatchMode):
     """Counts the bytes of tensors that operators make, as long as they live."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +142,9 @@ class Eager:
             stack.enter_context(self._exchanged(values or {}, wide))
             outside = stack.enter_context(_generators_kept())
             stack.enter_context(marked_regions())
-            batch = {name: _as(t, wide) for name, t in self.prepared.batch.items()}
+            # What the step would compile (torch.cond, say) is not to see the modes below.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            batch = {name: _as(t.clone(), wide) for name, t in self.prepared.batch.items()}
             stack.enter_context(watch if watched else nullcontext())
             stack.enter_context(drawn if draws else nullcontext())
             begin = time.perf_counter()
@@ -162,6 +167,17 @@ class Eager:
                 peak_bytes=watch.peak,
             )
 
+    def shaken(self, values: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """Parameters, those of ``values`` where it has them, each element off by about ``share`` of
+        itself, in float64; and the buffers of ``values``."""
+        generator = torch.Generator().manual_seed(0)
+        found = dict(values)
+        for name, parameter in self.parameters.items():
+            wide = values.get(name, parameter).detach().double()
+            noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
+            found[name] = wide * (1 + share * noise.to(wide.device))
+        return found
+
     def _buffers_now(self) -> dict[str, Tensor]:
         found = {user_name(n): b.detach() for n, b in self.prepared.module.named_buffers()}
         return {name: tensor for name, tensor in found.items() if name in self.buffers}
@@ -171,6 +187,8 @@ class Eager:
         """Inside, the module has copies for parameters and buffers."""
         module = self.prepared.module
         own = [(p, p.data, p.grad) for p in self.parameters.values()]
+        hooks = [_hooks_held(parameter) for parameter in self.parameters.values()]
+        attributes = [_held(vars(each)) for each in module.modules()]
         places = [
             (each, key, buffer)
             for each in module.modules()
@@ -181,7 +199,6 @@ class Eager:
             id(buffer): _as(values.get(name, buffer).detach().clone(), wide)
             for name, buffer in self.buffers.items()
         }
-        modes = [(each, each.training) for each in module.modules()]
         try:
             for name, parameter in self.parameters.items():
                 parameter.grad = None
@@ -194,10 +211,43 @@ class Eager:
                 parameter.grad = None
                 parameter.data = data
                 parameter.grad = grad
-            for each, key, buffer in places:
-                each._buffers[key] = buffer
-            for each, mode in modes:
-                each.training = mode
+            for restore in (*attributes, *hooks):
+                restore()
+
+
+def _held(own: dict[Any, Any]) -> Callable[[], None]:
+    """A function that gives a dictionary the values back that it has now, and plain containers
+    among them what is in them now: a step may leave notes in its modules."""
+    plain = (dict, OrderedDict, list, set)
+    values = dict(own)
+    copies = {key: value.copy() for key, value in values.items() if type(value) in plain}
+
+    def restore() -> None:
+        own.clear()
+        own.update(values)
+        for key, copy in copies.items():
+            values[key].clear()
+            if isinstance(copy, list):
+                values[key].extend(copy)
+            else:
+                values[key].update(copy)
+
+    return restore
+
+
+def _hooks_held(parameter: nn.Parameter) -> Callable[[], None]:
+    """The same for the hooks of a parameter, which a step may add to in its forward part."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    before = {name: dict(getattr(parameter, name) or {}) for name in names}
+
+    def restore() -> None:
+        for name, hooks in before.items():
+            now = getattr(parameter, name)
+            if now is not None:
+                now.clear()
+                now.update(hooks)
+
+    return restore
 
 
 def _as(tensor: Tensor, wide: bool) -> Tensor:

@@ -92,11 +92,16 @@ def by_layer(function: Callable[..., Any]) -> Callable[..., Any]:
         layers: Any,
         dropped: Any,
         train: Any,
+        bidirectional: Any,
         *rest: Any,
     ) -> tuple[Tensor, ...]:
         packed = not isinstance(params, Sequence)
         if packed or not (train and dropped and layers > 1):
-            return tuple(function(input, hx, params, has_biases, layers, dropped, train, *rest))
+            given = (has_biases, layers, dropped, train, bidirectional, *rest)
+            return tuple(function(input, hx, params, *given))
+        batch_first = bool(rest[0])
+        # As PyTorch does: what is dropped lies step by step, whatever the input does.
+        input = input.transpose(0, 1) if batch_first else input
         states = hx if isinstance(hx, Sequence) else (hx,)
         each, ways = len(params) // layers, states[0].shape[0] // layers
         last: list[Sequence[Tensor]] = []
@@ -111,9 +116,11 @@ def by_layer(function: Callable[..., Any]) -> Callable[..., Any]:
                 1,
                 0.0,
                 train,
-                *rest,
+                bidirectional,
+                False,
             )
             last.append(final)
+        input = input.transpose(0, 1) if batch_first else input
         return (input, *(torch.cat(parts) for parts in zip(*last, strict=True)))
 
     return run

@@ -148,7 +148,7 @@ def test_a_wrong_tensor_is_a_finding_and_no_file(
     case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     output, kind = WRONG[case]
-    planted(monkeypatch, lambda model: scaled(model, output, 1.001))
+    planted(monkeypatch, lambda model: scaled(model, output, 1.003))
     with pytest.raises(CaptureDiffersError) as caught:
         memplan.capture(step(), tmp_path / "step.onnx")
     assert caught.value.exit_code == 1
@@ -156,14 +156,14 @@ def test_a_wrong_tensor_is_a_finding_and_no_file(
     assert "via grad and joint" in caught.value.message
     assert not list(tmp_path.iterdir())
     (found,) = caught.value.check.differences
-    assert found.error == pytest.approx(1e-3, rel=0.1)
+    assert found.error == pytest.approx(3e-3, rel=0.1)
 
 
 def test_a_difference_names_the_parameter_its_module_and_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planted(monkeypatch, lambda model: scaled(model, "last.weight_grad", 1.1))
-    place = r"'last\.weight' of last \(Linear\), test_capture_check\.py:\d+"
+    place = r"'last\.weight' of module 'last', .*test_capture_check\.py:\d+"
     with pytest.raises(CaptureDiffersError, match=place) as caught:
         memplan.capture(step())
     assert "acts on gradients alone" in caught.value.hint

@@ -24,15 +24,17 @@ import numpy.typing as npt
 from memplan.api.capture.check import Check, Verdict
 from memplan.api.capture.compare import (
     DOUBTFUL,
+    SHAKEN,
     Compared,
     Difference,
-    Tolerance,
     compare,
     compare_update,
+    distance,
+    largest_of,
 )
 from memplan.api.capture.finish import Finished
 from memplan.api.capture.gradients import Trained
-from memplan.api.capture.reference import NotComparableError, Reference
+from memplan.api.capture.reference import NotComparableError, Reference, Taken
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.contract import LOSS_SCALE, Role
@@ -80,6 +82,16 @@ class _Found:
             self.worst = compared.worst if kind == "gradient" else self.worst
         self.differences += compared.differences
 
+    def join(self, other: _Found) -> None:
+        """Take note of what another has seen."""
+        if other.errors.get("gradient", 0.0) >= self.errors.get("gradient", 0.0):
+            self.worst = other.worst
+        self.errors = {
+            kind: max(each.get(kind, 0.0) for each in (self.errors, other.errors))
+            for kind in {**self.errors, **other.errors}
+        }
+        self.differences += other.differences
+
 
 class _Comparison:
     """One graph beside PyTorch."""
@@ -108,29 +120,29 @@ class _Comparison:
         twin = reference.twin()
         values = self._first_values()
         if twin is not None:
-            return self._updated(twin, values, first)
+            return self._updated(twin, values)
         ran = self._ran(values, first)
-        self._hold(self.found, 1, first, reference.exact, ran)
+        self._hold(1, reference.begun, values, ran)
         if self.found.differences:
-            return self._answer(1, causes=self._causes(1, values, first, reference.exact))
+            return self._answer(1, causes=self._causes(1, values, reference.begun))
         # The first run was watched, and made what later ones find.
         again = reference.eager.run(draws=bool(first.draws))
         return self._answer(1, again.seconds, self._ran(values, first).seconds)
 
-    def _updated(self, twin: Twin, values: dict[str, Array], first: Outcome) -> Check:
-        outcome, exact, step = first, self.reference.exact, 1
+    def _updated(self, twin: Twin, values: dict[str, Array]) -> Check:
+        taken, step = self.reference.begun, 1
         while True:
-            ran = self._ran(values, outcome)
-            self._hold(self.found, step, outcome, exact, ran)
+            ran = self._ran(values, taken.outcome)
+            self._hold(step, taken, values, ran)
             if self.found.differences:
-                return self._answer(step, causes=self._causes(step, values, outcome, exact))
+                return self._answer(step, causes=self._causes(step, values, taken))
             self._hold_update(step, twin, ran)
             self._hold_averages(step, values, ran)
             if self.found.differences or step == _UPDATES:
-                seconds = outcome.seconds + twin.seconds
+                seconds = taken.outcome.seconds + twin.seconds
                 return self._answer(step, seconds, ran.seconds, twin.state_bytes)
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
-            outcome, exact = self._again(step, values), None
+            taken = self._again(step, values)
             step += 1
 
     def _answer(
@@ -142,7 +154,8 @@ class _Comparison:
         causes: tuple[str, ...] = (),
     ) -> Check:
         reference, errors = self.reference, self.found.errors
-        own = reference.tolerance.typical if reference.exact is not None else None
+        begun = reference.begun
+        own = begun.tolerance.typical if begun.exact is not None else None
         held = reference.eager.resident_bytes + state_bytes
         return Check(
             verdict=Verdict.DIFFERS if self.found.differences else Verdict.EQUAL,
@@ -196,12 +209,11 @@ class _Comparison:
             values[LOSS_SCALE] = np.asarray(1.0, np.float32)  # nothing is to overflow yet
         return values
 
-    def _again(self, number: int, values: Mapping[str, Array]) -> Outcome:
+    def _again(self, number: int, values: Mapping[str, Array]) -> Taken:
         """PyTorch's step from the graph's new values."""
-        eager = self.reference.eager
-        own = {*eager.parameters, *eager.buffers}
+        own = {*self.reference.eager.parameters, *self.reference.eager.buffers}
         given = {name: as_tensor(value) for name, value in values.items() if name in own}
-        return eager.run(number, given, draws=bool(self.reference.first.draws))
+        return self.reference.taken(number, given)
 
     def _ran(self, values: Mapping[str, Array], outcome: Outcome, optimized: bool = True) -> Ran:
         try:
@@ -211,50 +223,66 @@ class _Comparison:
 
     # --- One step ------------------------------------------------------------------------------
 
-    def _hold(
-        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
-    ) -> None:
-        """Loss, gradients and buffers of a step."""
-        self._hold_loss(found, step, outcome, exact, ran)
-        there = {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
-        wanted = self._gradients(outcome, there)
-        right = self._gradients(exact, there) if exact is not None else {}
-        there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
-        tolerance = self.reference.tolerance
-        found.add("gradient", compare("gradient", step, there, wanted, right, tolerance))
-        self._hold_metrics(found, step, outcome, exact, ran)
-        self._hold_buffers(found, step, outcome, exact, ran)
+    def _hold(self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran) -> None:
+        """Loss, gradients, metrics and buffers of a step."""
+        found = self._held(step, taken, ran)
+        if found.differences:
+            found = self._held(step, self._widened(taken, values, ran), ran)
+        self.found.join(found)
 
-    def _tolerance(self) -> Tolerance:
-        """What other tensors of a step may be off by: what gradients may, in the middle."""
-        known = self.reference.tolerance
-        found = Tolerance({}, None, known.precision, self.reading.narrowest)
-        found.typical = known.typical
+    def _held(self, step: int, taken: Taken, ran: Ran) -> _Found:
+        found = _Found()
+        self._hold_loss(found, step, taken, ran)
+        there = self._there(ran)
+        wanted = self._gradients(taken.outcome, there)
+        right = self._gradients(taken.exact, there) if taken.exact is not None else {}
+        there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
+        found.add("gradient", compare("gradient", step, there, wanted, right, taken.tolerance))
+        self._hold_metrics(found, step, taken, ran)
+        self._hold_buffers(found, step, taken, ran)
         return found
 
-    def _hold_loss(
-        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
-    ) -> None:
+    def _there(self, ran: Ran) -> dict[str, Array]:
+        """The graph's gradients, of the loss as it is."""
+        return {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
+
+    def _widened(self, taken: Taken, values: Mapping[str, Array], ran: Ran) -> Taken:
+        """Grant what the runtime makes of weights that are a little off."""
+        own = self.reference.eager.parameters
+        now = {name: as_tensor(values[name]) for name in own if name in values}
+        shaken = self.reference.eager.shaken(now, SHAKEN)
+        off = {name: as_array(shaken[name].to(now[name].dtype)) for name in now}
+        other = self._ran({**values, **off}, taken.outcome)
+        first, second = self._there(ran), self._there(other)
+        noise = {name: distance(first[name], second[name]) for name in first}
+        for name, output in self._others(taken.outcome).items():
+            noise[name] = distance(_wide(ran.outputs[output]), _wide(other.outputs[output]))
+        scales = {n: largest_of(first[n]) if n in first else 0.0 for n in noise}
+        return replace(taken, tolerance=taken.tolerance.widened(noise, scales))
+
+    def _others(self, outcome: Outcome) -> dict[str, str]:
+        """Where the graph has what a step gives beside gradients: the loss, metrics, buffers."""
+        loss = self.contract.loss or "loss"
+        buffers = {n: self.new[n] for n in outcome.buffers if n in self.new}
+        return {loss: loss, **{name: name for name in outcome.metrics}, **buffers}
+
+    def _hold_loss(self, found: _Found, step: int, taken: Taken, ran: Ran) -> None:
+        outcome, exact = taken.outcome, taken.exact
         name = self.contract.loss or "loss"
-        tolerance = self._tolerance()
-        tolerance.precision = {name: self.reading.narrowest}
-        # A loss near 0 is a difference of terms of some size, and rounds as these do.
-        tolerance.largest = 16.0
-        if exact is not None:
-            tolerance.own[name] = abs(outcome.loss - exact.loss)
+        own = 0.0 if exact is None else abs(outcome.loss - exact.loss)
         got = {name: _wide(ran.outputs[name]).reshape(())}
         right = {} if exact is None else {name: np.asarray(exact.loss)}
         wanted = {name: np.asarray(outcome.loss)}
+        # A loss near 0 is a difference of terms of some size, and rounds as these do.
+        tolerance = taken.tolerance.like({name: own}, 1.0)
         found.add("loss", compare("loss", step, got, wanted, right, tolerance))
 
-    def _hold_metrics(
-        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
-    ) -> None:
+    def _hold_metrics(self, found: _Found, step: int, taken: Taken, ran: Ran) -> None:
+        outcome, exact = taken.outcome, taken.exact
         wanted = {name: in_float64(t) for name, t in outcome.metrics.items()}
         right = {} if exact is None else {n: in_float64(t) for n, t in exact.metrics.items()}
         got = {name: _wide(ran.outputs[name]) for name in wanted}
-        tolerance = self._tolerance()
-        tolerance.precision = dict.fromkeys(wanted, self.reading.narrowest)
+        tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0))
         found.add("metric", compare("metric", step, got, wanted, right, tolerance))
 
     def _gradients(self, outcome: Outcome, there: Mapping[str, Array]) -> dict[str, Array]:
@@ -267,9 +295,8 @@ class _Comparison:
                 wanted[name] = in_float64(tensor)
         return wanted
 
-    def _hold_buffers(
-        self, found: _Found, step: int, outcome: Outcome, exact: Outcome | None, ran: Ran
-    ) -> None:
+    def _hold_buffers(self, found: _Found, step: int, taken: Taken, ran: Ran) -> None:
+        outcome, exact = taken.outcome, taken.exact
         floats = {n: t for n, t in outcome.buffers.items() if t.is_floating_point()}
         wanted, got = {}, {}
         for name, after in floats.items():
@@ -281,7 +308,8 @@ class _Comparison:
             elif step == 1 and not bool((before == after).all()):
                 wanted[name], got[name] = in_float64(after), in_float64(before)
         right = {} if exact is None else {n: in_float64(exact.buffers[n]) for n in wanted}
-        found.add("buffer", compare("buffer", step, got, wanted, right, self._tolerance()))
+        tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0))
+        found.add("buffer", compare("buffer", step, got, wanted, right, tolerance))
 
     def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
         """New parameters and state, beside those of PyTorch's optimizer."""
@@ -311,12 +339,9 @@ class _Comparison:
             got = _wide(ran.outputs[self.new[name]])
             self.found.add("update", compare_update(step, name, got, want, None))
 
-    def _causes(
-        self, step: int, values: Mapping[str, Array], outcome: Outcome, exact: Outcome | None
-    ) -> tuple[str, ...]:
+    def _causes(self, step: int, values: Mapping[str, Array], taken: Taken) -> tuple[str, ...]:
         """What probably made the differences."""
-        plain = _Found()
-        self._hold(plain, step, outcome, exact, self._ran(values, outcome, optimized=False))
+        plain = self._held(step, taken, self._ran(values, taken.outcome, optimized=False))
         if not plain.differences:
             return (
                 "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from memplan.api.capture.compare import Tolerance
+from memplan.api.capture.compare import Array, Tolerance
 from memplan.pytorch.eager import Eager, Outcome
 from memplan.pytorch.errors import reason_of
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.twin import Twin
-from memplan.pytorch.values import in_float64, precision
+from memplan.pytorch.values import in_float64
 from memplan.runtime.device import available_bytes
 from memplan.units import format_bytes
 
@@ -23,6 +26,16 @@ class NotComparableError(Exception):
     """A step cannot be held against PyTorch, for the reason in the text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step that PyTorch has taken, the same in float64 where it runs in that, and what gradients
+    may be off by for that reason."""
+
+    outcome: Outcome
+    exact: Outcome | None
+    tolerance: Tolerance
+
+
 class Reference:
     """PyTorch's own step; taken when it is asked for, and once for all graphs."""
 
@@ -30,6 +43,7 @@ class Reference:
         """Take note of the step; nothing is run yet."""
         self.reading = reading
         self.eager = Eager(reading.prepared)
+        self._in_float64 = True
 
     def require_room(self, peak_bytes: int) -> None:
         """Check that there is something to compute with, and memory for it.
@@ -71,24 +85,33 @@ class Reference:
             raise NotComparableError(f"no draws can be given to {names}")
         return found
 
-    @cached_property
-    def exact(self) -> Outcome | None:
-        """The step in float64, where that is possible."""
-        try:
-            return self.eager.run(wide=True)
-        except Exception:
-            return None
+    def taken(self, number: int, values: Mapping[str, Any]) -> Taken:
+        """The step on other values.
+
+        Args:
+            number: tells its draws from those of other steps.
+            values: parameters and buffers by name.
+        """
+        outcome = self.eager.run(number, values, draws=bool(self.first.draws))
+        return self._beside_exact(outcome, number, values)
 
     @cached_property
-    def tolerance(self) -> Tolerance:
-        """What gradients may be off by."""
-        first, exact = self.first.gradients, self.exact
-        return Tolerance(
-            {name: in_float64(t) for name, t in first.items()},
-            None if exact is None else {n: in_float64(t) for n, t in exact.gradients.items()},
-            {name: precision(t) for name, t in self.reading.tensors.items()},
-            self.reading.narrowest,
-        )
+    def begun(self) -> Taken:
+        """The step on the values that are there."""
+        return self._beside_exact(self.first, 0, {})
+
+    def _beside_exact(self, outcome: Outcome, number: int, values: Mapping[str, Any]) -> Taken:
+        exact = self._exact(number, values)
+        given = None if exact is None else _gradients(exact)
+        return Taken(outcome, exact, Tolerance(_gradients(outcome), given, self.reading.narrowest))
+
+    def _exact(self, number: int, values: Mapping[str, Any]) -> Outcome | None:
+        if self._in_float64:
+            try:
+                return self.eager.run(number, values, wide=True)
+            except Exception:
+                self._in_float64 = False
+        return None
 
     def twin(self) -> Twin | None:
         """A copy of the step's optimizer, if there is one."""
@@ -97,3 +120,7 @@ class Reference:
             return None
         names = {id(p): name for name, p in self.eager.parameters.items()}
         return Twin(optimizer, names, self.reading.treatment)
+
+
+def _gradients(outcome: Outcome) -> dict[str, Array]:
+    return {name: in_float64(tensor) for name, tensor in outcome.gradients.items()}

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from memplan.api.capture.compare import UNITS, Difference, Tolerance, compare
+from memplan.api.capture.compare import (
+    GRADIENT_UNITS,
+    UNITS,
+    ZERO_UNITS,
+    Difference,
+    Tolerance,
+    compare,
+)
 
 UNIT = float(np.finfo(np.float32).eps)
-PRECISION = {"a": UNIT, "b": UNIT}
 ONES = np.ones(4)
 
 
@@ -19,17 +25,17 @@ def held(found: float, own: float = 0.0, name: str = "a") -> tuple[Difference, .
     """A tensor of ones that is off by ``found``, where PyTorch's is off by ``own``."""
     first = {"a": ONES + own, "b": ONES * 100}
     exact = {"a": ONES, "b": ONES * 100}
-    tolerance = Tolerance(first, exact, PRECISION, UNIT)
+    tolerance = Tolerance(first, exact)
     got = {"a": ONES.copy(), "b": ONES * 100}
     got[name][0] += found
     return compare("gradient", 1, got, first, exact, tolerance).differences
 
 
 def test_rounding_is_no_difference_and_more_is() -> None:
-    assert held(0.9 * UNITS * UNIT) == ()
-    (found,) = held(1.1 * max(UNITS, 100) * UNIT)
+    assert held(0.9 * GRADIENT_UNITS * UNIT) == ()
+    (found,) = held(1.1 * GRADIENT_UNITS * UNIT)
     assert (found.kind, found.name, found.step) == ("gradient", "a", 1)
-    assert found.error == pytest.approx(1.1 * max(UNITS, 100) * UNIT)
+    assert found.error == pytest.approx(1.1 * GRADIENT_UNITS * UNIT)
 
 
 def test_pytorchs_own_error_widens_what_is_allowed_to_that_tensor_alone() -> None:
@@ -40,10 +46,10 @@ def test_pytorchs_own_error_widens_what_is_allowed_to_that_tensor_alone() -> Non
 
 def test_what_is_zero_but_for_rounding_is_granted_that_of_the_largest() -> None:
     first = {"a": ONES, "b": np.zeros(4)}
-    tolerance = Tolerance(first, first, PRECISION, UNIT)
-    noise = {"a": ONES, "b": np.full(4, 0.9 * UNIT)}
+    tolerance = Tolerance(first, first)
+    noise = {"a": ONES, "b": np.full(4, 0.9 * ZERO_UNITS * UNIT)}
     assert not compare("gradient", 1, noise, first, first, tolerance).differences
-    noise["b"] = np.full(4, 3 * UNIT)
+    noise["b"] = np.full(4, 1.1 * ZERO_UNITS * UNIT)
     (found,) = compare("gradient", 1, noise, first, first, tolerance).differences
     assert found.error == math.inf
 
@@ -53,19 +59,46 @@ def test_what_is_not_finite_differs_unless_pytorchs_is_the_same(bad: float) -> N
     (found,) = held(bad)
     assert found.error == math.inf
     first = {"a": np.array([1.0, bad])}
-    tolerance = Tolerance(first, first, PRECISION, UNIT)
+    tolerance = Tolerance(first, first)
     assert not compare("loss", 1, first, first, first, tolerance).differences
 
 
 def test_without_float64_the_type_decides() -> None:
     first = {"a": ONES}
-    tolerance = Tolerance(first, None, PRECISION, UNIT)
-    near = {"a": ONES * (1 + 50 * UNIT)}
-    far = {"a": ONES * (1 + 500 * UNIT)}
+    tolerance = Tolerance(first, None)
+    near = {"a": ONES * (1 + 0.9 * GRADIENT_UNITS * UNIT)}
+    far = {"a": ONES * (1 + 1.1 * GRADIENT_UNITS * UNIT)}
     assert not compare("gradient", 1, near, first, {}, tolerance).differences
     assert compare("gradient", 1, far, first, {}, tolerance).differences
 
 
+def test_a_narrow_type_without_float64_is_granted_its_own_rounding() -> None:
+    tolerance = Tolerance({"a": ONES}, None, 2.0**-10)
+    assert not compare("gradient", 1, {"a": ONES * 1.1}, {"a": ONES}, {}, tolerance).differences
+    assert compare("gradient", 1, {"a": ONES * 1.2}, {"a": ONES}, {}, tolerance).differences
+
+
+def test_a_runtime_s_own_rounding_is_granted_to_the_tensors_that_have_it() -> None:
+    first = {"a": ONES, "b": ONES}
+    narrow = Tolerance(first, first)
+    wide = narrow.widened({"a": 0.01, "b": 0.0, "loss": 0.1}, {"a": 1.0, "b": 1.0, "loss": 0.0})
+    off = {"a": ONES * 1.05, "b": ONES}
+    assert compare("gradient", 1, off, first, first, narrow).differences
+    assert not compare("gradient", 1, off, first, first, wide).differences
+    off["b"] = ONES * 1.05
+    assert [d.name for d in compare("gradient", 1, off, first, first, wide).differences] == ["b"]
+    loss = wide.like({"loss": 0.0})
+    assert not compare("loss", 1, {"loss": ONES * 1.5}, {"loss": ONES}, {}, loss).differences
+
+
+def test_what_is_no_gradient_is_granted_less() -> None:
+    tolerance = Tolerance({"a": ONES}, None).like({"a": 0.0})
+    near = {"a": ONES * (1 + 0.9 * UNITS * UNIT)}
+    far = {"a": ONES * (1 + 1.1 * UNITS * UNIT)}
+    assert not compare("buffer", 1, near, {"a": ONES}, {}, tolerance).differences
+    assert compare("buffer", 1, far, {"a": ONES}, {}, tolerance).differences
+
+
 def test_another_shape_differs() -> None:
-    tolerance = Tolerance({"a": ONES}, None, PRECISION, UNIT)
+    tolerance = Tolerance({"a": ONES}, None)
     assert compare("gradient", 1, {"a": np.ones(3)}, {"a": ONES}, {}, tolerance).differences

@@ -129,8 +129,8 @@ class Eager:
             number: tells the draws of this step from those of others.
             values: parameters and buffers to use instead of those that are there, by name.
             wide: in float64.
-            draws: random numbers come from :class:`~memplan.pytorch.draws.Draws`; without, the step
-                may not draw any.
+            draws: random numbers come from :class:`~memplan.pytorch.draws.Draws`; without, from
+                PyTorch's generator.
             watched: count bytes.
 
         Raises:

@@ -125,9 +125,7 @@ class _Comparison:
         self._hold(1, reference.begun, values, ran)
         if self.found.differences:
             return self._answer(1, causes=self._causes(1, values, reference.begun))
-        # The first run was watched, and made what later ones find.
-        again = reference.eager.run(draws=bool(first.draws))
-        return self._answer(1, again.seconds, self._ran(values, first).seconds)
+        return self._answer(1, self._eager_seconds(), self._ran(values, first).seconds)
 
     def _updated(self, twin: Twin, values: dict[str, Array]) -> Check:
         taken, step = self.reference.begun, 1
@@ -139,11 +137,15 @@ class _Comparison:
             self._hold_update(step, twin, ran)
             self._hold_averages(step, values, ran)
             if self.found.differences or step == _UPDATES:
-                seconds = taken.outcome.seconds + twin.seconds
+                seconds = self._eager_seconds() + twin.seconds
                 return self._answer(step, seconds, ran.seconds, twin.state_bytes)
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
             taken = self._again(step, values)
             step += 1
+
+    def _eager_seconds(self) -> float:
+        """PyTorch's own step, not the first, neither watched nor with draws of ours."""
+        return self.reference.eager.run(draws=False).seconds
 
     def _answer(
         self,

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from memplan.api.capture.check import Check, Verdict
 from memplan.api.capture.compare import (
+    DOUBTFUL,
     SHAKEN,
-    UNSTABLE,
     Compared,
     Difference,
     compare,
@@ -191,11 +191,8 @@ class _Comparison:
             )
         if own is None:
             texts.append("how much PyTorch itself rounds: the step does not run in float64")
-        elif own > UNSTABLE:
-            texts.append(
-                f"gradients to better than a rough sum: PyTorch's own are off by {own:.1%}, so "
-                "that the step hangs on rounding"
-            )
+        elif own > DOUBTFUL:
+            texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
         return tuple(texts)
 
     def _lost_draws(self, first: Outcome) -> str:

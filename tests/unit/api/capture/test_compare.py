@@ -81,7 +81,7 @@ def test_a_narrow_type_without_float64_is_granted_its_own_rounding() -> None:
 def test_a_runtime_s_own_rounding_is_granted_to_the_tensors_that_have_it() -> None:
     first = {"a": ONES, "b": ONES}
     narrow = Tolerance(first, first)
-    wide = narrow.widened({"a": 0.007, "b": 0.0, "loss": 0.1}, {"a": 1.0, "b": 1.0, "loss": 0.0})
+    wide = narrow.widened({"a": 0.01, "b": 0.0, "loss": 0.1}, {"a": 1.0, "b": 1.0, "loss": 0.0})
     off = {"a": ONES * 1.05, "b": ONES}
     assert compare("gradient", 1, off, first, first, narrow).differences
     assert not compare("gradient", 1, off, first, first, wide).differences
@@ -89,15 +89,6 @@ def test_a_runtime_s_own_rounding_is_granted_to_the_tensors_that_have_it() -> No
     assert [d.name for d in compare("gradient", 1, off, first, first, wide).differences] == ["b"]
     loss = wide.like({"loss": 0.0})
     assert not compare("loss", 1, {"loss": ONES * 1.5}, {"loss": ONES}, {}, loss).differences
-
-
-def test_a_step_that_hangs_on_rounding_is_granted_the_most_that_was_seen() -> None:
-    exact = {"a": ONES, "b": ONES, "c": ONES}
-    first = {"a": ONES * 1.3, "b": ONES * 1.01, "c": ONES}
-    tolerance = Tolerance(first, exact)
-    assert not compare("gradient", 1, {"c": ONES * 2}, {"c": ONES}, {}, tolerance).differences
-    stable = Tolerance({**first, "b": ONES * 1.001}, exact)
-    assert compare("gradient", 1, {"c": ONES * 2}, {"c": ONES}, {}, stable).differences
 
 
 def test_what_is_no_gradient_is_granted_less() -> None:

@@ -79,7 +79,9 @@ errors are relative to the largest entry of a tensor, the worst of two updates. 
 gradients of the first step against PyTorch in float64, beside what PyTorch's own are off by in
 float32; it shares nothing with the check. *Rounding*: off by more than that, and by as much in
 PyTorch in float64 where weights are a millionth off (units that fall to the other side of a kink).
-Seconds on a busy machine, the check's among them.
+Seconds on a very busy machine, the check's among them. Rows without `worst` in the record are older
+than the check's leaving out what is zero but for rounding: there it makes errors of gradients near
+1 (biases in front of a normalization).
 
 Training code that is easy to get wrong:
 """

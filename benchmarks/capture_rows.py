@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,7 +192,7 @@ def _figure(value: float | None) -> str:
 
 def _short(words: str) -> str:
     """Without the place in a library."""
-    return words.split(" (")[0].replace("|", "/")
+    return re.sub(r" \([^()]*:\d+\)$", "", words).replace("|", "/")
 
 
 def _left(record: dict[str, Any], part: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,3 +142,63 @@ def training(record: dict[str, Any]) -> list[str]:
         "of PyTorch",
     ]
     return table(head, rows)
+
+
+_CHECKED = (
+    "step",
+    "road",
+    "verdict",
+    "error of loss",
+    "of gradients",
+    "of updates",
+    "PyTorch's own",
+    "draws",
+    "from float64",
+    "PyTorch's",
+    "s",
+    "s of the check",
+)
+
+
+def checked(record: dict[str, Any], part: str) -> list[str]:
+    """A row per step and road: what the check found, and what stands beside it."""
+    rows = [_checked(row) for row in _rows(record, part) if row["verdict"] != "not run"]
+    return [*table(_CHECKED, rows), *_left(record, part)]
+
+
+def _checked(row: Row) -> list[str]:
+    beside = row.get("independent", {})
+    figures = (row.get(f"{each}_error") for each in ("loss", "gradient", "update", "own"))
+    verdict = row["verdict"]
+    if verdict == "right" and row.get("via", row["road"]) != row["road"]:
+        verdict += f" ({row['via']})"
+    return [
+        row["name"],
+        row["road"],
+        f"{verdict}: {_short(row['words'])}" if row.get("words") else verdict,
+        *(_figure(each) for each in figures),
+        str(row.get("draws", "")),
+        _figure(beside.get("gradient_error"))
+        + (" (rounding)" if beside.get("verdict") == "rounding" else ""),
+        _figure(beside.get("eager_gradient_error")),
+        f"{row['capture_seconds']:.1f}",
+        f"{row['check_seconds']:.1f}" if "check_seconds" in row else "",
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.0e}"
+
+
+def _short(words: str) -> str:
+    """Without the place in a library."""
+    return re.sub(r" \([^()]*:\d+\)$", "", words).replace("|", "/")
+
+
+def _left(record: dict[str, Any], part: str) -> list[str]:
+    """What no run has come to."""
+    found: dict[str, list[str]] = {}
+    for row in _rows(record, part):
+        if row["verdict"] == "not run":
+            found.setdefault(row["road"], []).append(row["name"])
+    return [f"\nNot run by `{road}`: {', '.join(names)}." for road, names in found.items()]

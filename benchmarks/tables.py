@@ -71,6 +71,25 @@ Steps of the small networks with SGD, in tuned sessions of one thread: medians o
 a node costs by itself outweighs what it computes:
 """
 
+CHECKED = """
+## Captured steps held against PyTorch
+
+`benchmarks/capture_check.py`: what the check of `capture` says, in float32 with SGD and momentum;
+errors are relative to the largest entry of a tensor, the worst of two updates. *From float64*:
+gradients of the first step against PyTorch in float64, beside what PyTorch's own are off by in
+float32; it shares nothing with the check. *Rounding*: off by more than that, and by as much in
+PyTorch in float64 where weights are a millionth off (units that fall to the other side of a kink).
+Seconds on a very busy machine, the check's among them. Rows without `worst` in the record are older
+than the check's leaving out what is zero but for rounding: there it makes errors of gradients near
+1 (biases in front of a normalization).
+
+Training code that is easy to get wrong:
+"""
+CHECKED_NETWORKS = """
+Networks of torchvision, timm and transformers at reduced size; by `auto` they are as by `grad`
+where that is right:
+"""
+
 INTRODUCTION = """\
 # All benchmark tables
 
@@ -198,7 +217,7 @@ def document() -> list[str]:
     pairs = load("recurrent_pairs")
     freed = load("free_bytes")
     sessions, tight = load("plain_sessions"), load("plain_tightest")
-    captures = load("capture")
+    captures, checks = load("capture"), load("capture_check")
     trainings, beside = load("training"), load("pytorch_steps")
     return [
         INTRODUCTION,
@@ -259,6 +278,11 @@ def document() -> list[str]:
         TRAINED,
         *capture_rows.training(captures),
         f"\n{origin(captures)}",
+        CHECKED,
+        *capture_rows.checked(checks, "pieces"),
+        CHECKED_NETWORKS,
+        *capture_rows.checked(checks, "networks"),
+        f"\n{origin(checks)}",
         STATE,
         *training_rows.in_place(trainings),
         f"\n{origin(trainings)}",

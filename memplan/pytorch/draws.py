@@ -68,7 +68,7 @@ class Draws(TorchDispatchMode):
         """See the class."""
         given = dict(kwargs or {})
         tags = getattr(func, "tags", ())  # operators of higher order, as cond, have none
-        if torch.Tag.nondeterministic_seeded not in tags or _draws_nothing(func, args):
+        if torch.Tag.nondeterministic_seeded not in tags or _draws_nothing(func, args, given):
             return func(*args, **given)
         name = func.overloadpacket.__name__
         rule = _RULES.get(name)
@@ -95,15 +95,16 @@ class Draws(TorchDispatchMode):
         return found.to(device=like.device, dtype=dtype)
 
 
-def _draws_nothing(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call of an operator that may draw does not: ``aten.lstm`` in parts, a dropout of
-    nothing."""
-    name = func.overloadpacket.__name__
-    if name == "native_dropout":
-        return not args[2] or args[1] == 0.0
-    if name == "rrelu_with_noise":
-        return not (len(args) > 4 and args[4])
-    return False
+def _draws_nothing(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator that may draw does not: a dropout of nothing or outside of
+    training, by itself or in a kernel of attention or recurrent layers."""
+    given = {
+        each.name: args[k] if k < len(args) else options.get(each.name, each.default_value)
+        for k, each in enumerate(func._schema.arguments)
+    }
+    train = given.get("train", given.get("training"))
+    share = given.get("p") if "train" in given else None
+    return train is False or given.get("dropout_p", given.get("dropout", share)) == 0.0
 
 
 def _kind(values: Tensor, options: Mapping[str, Any]) -> Tensor:

@@ -167,10 +167,12 @@ class Eager:
                 peak_bytes=watch.peak,
             )
 
-    def shaken(self, values: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    def shaken(
+        self, values: Mapping[str, Tensor], share: float, seed: int = 0
+    ) -> dict[str, Tensor]:
         """Parameters, those of ``values`` where it has them, each element off by about ``share`` of
         itself, in float64; and the buffers of ``values``."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         found = dict(values)
         for name, parameter in self.parameters.items():
             wide = values.get(name, parameter).detach().double()

@@ -159,7 +159,7 @@ def compare(
         if apart > allowed:
             bound = allowed / scale if scale else 0.0
             differences.append(Difference(kind, name, relative, bound, step))
-        if scale > np.finfo(np.float32).eps * tolerance.largest and relative >= error:
+        if scale > ZERO_UNITS * _UNIT * tolerance.largest and relative >= error:
             worst, error = name, relative
     return Compared(error, worst, len(wanted), tuple(differences))
 

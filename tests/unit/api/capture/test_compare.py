@@ -54,6 +54,14 @@ def test_what_is_zero_but_for_rounding_is_granted_that_of_the_largest() -> None:
     assert found.error == math.inf
 
 
+def test_what_is_zero_but_for_rounding_is_not_the_worst() -> None:
+    first = {"a": ONES, "b": np.full(4, 0.9 * ZERO_UNITS * UNIT)}
+    got = {"a": ONES + 1e-5, "b": np.zeros(4)}
+    found = compare("gradient", 1, got, first, first, Tolerance(first, first))
+    assert (found.worst, found.differences) == ("a", ())
+    assert found.error == pytest.approx(1e-5, rel=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_differs_unless_pytorchs_is_the_same(bad: float) -> None:
     (found,) = held(bad)

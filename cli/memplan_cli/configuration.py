@@ -36,9 +36,10 @@ REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
     | {"backend", "address", "optimizer-model", "checkpoint", "checkpoint-every"}
     | {"data", "weights-file", "log", "export-forward"}
+    | {"check"}
 )
-"""Those that it may not: they name files or other machines, or make a command write or run
-something."""
+"""Those that it may not: they name files or other machines, make a command write or run something,
+or leave out a check."""
 
 
 def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
         if key.replace("_", "-") in REFUSED:
             raise UsageError(
                 f"{file}: tool.memplan.{key} is not for a configuration file, which cannot name "
-                "files, or make a command write or run anything",
+                "files, make a command write or run anything, or leave out a check",
                 f"delete it there, and type --{key.replace('_', '-')} where you mean it",
             )
     result: dict[str, Any] = {}

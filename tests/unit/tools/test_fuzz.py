@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,11 +43,13 @@ def fuzz() -> Any:
 @pytest.mark.parametrize("command", COUNTS)
 def test_no_mutant_finds_a_defect(command: str, fuzz: Any) -> None:
     run = fuzz.cases.Run(command, fuzz.seeds.built_in(), 20, COUNTS[command], seconds=120)
+    begun = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     found = list(fuzz.pool.outcomes(run))
     assert sorted(outcome.number for outcome in found) == list(range(run.count))
     assert [outcome for outcome in found if outcome.is_defect] == []
     assert {outcome.code for outcome in found} >= {0, 2 if command == "configuration" else 3}
-    assert max(outcome.peak_bytes for outcome in found) < LARGEST
+    # Cases run in forks, which begin with what the tests before have loaded.
+    assert max(outcome.peak_bytes for outcome in found) < LARGEST + begun
 
 
 @pytest.mark.slow

@@ -180,6 +180,7 @@ def test_the_runtime_is_asked_for_its_rounding_more_than_once(
     assert check is not None
     assert check.verdict is Verdict.EQUAL
     assert seeds == [0, 1, 2]
+    assert "1 tensor off by more than usual rounding, most 'first.weight'" in check.not_checked[0]
 
 
 WRONG = {

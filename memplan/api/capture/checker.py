@@ -110,7 +110,7 @@ class _Comparison:
         self.averages = done.contract.named(Role.AVERAGE)
         self.found = _Found()
         self.scale = 1.0
-        self.granted = 0.0
+        self.granted: list[Difference] = []
 
     def run(self) -> Check:
         """Take the steps."""
@@ -196,9 +196,11 @@ class _Comparison:
         if own is None:
             texts.append("how much PyTorch itself rounds: the step does not run in float64")
         if self.granted:
+            worst = max(self.granted, key=lambda each: each.error)
             texts.append(
-                f"errors below {self.granted:.1g} of a largest entry: weights that are off "
-                "by a millionth change this step as much"
+                f"{counted(len({each.name for each in self.granted}), 'tensor')} off by more than "
+                f"usual rounding, most '{worst.name}' by {worst.error:.1g}: weights that are off "
+                "by a millionth change as much"
             )
         elif own is not None and own > DOUBTFUL:
             texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
@@ -237,14 +239,14 @@ class _Comparison:
     def _hold(self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran) -> None:
         """Loss, gradients, metrics and buffers of a step."""
         found = self._held(step, taken, ran)
-        off = max((each.error for each in found.differences), default=0.0)
+        doubtful = found.differences
         for seed in range(_SHAKES):
             if not found.differences:
                 break
             taken = self._widened(taken, values, ran, seed)
             found = self._held(step, taken, ran)
         if not found.differences:
-            self.granted = max(self.granted, off)
+            self.granted += doubtful
         self.found.join(found)
 
     def _held(self, step: int, taken: Taken, ran: Ran) -> _Found:

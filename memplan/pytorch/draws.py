@@ -129,10 +129,8 @@ def _rand_like(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> T
     return mode.uniform(name, x.shape, x).to(options.get("dtype") or x.dtype)
 
 
-def _uniform_(
-    mode: Draws, name: str, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any
-) -> Tensor:
-    return x.copy_(mode.uniform(name, x.shape, x) * (high - low) + low)
+def _uniform_(mode: Draws, name: str, x: Tensor, *bounds: float, **given: Any) -> Tensor:
+    return x.copy_(_uniform(mode, name, x, *bounds, **given))
 
 
 def _uniform(
@@ -149,10 +147,8 @@ def _randn_like(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> 
     return mode.normal(name, x.shape, x).to(options.get("dtype") or x.dtype)
 
 
-def _normal_(
-    mode: Draws, name: str, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
-) -> Tensor:
-    return x.copy_(mode.normal(name, x.shape, x) * std + mean)
+def _normal_(mode: Draws, name: str, x: Tensor, *settings: float, **given: Any) -> Tensor:
+    return x.copy_(_normal_functional(mode, name, x, *settings, **given))
 
 
 def _normal_functional(

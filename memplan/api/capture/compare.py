@@ -135,7 +135,6 @@ class Compared:
 
     error: float = 0.0
     worst: str = ""
-    count: int = 0
     differences: tuple[Difference, ...] = ()
 
 
@@ -161,7 +160,7 @@ def compare(
             differences.append(Difference(kind, name, relative, bound, step))
         if scale > ZERO_UNITS * _UNIT * tolerance.largest and relative >= error:
             worst, error = name, relative
-    return Compared(error, worst, len(wanted), tuple(differences))
+    return Compared(error, worst, tuple(differences))
 
 
 def compare_update(
@@ -187,7 +186,7 @@ def compare_update(
         kind = "state" if before is None else "parameter"
         bound = allowed / largest if largest else 0.0
         differences = (Difference(kind, name, error, bound, step),)
-    return Compared(error, name, 1, differences)
+    return Compared(error, name, differences)
 
 
 def largest_of(array: Array) -> float:

@@ -7,6 +7,7 @@ normal) and, where all shapes are known, by shape.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,6 @@ class Trial:
         graph = model.graph
         made = {name: node for node in graph.node for name in node.output}
         self.gradients = {p: name for p, name in gradients.items() if name in made}
-        self.contract = done.contract
         inputs = {value.name for value in graph.input}
         for name, weight in done.weights.items():
             if name not in inputs:
@@ -84,7 +84,6 @@ class Trial:
         self.zeros = _zeros(graph, done)
         self._model = model
         self._session: Any = None
-        self.batch = [name for name in done.contract.named(*STATE) if name in inputs]
 
     def run(
         self, values: Mapping[str, Array], draws: Sequence[Draw], optimized: bool = True
@@ -99,8 +98,6 @@ class Trial:
         Raises:
             RuntimeUnavailableError: the runtime refuses the graph.
         """
-        import time
-
         from memplan.runtime.failures import explain
         from memplan.runtime.options import session_options
         from memplan.runtime.sessions import open_session, run_step

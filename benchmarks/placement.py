@@ -90,7 +90,7 @@ def solve(
     """Offsets, and whether no lower height is possible."""
     import numpy as np
 
-    from memplan.solver.placement.place import place
+    from benchmarks.placing.place import place
 
     lower, upper, size = np.asarray(buffers, dtype=np.int64)[:, 1:].T
     placement = place(lower, upper, size, capacity, seconds=seconds, tolerance=0.0, seed=seed)

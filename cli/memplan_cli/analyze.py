@@ -55,7 +55,6 @@ _OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
     help="How many tensors to list; unless given, fewer on a small terminal.",
 )
 @click.option("--frontier", is_flag=True, help="Also show what a dozen budgets cost in extra time.")
-@click.option("--placement", is_flag=True, help="Also find the smallest arena for all buffers.")
 @report_options("text", "json", "html", "chrome-trace", "torch-snapshot")
 @click.pass_context
 def command(
@@ -68,26 +67,26 @@ def command(
     state: tuple[str, ...],
     top: int,
     frontier: bool,
-    placement: bool,
     report: Report,
 ) -> int:
     """Say what every byte of MODEL's peak is, and why it is alive.
 
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
-    from memplan.api.analyze import PLACEMENT_SECONDS, analyze, with_placement
+    from memplan.api.analyze import analyze
     from memplan.api.state import confirmed, settled
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
 
     report.guard(model)
-    _refuse_unshown(report.form, frontier=frontier, placement=placement)
+    if frontier:
+        _refuse_unshown(report.form)
     if frontier and session != "tuned":
         raise UsageError("--frontier plans for tuned sessions only", "leave --session out")
     points: tuple[FrontierPoint, ...] = ()
-    if (frontier or placement) and not report.quiet:
-        announce_compilation()
     if frontier:
+        if not report.quiet:
+            announce_compilation()
         from memplan.api.frontier import find_frontier
 
         with frontier_progress(report, model) as progress:
@@ -99,9 +98,6 @@ def command(
             analysis = analyze(
                 model, bound(dims), session=session, provider=provider, loss=loss, state=state
             )
-    if placement:
-        with waiting(report, f"placing buffers, at most {PLACEMENT_SECONDS:g} s"):
-            analysis = with_placement(analysis)
     if report.form == "json":
         result = analysis.as_json()
         if points:
@@ -116,17 +112,15 @@ def command(
     return 0
 
 
-def _refuse_unshown(form: str, **asked: bool) -> None:
+def _refuse_unshown(form: str) -> None:
     """Refuse work that would take its time and then not be in the result.
 
     Raises:
-        UsageError: the form has no place for something that was asked for.
+        UsageError: the form has no place for a frontier.
     """
-    unshown = [f"--{name}" for name, wanted in asked.items() if wanted]
-    if unshown and form in _OF_ONE_STEP:
+    if form in _OF_ONE_STEP:
         raise UsageError(
-            f"--format {form} holds the memory of one step, and has no place for "
-            + " and ".join(unshown),
+            f"--format {form} holds the memory of one step, and has no place for --frontier",
             "text, json and html have",
         )
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from memplan.api.floor import FloorReport, floor_report
 from memplan.api.source import Model, as_file, shown_path
@@ -36,14 +35,9 @@ from memplan.simulate.state import bind_state, unbound
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
 from memplan.units import counted, format_bytes
 
-if TYPE_CHECKING:
-    from memplan.solver.placement.place import Placement
-
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
 ACCOUNTING_VERSION = 5
-PLACEMENT_SECONDS = 5.0
-"""When the search for a placement gives up."""
 NO_BACKWARD = "there is no backward part, so nothing is kept for one and nothing can be recomputed"
 _LOOPS_AS_THEY_ARE = (
     "the floor is that of the loops as they are; with less stored by their steps "
@@ -61,8 +55,7 @@ class Analysis(Summary):
 
     ``floor_with_workspace_bytes`` is the certified structural floor that a budget is held against,
     resident bytes included, and ``floor_reason`` what pins it; ``floor_bytes`` is that of tensors
-    alone, without kernel workspace. ``placement`` is there where it was asked for; its buffers are
-    those of ``timeline.allocation``. ``recurrent`` are forward loops with the backward loops that
+    alone, without kernel workspace. ``recurrent`` are forward loops with the backward loops that
     read what they stacked.
 
     ``as_loaded``: the nodes are those that a session of this kind holds once it has loaded the
@@ -85,7 +78,6 @@ class Analysis(Summary):
     at_peak: tuple[Live, ...]
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
-    placement: Placement | None = None
     scans: tuple[ScanLayer, ...] = ()
     recurrent: tuple[RecurrentPair, ...] = ()
     as_loaded: bool = True
@@ -227,12 +219,6 @@ class Analysis(Summary):
             result["host_dynamic_peak_bytes"] = (
                 0 if timeline.host is None else int(timeline.host.max(initial=0))
             )
-        if self.placement is not None:
-            result["placement"] = {
-                "max_live_bytes": self.placement.max_live,
-                "best_height_bytes": self.placement.height,
-                "seconds": round(self.placement.seconds, 3),
-            }
         return result
 
 
@@ -256,7 +242,6 @@ def analyze(
     session: str = "tuned",
     provider: str = "cpu",
     loss: str | None = None,
-    placement: bool = False,
     state: str | Sequence[str] = (),
 ) -> Analysis:
     """Predict the memory of one training step of the model in ``path``.
@@ -267,7 +252,6 @@ def analyze(
         session: ``tuned`` or ``default``.
         provider: ``cpu`` or ``cuda``.
         loss: name of the loss output, where the search would pick another.
-        placement: also place all buffers in one arena, which takes up to some seconds.
         state: where new weights and moments lie: ``in-place``, ``apart``, or pairs ``OUT=IN``
             (:mod:`memplan.api.state`).
 
@@ -281,8 +265,7 @@ def analyze(
     with as_file(path) as file:
         model = confirmed(settled(open_model(file, dims, loss, partly=True), kind, asked))
         analysis = analyze_session(model, kind, loss)
-    found = with_placement(analysis) if placement else analysis
-    return replace(found, path=shown_path(path))
+    return replace(analysis, path=shown_path(path))
 
 
 @collector_paused()
@@ -376,25 +359,6 @@ def analyze_session(
         assumptions=(*analysis.assumptions, *failing, *wrong),
         inexact=(*analysis.inexact, *failing),
     )
-
-
-def with_placement(analysis: Analysis, seconds: float = PLACEMENT_SECONDS) -> Analysis:
-    """The analysis and how small one arena for all its buffers can be.
-
-    The buffers are those that the timeline allocates: nothing resident, no kernel workspace,
-    nothing inside control-flow bodies. Sizes are not rounded to an alignment. The runtime does not
-    place like this; see :mod:`memplan.simulate.arena` for what it does.
-    """
-    import numpy as np
-
-    from memplan.solver.placement.place import place
-
-    buffers = analysis.timeline.allocation.buffers
-    lower, upper, size = (
-        np.asarray([getattr(buffer, name) for buffer in buffers], dtype=np.int64)
-        for name in ("birth", "death", "nbytes")
-    )
-    return replace(analysis, placement=place(lower, upper, size, seconds=seconds))
 
 
 def runtime_faults(model: OpenModel, provider: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

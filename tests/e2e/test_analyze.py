@@ -89,21 +89,6 @@ def test_analysis_as_json(session: str, inside: Memplan, tmp_path: Path) -> None
         assert live["birth"] <= found["peak_step"] < live["death"] <= found["steps"]
 
 
-def test_a_placement_is_one_line_and_one_field(inside: Memplan, model: Path) -> None:
-    lines = succeeded(inside("analyze", MODEL, "--placement")).splitlines()
-    (line,) = [line for line in lines if line.startswith("placement: ")]
-    size = r"[\d.]+ KiB"
-    assert re.fullmatch(
-        rf"placement: {size} of arena would hold the dynamic peak of {size} \(\+\d\.\d%\), "
-        r"best of (1 order|\d+ orders and policies)( and a search)?",
-        line,
-    )
-    found = json.loads(succeeded(inside("analyze", MODEL, "--placement", "--format", "json")))
-    assert integers_end_in_bytes(found["placement"])
-    assert found["placement"]["max_live_bytes"] == found["dynamic_peak_bytes"]
-    assert 1 <= found["placement"]["best_height_bytes"] / found["dynamic_peak_bytes"] <= 1.01
-
-
 def test_analysis_goes_to_a_file_or_to_stdout(inside: Memplan, model: Path, tmp_path: Path) -> None:
     text = succeeded(inside("analyze", MODEL, "--format", "json"))
     assert succeeded(inside("analyze", MODEL, "--format", "json", "-o", "-")) == text

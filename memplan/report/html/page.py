@@ -272,10 +272,6 @@ def _allocator(analysis: Analysis) -> str:
     if analysis.session.reuse:
         pattern = pattern_block(timeline.allocation)
         rows.append(("second run: memory pattern and outputs", pattern.total_bytes))
-    if analysis.placement is not None:
-        placement = analysis.placement
-        over = 100 * (placement.height / max(placement.max_live, 1) - 1)
-        rows.append((f"smallest arena found (+{over:.1f}% over the most live)", placement.height))
     cells = "".join(f"<tr><td>{name}</td><td>{format_bytes(size)}</td></tr>" for name, size in rows)
     return f'<table class="allocator">{cells}</table>'
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from memplan.api.analyze import Analysis
     from memplan.api.frontier import FrontierPoint
     from memplan.simulate.pattern import LaterRuns
-    from memplan.solver.placement.place import Placement
 
 _MODULES_SHOWN = 8
 
@@ -83,8 +82,6 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
     if analysis.later is not None:
         facts.insert(facts.index(floor), _later_line(analysis.later))
-    if analysis.placement is not None:
-        facts.append(_placement_line(analysis, analysis.placement))
     return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
 
 
@@ -101,19 +98,6 @@ def _later_line(later: LaterRuns) -> str:
     return (
         f"every run after the first: {format_bytes(later.peak_bytes)}, as the memory pattern holds "
         f"a block of {format_bytes(later.block_bytes)} throughout"
-    )
-
-
-def _placement_line(analysis: Analysis, placement: Placement) -> str:
-    """The smallest arena found, against the most bytes live at once."""
-    inside = placement.max_live != analysis.timeline.dynamic_peak_bytes
-    what = "most bytes live outside control flow," if inside else "dynamic peak of"
-    fits = "1 order" if placement.fits == 1 else f"{placement.fits} orders and policies"
-    over = 100 * (placement.height / max(placement.max_live, 1) - 1)
-    return (
-        f"placement: {format_bytes(placement.height)} of arena would hold the {what} "
-        f"{format_bytes(placement.max_live)} (+{over:.1f}%), best of {fits}"
-        f"{' and a search' if placement.searched else ''}"
     )
 
 

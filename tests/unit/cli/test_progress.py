@@ -54,7 +54,6 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
 BUDGET = r"\d+ B|[\d.]+ [KM]iB"
 SHOWN = {
     ("analyze", "m.onnx"): ["analyzing m.onnx, 0 s"],
-    ("analyze", "m.onnx", "--placement"): ["analyzing m.onnx", r"placing buffers, at most \d+ s"],
     ("rewrite", "m.onnx", "--budget", "70%", "--dry-run", "--strategy", "greedy"): [
         "reading and preparing m.onnx",
         rf"planning for 70%, at most 10 s: peak ({BUDGET}), [\d.]+% extra time",
@@ -151,15 +150,14 @@ def test_when_the_time_for_planning_is_over_the_plan_is_checked(
 
 
 @pytest.mark.parametrize("form", ["chrome-trace", "torch-snapshot"])
-@pytest.mark.parametrize("option", ["--frontier", "--placement"])
 def test_a_form_without_a_place_for_it_refuses_a_frontier_before_the_work(
-    terminal: Terminal, form: str, option: str
+    terminal: Terminal, form: str
 ) -> None:
     odd.saved(long_skips(), Path(), "m.onnx")
-    assert terminal.run("analyze", "m.onnx", "--format", form, option, "-o", "x") == 2
+    assert terminal.run("analyze", "m.onnx", "--format", form, "--frontier", "-o", "x") == 2
     error, hint = terminal.getvalue().splitlines()
     assert error == (
-        f"error: --format {form} holds the memory of one step, and has no place for {option}"
+        f"error: --format {form} holds the memory of one step, and has no place for --frontier"
     )
     assert hint == "hint: text, json and html have"
     assert not Path("x").exists()

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 from helpers.running import Memplan, runner
-from memplan.api.analyze import analyze, with_placement
+from memplan.api.analyze import analyze
 from memplan.api.frontier import FrontierPoint
 from memplan.api.validate.result import Run
 from memplan.report.html.page import analysis_html
@@ -160,21 +160,19 @@ def test_lists_say_how_much_is_left_out() -> None:
     assert listed(list("abcdefg"), details=True) == "a, b, c, d, e, f, g"
 
 
-def test_the_page_shows_frontier_and_placement(tmp_path: Path) -> None:
+def test_the_page_shows_a_frontier(tmp_path: Path) -> None:
     onnx.save(evil_model(), tmp_path / "m.onnx")
     analysis = analyze(tmp_path / "m.onnx")
     plain = analysis_html(analysis)
     assert "Frontier" not in plain
-    assert "smallest arena" not in plain
     points = (
         FrontierPoint(3 * 1024**2, 2 * 1024**2, 0.125, 7, True),
         FrontierPoint(1024**2, 1536 * 1024, 0.0, 0, False),
     )
-    page = analysis_html(with_placement(analysis), points=points)
+    page = analysis_html(analysis, points=points)
     assert "<h2>Frontier " in page
     assert ">12.50%</td>" in page
     assert ">lowest peak 1.50 MiB</td>" in page
-    assert "smallest arena found (+" in page
     # The figures of the next run are others.
     assert "stopped by the clock" in page
     assert "stopped by the clock" in show(render(analysis, points), stdout=False)

@@ -2,5 +2,5 @@
 
 Answers: how low an arena can be in which buffers that are live together do not overlap. Takes
 lifetimes and sizes. Gives offsets, the height and a certified lower bound
-(:func:`memplan.solver.placement.place.place`).
+(:func:`benchmarks.placing.place.place`).
 """

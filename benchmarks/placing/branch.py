@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.solver.jit import compiled, inner
-from memplan.solver.placement.state import (
+from benchmarks.placing.state import (
     UNBOUNDED,
     Sections,
     Stack,
@@ -31,6 +30,7 @@ from memplan.solver.placement.state import (
     reset,
     set_failed,
 )
+from memplan.solver.jit import compiled, inner
 from memplan.solver.problem import NONE
 
 FOUND, IMPOSSIBLE, STOPPED = 0, 1, 2

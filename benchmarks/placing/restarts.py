@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from memplan.solver.placement.branch import FOUND, STOPPED, search
-from memplan.solver.placement.state import Sections, Stack
+from benchmarks.placing.branch import FOUND, STOPPED, search
+from benchmarks.placing.state import Sections, Stack
 from memplan.solver.problem import Ints
 
 # Nodes of the shortest run. A prototype solved six public instances in 3.7 s with 800, in 11 s

@@ -4,8 +4,9 @@ A buffer is live in ``lower`` ≤ t < ``upper``; buffers that are live together 
 memory. No arena is smaller than *max-live*, the largest sum of buffers live at once; the *height*
 is what a placement needs. Sizes are bytes and are not rounded.
 
-First best-fit and first-fit from several orders (:mod:`memplan.solver.placement.fit`); where that
-misses the goal, a search (:mod:`memplan.solver.placement.branch`). Nothing here knows of ONNX.
+First best-fit and first-fit from several orders (:mod:`benchmarks.placing.fit`); where that
+misses the goal, a branch-and-bound search (:mod:`benchmarks.placing.branch`). Nothing here knows of
+ONNX. ONNX Runtime places otherwise (:mod:`memplan.simulate.arena`), so no command offers this.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class _Descent:
 
     def fit(self) -> None:
         """Best-fit and first-fit from all orders, until one reaches the goal."""
-        from memplan.solver.placement.fit import fit_in_order
+        from benchmarks.placing.fit import fit_in_order
 
         zero = np.zeros(1, np.int64)
         self._compile(lambda: fit_in_order(zero, zero, zero + 1, zero + 1, True))
@@ -168,8 +169,8 @@ class _Descent:
         The bound comes first, for on training graphs it is reached more often than not; then the
         middle between what was not reached and what was.
         """
-        from memplan.solver.placement.branch import FOUND, IMPOSSIBLE
-        from memplan.solver.placement.restarts import find_below
+        from benchmarks.placing.branch import FOUND, IMPOSSIBLE
+        from benchmarks.placing.restarts import find_below
 
         one = np.ones(1, np.int64)
         self._compile(lambda: find_below(0 * one, one, one, 1, 1.0, 0))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.models import load_benchmark
 from helpers.placements import Rectangle, arrays_of, checked_height, gapless
-from memplan.solver.placement.branch import FOUND, IMPOSSIBLE
-from memplan.solver.placement.place import Placement, place
-from memplan.solver.placement.restarts import find_below
+
+_branch = load_benchmark("placing.branch")
+FOUND, IMPOSSIBLE = _branch.FOUND, _branch.IMPOSSIBLE
+place = load_benchmark("placing.place").place
+find_below = load_benchmark("placing.restarts").find_below
 
 QUIET = settings(
     deadline=None,
@@ -57,7 +61,7 @@ def lowest_height(found: list[Rectangle]) -> int:
     return best
 
 
-def placed(found: list[Rectangle], seed: int = 0) -> Placement:
+def placed(found: list[Rectangle], seed: int = 0) -> Any:
     return place(*arrays_of(found), seconds=ENOUGH, tolerance=0.0, seed=seed)
 
 

@@ -7,24 +7,28 @@ import random
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers.models import SAMPLES, load_benchmark
+from helpers.models import load_benchmark
 from helpers.placements import Rectangle, arrays_of, checked_height, gapless, worn
-from memplan.api.analyze import analyze
-from memplan.solver.placement.branch import FOUND, IMPOSSIBLE, STOPPED
-from memplan.solver.placement.fit import fit_in_order
-from memplan.solver.placement.place import Placement, max_live, place
-from memplan.solver.placement.restarts import cut, find_below, luby
+
+_branch, _place, _restarts = (
+    load_benchmark(f"placing.{name}") for name in ("branch", "place", "restarts")
+)
+FOUND, IMPOSSIBLE, STOPPED = _branch.FOUND, _branch.IMPOSSIBLE, _branch.STOPPED
+fit_in_order = load_benchmark("placing.fit").fit_in_order
+max_live, place = _place.max_live, _place.place
+cut, find_below, luby = _restarts.cut, _restarts.find_below, _restarts.luby
 
 # Never more than 4 bytes are live at once, and yet these need 5: tests/property enumerates all
 # orders.
 AWKWARD = [(3, 5, 1), (4, 7, 1), (1, 4, 2), (1, 2, 2), (5, 8, 2), (2, 6, 1), (7, 10, 2)]
 
 
-def placed(buffers: list[Rectangle], capacity: int | None = None, **options: float) -> Placement:
+def placed(buffers: list[Rectangle], capacity: int | None = None, **options: float) -> Any:
     """Place and check the offsets by plain Python."""
     placement = place(*arrays_of(buffers), capacity, tolerance=0.0, **options)  # type: ignore[arg-type]
     assert placement.height == checked_height(buffers, placement.offsets)
@@ -246,27 +250,6 @@ def test_no_instance_that_fits_is_called_impossible() -> None:
         assert outcome == FOUND
         assert offsets is not None
         assert checked_height(buffers, offsets) <= 60
-
-
-# --- analyze -------------------------------------------------------------------------------------
-
-
-def test_an_analysis_places_what_the_timeline_allocates() -> None:
-    path = SAMPLES / "mlp_adamw.onnx"
-    plain, analysis = analyze(path), analyze(path, placement=True)
-    assert plain.placement is None
-    assert "placement" not in plain.as_json()
-    placement = analysis.placement
-    assert placement is not None
-    buffers = [(b.birth, b.death, b.nbytes) for b in analysis.timeline.allocation.buffers]
-    assert placement.height == checked_height(buffers, placement.offsets)
-    assert placement.max_live == analysis.timeline.dynamic_peak_bytes
-    assert placement.height <= 1.01 * placement.max_live
-    assert analysis.as_json()["placement"] == {
-        "max_live_bytes": placement.max_live,
-        "best_height_bytes": placement.height,
-        "seconds": round(placement.seconds, 3),
-    }
 
 
 # --- benchmarks/placement.py ---------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Compiled best-fit and first-fit: buffers one by one, each into a gap between those in place.
 
-Which order the buffers come in decides the height; see :mod:`memplan.solver.placement.place`.
+Which order the buffers come in decides the height; see :mod:`benchmarks.placing.place`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ that."""
 
 
 def net(name: str, *, wide: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A network of ``benchmarks/capture_nets.py`` whose parameters are all of some size."""
-    made = load_benchmark("capture_nets").NETS[name]
+    """A network of ``benchmarks/nets/captured.py`` whose parameters are all of some size."""
+    made = load_benchmark("nets.captured").NETS[name]
     torch.manual_seed(0)
     module, batch = made.make(), made.batch()
     with torch.no_grad():

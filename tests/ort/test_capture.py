@@ -1,6 +1,6 @@
 """Captured training steps against PyTorch: gradients in float64, trainings in float32.
 
-All families by both roads: ``python -m benchmarks.capture families``.
+All families by both roads: ``python -m benchmarks.capture.roads families``.
 """
 
 from __future__ import annotations

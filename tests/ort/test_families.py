@@ -15,7 +15,9 @@ from helpers.models import ROOT, load_benchmark
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-families, lean, nets = (load_benchmark(name) for name in ("families", "lean_nets", "family_nets"))
+families, lean, nets = (
+    load_benchmark(name) for name in ("plans.families", "nets.lean", "nets.families")
+)
 pytestmark = pytest.mark.ort
 
 TOLERANCE = 1e-4

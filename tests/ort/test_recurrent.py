@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ort
 )
 def test_peak(op: str, steps: int, recompute: str, tmp_path: Path) -> None:
     """To the byte; and the bits are those of the graph that makes nothing again."""
-    bench = load_benchmark("recurrent")
+    bench = load_benchmark("plans.recurrent")
     forward = bench.forward_graph(bench.Case(op, steps, 4, 64, 64))
     paths = []
     for wish in ("none", recompute):

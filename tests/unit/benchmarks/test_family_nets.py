@@ -9,7 +9,7 @@ import pytest
 from helpers.models import load_benchmark
 
 torch: Any = pytest.importorskip("torch")
-nets: Any = load_benchmark("family_nets")
+nets: Any = load_benchmark("nets.families")
 
 PUBLISHED = {
     "vit_b16_bs32_224": 86_567_656,

@@ -18,7 +18,7 @@ def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm_up()
-    bench = load_benchmark("gpu")
+    bench = load_benchmark("gpu.__main__")
     target = tmp_path / "gpu.json"
     graph = saved_step(symbolic_batch, tmp_path)
     arguments = [
@@ -76,7 +76,7 @@ def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
 
 
 def test_without_torch_the_peers_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = load_benchmark("gpu_torch")
+    peers = load_benchmark("gpu.pytorch")
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
 
     class Bench:
@@ -87,7 +87,7 @@ def test_without_torch_the_peers_are_a_note(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_time_that_is_over_leaves_rows_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = load_benchmark("gpu")
+    bench = load_benchmark("gpu.__main__")
     target = tmp_path / "gpu.json"
     arguments = ["gpu", "--graph", f"gpt2={SAMPLES / 'gpt_dynamic.onnx'}", "--net", "gpt2"]
     arguments += ["--batch", "1", "--seconds", "0", "--part", "sessions", "--provider", "cpu"]

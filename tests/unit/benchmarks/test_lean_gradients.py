@@ -15,7 +15,7 @@ FORWARD = """g (float[8,16] batch_0, float[16,16] w) => (float loss)
 
 
 def test_figures_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, tables = load_benchmark("lean_gradients"), load_benchmark("table_rows")
+    bench, tables = load_benchmark("capture.gradients"), load_benchmark("tables.rows")
     forward = parse(FORWARD)
     forward.metadata_props.add(key="parameters", value="w")
     ours = bench.differentiated("net", forward)

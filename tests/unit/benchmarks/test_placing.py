@@ -252,13 +252,13 @@ def test_no_instance_that_fits_is_called_impossible() -> None:
         assert checked_height(buffers, offsets) <= 60
 
 
-# --- benchmarks/placement.py ---------------------------------------------------------------------
+# --- benchmarks/placing/__main__.py --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     """The script, which is no part of the package."""
-    return load_benchmark("placement")
+    return load_benchmark("placing.__main__")
 
 
 def test_the_benchmark_places_verifies_and_writes(benchmark: ModuleType, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from helpers.models import ROOT, load_benchmark
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     """The harness; it is no part of the wheel."""
-    return load_benchmark("public_graphs")
+    return load_benchmark("plans.public_graphs")
 
 
 @pytest.fixture(scope="module")
 def instances() -> ModuleType:
     """The reader and verifier."""
-    return load_benchmark("instances")
+    return load_benchmark("plans.instances")
 
 
 def skip_graph() -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_a_name_that_is_not_there_is_explained(bench: ModuleType) -> None:
 
 
 def test_generated_transformers(instances: ModuleType) -> None:
-    graph = load_benchmark("scale").transformer(24)
+    graph = load_benchmark("plans.scale").transformer(24)
     assert len(graph.ids) == 1306
     assert all(max(reads, default=-1) < node for node, reads in enumerate(graph.predecessors))
     found = instances.verify_instance(graph, 1.0, list(graph.ids))

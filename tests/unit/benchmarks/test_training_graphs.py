@@ -20,7 +20,7 @@ from memplan.strategies.builtin import parse_strategy
 def bench() -> ModuleType:
     """The benchmark, which is not installed with the package."""
     warm_up()
-    return load_benchmark("training_graphs")
+    return load_benchmark("plans.training_graphs")
 
 
 def test_a_budget_is_a_share_of_the_dynamic_peak(bench: ModuleType) -> None:

@@ -19,7 +19,7 @@ from helpers.models import load_benchmark
 from memplan import errors
 from memplan_cli.main import COMMANDS, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, cli
 
-highlights, tables = load_benchmark("highlights"), load_benchmark("tables")
+highlights, tables = load_benchmark("tables.highlights"), load_benchmark("tables.__main__")
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted(

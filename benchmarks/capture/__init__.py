@@ -1,0 +1,1 @@
+"""What `memplan capture` and `memplan grad` make, beside PyTorch."""

@@ -1,0 +1,103 @@
+"""What `memplan grad` keeps, beside training graphs of the same networks that PyTorch exported.
+
+Both are simulated alike: a tuned session on the CPU, nodes in file order, static shapes. Nothing is
+run. The forward graphs come from `benchmarks/nets/lean.py`.
+
+    python -m benchmarks.nets.lean FORWARD
+    python -m benchmarks.capture.gradients --forward FORWARD --exported DIR --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one training graph. Peaks are dynamic: without weights and inputs.
+
+    ``seconds``: what differentiation took; None for a graph that was there.
+    """
+
+    graph: str
+    made_by: str
+    nodes: int
+    backward_nodes: int
+    stash_bytes: int
+    peak_bytes: int
+    peak_with_workspace_bytes: int
+    seconds: float | None
+
+
+def figures(
+    name: str, made_by: str, model: onnx.ModelProto, seconds: float | None = None
+) -> Figures:
+    """Simulate one step."""
+    from memplan.api.analyze import analyze_open
+    from memplan.ir.graph import Phase
+    from memplan.shapes.prepare import prepare
+    from memplan.simulate.opened import opened
+    from memplan.simulate.session import session_kind
+
+    read = opened(prepare(model, Path(f"{name}.onnx"), {}))
+    analysis = analyze_open(read, session_kind("tuned", "cpu"))
+    timeline = analysis.timeline
+    return Figures(
+        name,
+        made_by,
+        len(model.graph.node),
+        sum(phase is Phase.BACKWARD for phase in read.phases.of),
+        sum(stash.nbytes for stash in analysis.stashes),
+        timeline.dynamic_peak_bytes,
+        timeline.peak_with_workspace_bytes - timeline.resident_bytes,
+        seconds,
+    )
+
+
+def differentiated(name: str, forward: onnx.ModelProto) -> Figures:
+    """The forward graph's training graph, by memplan."""
+    import memplan
+
+    named = {item.key: item.value for item in forward.metadata_props}
+    loss = forward.graph.output[0].name
+    begin = time.perf_counter()
+    trained = memplan.gradients(forward, loss, named["parameters"].splitlines())
+    return figures(name, "memplan grad", trained, time.perf_counter() - begin)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every forward graph that there is an exported training graph of."""
+    import onnx
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.gradients")
+    parser.add_argument("--forward", type=Path, required=True, help="folder of forward graphs")
+    parser.add_argument("--exported", type=Path, required=True, help="folder of training graphs")
+    parser.add_argument("--json", type=Path, required=True, help="file to write")
+    options = parser.parse_args(argv)
+    rows: list[Figures] = []
+    for path in sorted(options.forward.glob("*.onnx")):
+        rows.append(figures(path.stem, "PyTorch", onnx.load(options.exported / path.name)))
+        rows.append(differentiated(path.stem, onnx.load(path)))
+        for row in rows[-2:]:
+            print(
+                f"{row.graph:<24}{row.made_by:<14}{row.nodes:>6} nodes, stash "
+                f"{row.stash_bytes / 1e9:.3f} GB, peak {row.peak_bytes / 1e9:.3f} GB"
+            )
+    command = "python -m benchmarks.capture.gradients --forward DIR --exported DIR --json FILE"
+    write_record(options.json, command, [asdict(row) for row in rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Training graphs on the GPU."""

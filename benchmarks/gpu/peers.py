@@ -1,0 +1,131 @@
+"""One network in PyTorch: peak and step time, in a process of its own.
+
+    python -m benchmarks.gpu.peers --net gpt2 --batch 8 --mode eager --device cuda
+
+Modes: ``eager``; ``checkpoint`` (``torch.utils.checkpoint`` around every block); ``compile`` with
+``--budget`` as ``torch._functorch.config.activation_memory_budget``. A step is forward, loss and
+backward; gradients are dropped between steps. The last line printed is a JSON object. On CUDA the
+peak is the allocator's (parameters, batch and gradients included), on the CPU the growth of the
+resident set during a step, beside parameters and batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.gpu.peers")
+    parser.add_argument("--net", required=True)
+    parser.add_argument("--size", default="full")
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--mode", choices=["eager", "checkpoint", "compile"], required=True)
+    parser.add_argument("--budget", type=float, default=1.0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args()
+    print(json.dumps(measure(options)))
+    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Peak bytes and median seconds per step, or why there are none."""
+    import torch
+
+    from benchmarks.gpu.nets import NETS
+
+    torch.manual_seed(0)
+    # ONNX Runtime multiplies in TF32 by default; so does this, or times would not compare.
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    net = NETS[options.net, options.size]
+    model = net.make().to(options.device)
+    batch = [value.to(options.device) for value in net.batch(options.batch).values()]
+    if options.mode == "checkpoint":
+        _checkpoint(net.blocks(model))
+    runner: Any = model
+    if options.mode == "compile":
+        import torch._functorch.config as functorch
+
+        functorch.activation_memory_budget = options.budget
+        runner = torch.compile(model)
+
+    def step() -> float:
+        model.zero_grad(set_to_none=True)
+        _synchronize(options.device)
+        start = time.perf_counter()
+        runner(*batch).backward()
+        _synchronize(options.device)
+        return time.perf_counter() - start
+
+    started = time.perf_counter()
+    try:
+        first = step()
+        step()
+        peak = _peak(options.device, step)
+        seconds = [step() for _ in range(options.steps)]
+    except torch.OutOfMemoryError as error:
+        return {"error": " ".join(str(error).split())[:300]}
+    return {
+        "peak_bytes": peak,
+        "peak_is": "allocator" if options.device == "cuda" else "resident set growth",
+        "step_seconds": statistics.median(seconds),
+        "first_step_seconds": first,
+        "seconds": time.perf_counter() - started,
+        "torch": torch.__version__,
+    }
+
+
+def _checkpoint(blocks: list[tuple[Any, str]]) -> None:
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args: Any) -> Any:
+            return checkpoint(self.inner, *args, use_reentrant=False)
+
+    for parent, name in blocks:
+        if name.isdigit():
+            parent[int(name)] = Checkpointed(parent[int(name)])
+        else:
+            setattr(parent, name, Checkpointed(getattr(parent, name)))
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _peak(device: str, step: Any) -> int:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return int(torch.cuda.max_memory_allocated())
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    step()
+    return max(_status("VmHWM") - before, 0)
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

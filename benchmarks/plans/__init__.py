@@ -1,0 +1,1 @@
+"""Plans and predictions: real graphs, public instances, growth."""

@@ -1,0 +1,275 @@
+"""What free passes take off the peak and the floor, move by move; and whether that holds.
+
+Every graph is simulated as it lies in the file, in a tuned session on the CPU, behind each pass of
+``rewrite``, without a budget: nothing is recomputed. With ``--run`` the result is also written and
+validated: predicted and measured bytes, equality of all outputs. Both files then run in turn in one
+process, on one thread: the quickest run of each counts, as the machine may do other work. With
+``--times`` nothing but the steps of graphs that are small enough is timed, in the order A B B A,
+and medians are told, too, of the two and of the ratios of neighbours.
+
+    python -m benchmarks.plans.below_floor VGG... --shared --run \\
+        --json benchmarks/results/free_bytes.json
+
+The VGG-16 of the record was captured from PyTorch, autograd's own backward (batch 32 at 224 pixels,
+and batch 4 at 64 pixels with 10 classes), without dropout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    from memplan.simulate.opened import OpenModel
+    from memplan.simulate.timeline import Timeline
+
+ROOT = Path(__file__).parents[2]
+DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
+ROUNDS = 12  # of the search for an order: the record does not depend on the machine
+MOST_BYTES = 160 << 20  # of a graph that is run
+LEAST_SECONDS, MOST_RUNS = 6.0, 1000  # of small steps the quickest is found late
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The graph behind a pass. Peak and floor are with workspace; ``extra_seconds_percent``: more
+    than the original takes, estimated (roofline of a CPU)."""
+
+    name: str
+    nodes: int
+    peak_bytes: int
+    floor_bytes: int
+    extra_seconds_percent: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What ``memplan validate`` found. ``time_ratio``: the quickest step over the original's."""
+
+    equality: str
+    proved: bool
+    as_predicted: bool
+    measured_peak_bytes: int
+    original_peak_bytes: int
+    time_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Steps of a graph and of what free passes make of it, run in turn ``steps`` times.
+
+    ``seconds``: median of the original. Ratios of the rewritten over the original: of the medians,
+    of the quickest, and the median of the ratios of neighbours.
+    """
+
+    graph: str
+    steps: int
+    seconds: float
+    median_ratio: float
+    quickest_ratio: float
+    neighbours_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A graph: the moves from the file to what all passes leave; ``ran``: None if it was not."""
+
+    graph: str
+    moves: tuple[Move, ...]
+    pass_seconds: float
+    ran: Ran | None = None
+
+
+def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
+    """Every pass on the graph in ``path``, and the seconds that they took."""
+    from memplan.passes.manager import NAMES, PassManager, make_passes
+    from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
+    from memplan.simulate.timeline import simulate
+
+    model = open_model(path, DIMS.get(path.stem, {}))
+    first = simulate(model.graph, session_kind("tuned"))
+    begin = time.perf_counter()
+    steps = PassManager(make_passes(NAMES, rounds=ROUNDS)).run(model, first)
+    seconds = time.perf_counter() - begin
+    rows = [("original", model, first, "")]
+    rows += [(step.name, step.model, step.timeline, step.note) for step in steps]
+    whole = _seconds(first)
+    return tuple(_move(*row, whole) for row in rows), seconds
+
+
+def _move(name: str, model: OpenModel, timeline: Timeline, note: str, whole: float) -> Move:
+    from memplan.simulate.floor import structural_floor
+
+    floor = structural_floor(model.graph, timeline).with_workspace + timeline.resident_bytes
+    extra = 100 * (_seconds(timeline) / whole - 1) if whole else 0.0
+    peak = timeline.peak_with_workspace_bytes
+    return Move(name, len(model.graph.nodes), peak, floor, round(extra, 3), note)
+
+
+def _seconds(timeline: Timeline) -> float:
+    from memplan.ops.cost import DEVICES, node_costs
+
+    return sum(node_costs(timeline.graph, DEVICES["cpu"], "cpu"))
+
+
+def ran(path: Path, runs: int) -> Ran:
+    """Rewrite without a budget and validate what was written."""
+    import memplan
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = rewritten(path, Path(folder))
+        found = memplan.validate(path, target, memplan.ValidateOptions(runs=0, plain=False))
+        before, after = step_times(path, target, runs)
+        ratio = min(after) / min(before)
+    return Ran(
+        equality=found.equality,
+        proved=found.proved,
+        as_predicted=found.rewritten.as_predicted and found.original.as_predicted,
+        measured_peak_bytes=found.rewritten.measured_peak_bytes,
+        original_peak_bytes=found.original.measured_peak_bytes,
+        time_ratio=round(ratio, 3),
+    )
+
+
+def rewritten(path: Path, folder: Path) -> Path:
+    """The file that free passes make of a graph."""
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.units import parse_size
+
+    dims: dict[str, Any] = dict(DIMS.get(path.stem, {}))
+    options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
+    target = folder / "free.onnx"
+    rewrite(path, options, target, dims=dims)
+    return target
+
+
+def times(path: Path, runs: int) -> Times:
+    """A graph and what free passes make of it, timed."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = step_times(path, rewritten(path, Path(folder)), runs)
+    pairs = [second / first for first, second in zip(before, after, strict=True)]
+    return Times(
+        graph=path.stem,
+        steps=len(before),
+        seconds=round(median(before), 6),
+        median_ratio=round(median(after) / median(before), 3),
+        quickest_ratio=round(min(after) / min(before), 3),
+        neighbours_ratio=round(median(pairs), 3),
+    )
+
+
+def step_times(path: Path, rewritten: Path, runs: int) -> tuple[list[float], list[float]]:
+    """Seconds of at least ``runs`` steps of each, in turn and for seconds, in tuned sessions."""
+    import onnxruntime
+
+    import memplan
+    from memplan.runtime.inputs import synthesize
+    from memplan.simulate.opened import open_model
+
+    feeds = synthesize(open_model(path, DIMS.get(path.stem, {})).graph)
+    sessions = []
+    for file in (path, rewritten):
+        options = memplan.session_options(file)
+        options.intra_op_num_threads = 1
+        sessions.append(onnxruntime.InferenceSession(file, options))
+    taken: tuple[list[float], list[float]] = [], []
+    start, done = time.perf_counter(), 0
+    while done <= runs or (done < MOST_RUNS and time.perf_counter() - start < LEAST_SECONDS):
+        done += 1
+        for place in (0, 1) if done % 2 else (1, 0):
+            begin = time.perf_counter()
+            sessions[place].run(None, feeds)
+            taken[place].append(time.perf_counter() - begin)
+    return taken
+
+
+def measured(path: Path, run: bool, runs: int) -> Row:
+    """One graph."""
+    moves, seconds = moves_of(path)
+    small = moves[0].peak_bytes <= MOST_BYTES
+    return Row(path.stem, moves, round(seconds, 2), ran(path, runs) if run and small else None)
+
+
+def line(row: Row) -> str:
+    """A graph in a line."""
+    first, last = row.moves[0], row.moves[-1]
+    text = (
+        f"{row.graph}: peak {first.peak_bytes / MIB:,.1f} -> {last.peak_bytes / MIB:,.1f} MiB "
+        f"({100 * (last.peak_bytes / first.peak_bytes - 1):+.1f}%), floor "
+        f"{first.floor_bytes / MIB:,.1f} -> {last.floor_bytes / MIB:,.1f}, estimated time "
+        f"{last.extra_seconds_percent:+.2f}%"
+    )
+    if row.ran is None:
+        return text
+    return (
+        f"{text}; measured {row.ran.original_peak_bytes:,} -> {row.ran.measured_peak_bytes:,} B, "
+        f"{row.ran.equality}, {'' if row.ran.as_predicted else 'not '}as predicted, "
+        f"{row.ran.time_ratio} x time"
+    )
+
+
+def shared_models() -> Iterator[Path]:
+    """The sample models, and those beside the checkout."""
+    yield from sorted((ROOT / "sample_models").glob("*.onnx"))
+    shared = os.environ.get("MEMPLAN_SHARED")
+    for name in ("runnable", "full_scale") if shared else ():
+        yield from sorted((Path(str(shared)) / "models" / name).glob("*.onnx"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every graph; exit code 1 where one that ran is not equal or not as predicted."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.plans.below_floor")
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--shared", action="store_true", help="the samples and $MEMPLAN_SHARED")
+    parser.add_argument("--run", action="store_true", help="also run the small ones")
+    parser.add_argument("--times", action="store_true", help="time the small ones, nothing else")
+    parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    paths = [*options.models, *(shared_models() if options.shared else ())]
+    if options.times:
+        return _timed(paths, options.runs, options.json)
+    rows = []
+    for path in paths:
+        rows.append(measured(path, options.run, options.runs))
+        print(line(rows[-1]), flush=True)
+    if options.json:
+        shown = [path.name for path in options.models] + ["--shared"] * options.shared
+        shown += ["--run"] * options.run
+        command = f"python -m benchmarks.plans.below_floor {' '.join(shown)}"
+        write_record(options.json, command, [asdict(row) for row in rows])
+    good = [r.ran.equality == "bitwise" and r.ran.as_predicted for r in rows if r.ran]
+    return 0 if all(good) else 1
+
+
+def _timed(paths: Sequence[Path], runs: int, json: Path | None) -> int:
+    """``--times``."""
+    from memplan.api.analyze import analyze
+
+    rows = []
+    for path in paths:
+        peak = analyze(path, dims=DIMS.get(path.stem, {})).timeline.peak_bytes
+        if peak <= MOST_BYTES:
+            rows.append(times(path, runs))
+            print(rows[-1], flush=True)
+    if json:
+        command = "python -m benchmarks.plans.below_floor --shared --times"
+        write_record(json, command, [asdict(row) for row in rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

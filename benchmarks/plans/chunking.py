@@ -1,0 +1,358 @@
+"""What regions and layers in chunks save, and what they take: ``rewrite --chunk`` before any plan.
+
+    python -m benchmarks.plans.chunking --json results/chunking.json MODEL...
+
+Files are simulated as ONNX Runtime fuses them (``--run``: also run in tuned sessions, original and
+in chunks, with outputs compared). FLOPs are those of products. ``--heads`` times logits and
+cross-entropy with their gradients, alone, in turns with the same in chunks: the worst case, as the
+rest of a network takes the same time in both. ``--steps`` (needs torch) times whole steps with
+regions, and with layers, in chunks. Both count CPU seconds of one thread, which do not depend on
+what else runs on the machine. A rewrite is planned at ``--budget``, if that is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    import onnx
+
+    from memplan.ir.graph import Graph
+    from memplan.passes.chunk.state import State
+
+# Rows, width, classes of loss heads that are timed.
+HEADS = ((2048, 256, 8000), (2048, 768, 16000), (4096, 512, 8000))
+_TURNS = 7
+KINDS = ("regions", "layers")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A graph before and after: bytes with resident ones and workspace, FLOPs of products.
+
+    Of a run, ``measured_*`` are peaks, ``outputs_bitwise_equal`` of how many ``outputs``, and
+    ``largest_relative_difference`` that of the others, over the largest element of an output.
+    """
+
+    graph: str
+    kind: str
+    chunks: str
+    nodes_before: int
+    nodes_after: int
+    peak_before_bytes: int
+    peak_after_bytes: int
+    floor_before_bytes: int
+    floor_after_bytes: int
+    product_flops_before: float
+    product_flops_after: float
+    seconds_to_choose: float
+    proved: str
+    assumed_up_to_rounding: int
+    measured: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A whole step: medians of turns, in CPU milliseconds of one thread, and bytes."""
+
+    step: str
+    kind: str
+    chunks: str
+    peak_before_bytes: int
+    peak_after_bytes: int
+    before_ms: float
+    after_ms: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTime:
+    """A loss head alone: medians of turns, in CPU milliseconds of one thread, and bytes."""
+
+    rows: int
+    width: int
+    classes: int
+    chunks: int
+    peak_before_bytes: int
+    peak_after_bytes: int
+    before_ms: float
+    after_ms: float
+    ratio: float
+
+
+def product_flops(graph: Graph) -> float:
+    """FLOPs of all products."""
+    from memplan.ops.cost import flops
+
+    products = ("MatMul", "Gemm", "FusedMatMul")
+    return sum(flops(graph, node) for node in graph.nodes if node.op in products)
+
+
+def fused(path: Path, folder: Path) -> Path:
+    """The file as ONNX Runtime fuses it, in the folder."""
+    from memplan.proto.read import read_model
+    from memplan.proto.restore_order import restore_order
+    from memplan.proto.write import write_model
+    from memplan.runtime.optimize import optimize_offline
+
+    saved, target = folder / "saved.onnx", folder / f"{path.stem}.fused.onnx"
+    optimize_offline(path, saved, "extended", "cpu")
+    write_model(restore_order(read_model(saved, path), read_model(path)), target)
+    return target
+
+
+def chunk_states(
+    path: Path, kind: str = "regions", *, small: bool = False
+) -> tuple[State, State, str, float]:
+    """Before and after, what was done, and the CPU seconds for it; ``small``: two chunks where the
+    tensors are too small for the choice of its own."""
+    from memplan.passes.chunk.choose import ChunkRegions
+    from memplan.passes.chunk.layers import ChunkLayers
+    from memplan.passes.chunk.state import state_of
+    from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
+    from memplan.simulate.timeline import simulate
+
+    model = open_model(path)
+    timeline = simulate(model.graph, session_kind("tuned"))
+    begin = time.process_time()
+    chunks = ChunkLayers if kind == "layers" else ChunkRegions
+    found = chunks().apply(model, timeline)
+    if found.model is model and small:
+        found = chunks(2).apply(model, timeline)
+    seconds = time.process_time() - begin
+    after = simulate(found.model.graph, timeline.session)
+    return state_of(model, timeline), state_of(found.model, after), found.note, seconds
+
+
+def row(path: Path, run: bool, kind: str) -> Row:
+    """One graph with one kind of chunks."""
+    from memplan.equivalence.prove import Side, prove, reference_side
+    from memplan.proto.write import write_model
+
+    with TemporaryDirectory() as folder:
+        before, after, note, seconds = chunk_states(fused(path, Path(folder)), kind, small=run)
+        proto = after.model.prepared.proto
+        found = prove(reference_side(before.model.prepared), Side(proto, path.parent))
+        measured = None
+        if run:
+            target = Path(folder) / "chunks.onnx"
+            write_model(proto, target)
+            measured = measured_row(before.model.prepared.path, target)
+    return Row(
+        graph=path.stem,
+        kind=kind,
+        chunks=note,
+        nodes_before=len(before.model.graph.nodes),
+        nodes_after=len(after.model.graph.nodes),
+        peak_before_bytes=before.peak_bytes,
+        peak_after_bytes=after.peak_bytes,
+        floor_before_bytes=before.floor_bytes,
+        floor_after_bytes=after.floor_bytes,
+        product_flops_before=product_flops(before.model.graph),
+        product_flops_after=product_flops(after.model.graph),
+        seconds_to_choose=round(seconds, 2),
+        proved=found.reason or ("the same but for rounding" if found.rounded else "equivalent"),
+        assumed_up_to_rounding=len(found.rounded),
+        measured=measured,
+    )
+
+
+def measured_row(before: Path, after: Path) -> dict[str, object]:
+    """Both files run, each in a process of its own."""
+    from memplan.api.validate.options import ValidateOptions
+    from memplan.api.validate.run import validate
+
+    found = validate(before, after, ValidateOptions(plain=False))
+    return {
+        "peak_before_bytes": found.original.measured_peak_bytes,
+        "peak_after_bytes": found.rewritten.measured_peak_bytes,
+        "as_predicted": found.original.as_predicted and found.rewritten.as_predicted,
+        "outputs": found.comparison.outputs,
+        "outputs_bitwise_equal": found.comparison.outputs - found.comparison.differing,
+        "largest_relative_difference": found.comparison.max_rel_diff,
+        "findings": [finding.text for finding in found.findings],
+    }
+
+
+def loss_head(rows: int, width: int, classes: int) -> onnx.ModelProto:
+    """Logits and mean cross-entropy, with gradients by the hidden states and the weights."""
+    import onnx
+    from onnx import helper
+
+    import memplan
+
+    real, whole = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    nodes = [
+        helper.make_node("Transpose", ["weight"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["hidden", "columns"], ["logits"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("hidden", real, [rows, width]),
+        helper.make_tensor_value_info("weight", real, [classes, width]),
+        helper.make_tensor_value_info("labels", whole, [rows]),
+    ]
+    outputs = [helper.make_tensor_value_info("loss", real, [])]
+    graph = helper.make_graph(nodes, "head", inputs, outputs)
+    opsets = [helper.make_opsetid("", 20)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return memplan.gradients(model, "loss", ["hidden", "weight"])
+
+
+def head_time(rows: int, width: int, classes: int) -> HeadTime:
+    """Both forms in one process, in turns."""
+    from memplan.proto.write import write_model
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "head.onnx"
+        write_model(loss_head(rows, width, classes), path)
+        before, after, note, _ = chunk_states(fused(path, Path(folder)))
+        count = int(note.split()[-2])
+        found = _timed(before, after, feeds_of(rows, width, classes))
+    return HeadTime(rows, width, classes, count, *found)
+
+
+def step_times() -> Iterator[StepTime]:
+    """Steps of two language models of a size that runs in a second, in chunks of each kind."""
+    import torch
+
+    from benchmarks.nets.captured import Gpt2
+    from benchmarks.nets.families import Llama, Net, text
+    from benchmarks.nets.lean import exported
+    from benchmarks.plans.families import training_graph
+    from memplan.proto.write import write_model
+
+    batch = text(8, 256, 4000)
+    nets = {
+        "Llama, 4 layers 192 wide, 8 x 256": Net(lambda: Llama(4000, 192, 6, 2, 768, 4), batch),
+        "GPT-2, 4 layers 192 wide, 8 x 256": Net(lambda: Gpt2(4000, 192, 4, places=256), batch),
+    }
+    for name, net in nets.items():
+        torch.manual_seed(0)
+        module, inputs = net.make(), net.batch()
+        feeds = {key: value.detach().numpy() for key, value in module.named_parameters()}
+        feeds |= {f"batch_{k}": value.numpy() for k, value in enumerate(inputs)}
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "step.onnx"
+            write_model(training_graph(exported(module, inputs)), path)
+            whole = fused(path, Path(folder))
+            for kind in KINDS:
+                before, after, note, _ = chunk_states(whole, kind)
+                yield StepTime(name, kind, note, *_timed(before, after, feeds))
+
+
+def _timed(
+    before: State, after: State, feeds: Mapping[str, Any]
+) -> tuple[int, int, float, float, float]:
+    """Peaks before and after, medians of milliseconds, and that of the ratio in each turn."""
+    seconds = in_turns([state.model.prepared.proto for state in (before, after)], feeds)
+    first, second = (round(statistics.median(times) * 1e3, 2) for times in seconds)
+    ratio = statistics.median(b / a for a, b in zip(*seconds, strict=True))
+    return before.peak_bytes, after.peak_bytes, first, second, round(ratio, 3)
+
+
+def feeds_of(rows: int, width: int, classes: int) -> dict[str, Any]:
+    """Inputs for a loss head."""
+    import numpy as np
+
+    source = np.random.default_rng(0)
+    return {
+        "hidden": source.standard_normal((rows, width)).astype(np.float32),
+        "weight": source.standard_normal((classes, width)).astype(np.float32) / 16,
+        "labels": source.integers(0, classes, rows),
+    }
+
+
+def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> list[list[float]]:
+    """CPU seconds of every model, turn by turn; the first turn is not counted."""
+    import onnxruntime
+
+    from memplan.runtime.options import session_options
+
+    options = session_options("tuned")
+    options.intra_op_num_threads = 1
+    sessions = [
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        for model in models
+    ]
+    seconds: list[list[float]] = [[] for _ in models]
+    for turn in range(1 + _TURNS):
+        for session, times in zip(sessions, seconds, strict=True):
+            begin = time.process_time()
+            session.run(None, dict(feeds))
+            if turn:
+                times.append(time.process_time() - begin)
+    return seconds
+
+
+def planned(path: Path, budget: str) -> dict[str, object]:
+    """A rewrite in chunks at a budget, planned by rounds."""
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.units import parse_budget
+
+    options = RewriteOptions(parse_budget(budget), chunk="auto")
+    result = rewrite(path, options, dry_run=True)
+    return {
+        "graph": path.stem,
+        "best": next(
+            (note for note in result.assumptions if note.startswith("chunks: the best")), ""
+        ),
+        "budget": budget,
+        "budget_bytes": result.budget_bytes,
+        "peak_bytes": result.timeline.peak_with_workspace_bytes,
+        "extra_cost_fraction": result.extra_cost_fraction,
+        "chunk_cost_fraction": result.chunk_cost,
+        "bound_fraction": result.plan.bound_fraction,
+        "recomputed_nodes": result.plan.clones,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.chunking")
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--run", action="append", default=[], type=Path, help="run this one, too")
+    parser.add_argument("--heads", action="store_true", help="time loss heads")
+    parser.add_argument("--steps", action="store_true", help="time whole steps")
+    parser.add_argument("--budget", help="plan the models for it, too")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args(argv)
+    results: list[object] = []
+    for path in (*options.models, *options.run):
+        for kind in KINDS:
+            results.append(asdict(row(path, path in options.run, kind)))
+            print(results[-1], flush=True)
+    for path in options.models if options.budget else ():
+        results.append(planned(path, options.budget))
+        print(results[-1], flush=True)
+    for sizes in HEADS if options.heads else ():
+        results.append(asdict(head_time(*sizes)))
+        print(results[-1], flush=True)
+    for step in step_times() if options.steps else ():
+        results.append(asdict(step))
+        print(results[-1], flush=True)
+    files = [path.name for path in options.models]
+    files += [f"--run {path.name}" for path in options.run]
+    asked = [f"--budget {options.budget}"] if options.budget else []
+    asked += ["--heads"] if options.heads else []
+    asked += ["--steps"] if options.steps else []
+    command = " ".join(["python -m benchmarks.plans.chunking", *files, *asked])
+    write_record(options.json, command, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Plain sessions: what ``rewrite --session default`` promises, and what ONNX Runtime measures.
+
+For every model and budget: the file is rewritten, then original and result each run in a child
+process, in an ``InferenceSession`` with every option on its default. A budget lies at a share of
+the way from the certified floor to what the original needs in the first run of such a session.
+
+    python -m benchmarks.plans.plain_sessions MODEL... --share 80% --share 60% --json results.json
+    python -m benchmarks.plans.plain_sessions MODEL... --tightest --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    from memplan.api.rewrite.run import Rewrite
+    from memplan.runtime.messages import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row; bytes are dynamic, without workspace, unless they say otherwise.
+
+    ``budget_bytes`` and ``floor_bytes`` count resident bytes and workspace. ``tuned_peak_bytes`` is
+    the same file's in a tuned session, so at equal extra cost. ``added_percent`` is the measured
+    time of the nodes that memplan added, of all nodes; ``time_ratio`` of whole steps, noisy.
+    Without a plan all that a plan decides is None.
+    """
+
+    graph: str
+    share: str
+    nodes: int
+    floor_bytes: int
+    budget_bytes: int
+    original_first_bytes: int
+    original_later_bytes: int
+    reason: str | None = None
+    extra_cost_percent: float | None = None
+    recomputed_nodes: int | None = None
+    fences: int | None = None
+    veils: int | None = None
+    pins: int | None = None
+    predicted_first_bytes: int | None = None
+    measured_first_bytes: int | None = None
+    predicted_later_bytes: int | None = None
+    measured_later_bytes: int | None = None
+    first_within_budget: bool | None = None
+    later_within_budget: bool | None = None
+    tuned_peak_bytes: int | None = None
+    equal: str | None = None
+    added_percent: float | None = None
+    time_ratio: float | None = None
+    seconds: float | None = None
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    options = _options()
+    rows = []
+    for path in options.models if not options.tightest else ():
+        for share in options.share:
+            row = run(path, share, _dims(options.dim, path), options.seconds)
+            print(_line(row), flush=True)
+            rows.append(asdict(row))
+    if options.tightest:
+        rows = [
+            tightest(path, _dims(options.dim, path), options.seconds) for path in options.models
+        ]
+    if options.json:
+        write_record(
+            options.json, "python -m benchmarks.plans.plain_sessions " + _shown(options), rows
+        )
+    return 0
+
+
+def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
+    """Rewrite one model for one budget and measure both files."""
+    from memplan.api.analyze import analyze_session
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.errors import InfeasibleError
+    from memplan.runtime.inputs import synthesize
+    from memplan.runtime.measure import measure, saved_inputs
+    from memplan.runtime.messages import RunRequest
+    from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
+    from memplan.units import parse_size
+
+    model = open_model(path, dims)
+    found = analyze_session(model, session_kind("default"))
+    floor, peak = found.floor_with_workspace_bytes, found.timeline.peak_with_workspace_bytes
+    budget = floor + int(float(share.rstrip("%")) / 100 * (peak - floor))
+    request = RunRequest("default", "cpu", dims, runs=9)
+    with tempfile.TemporaryDirectory() as name, saved_inputs(synthesize(model.graph)) as inputs:
+        folder, archive = inputs
+        before = measure(path, request, archive, folder / "before.npz")
+        row = Result(
+            path.stem,
+            share,
+            len(model.graph.nodes),
+            floor,
+            budget,
+            before.dynamic_bytes,
+            before.second_run_dynamic_bytes,
+        )
+        target = Path(name) / "plain.onnx"
+        start = time.perf_counter()
+        try:
+            result = rewrite(
+                path,
+                RewriteOptions(parse_size(str(budget)), session="default", time_limit=seconds),
+                target,
+                dims=dims,
+            )
+        except InfeasibleError as error:
+            return Result(**{**asdict(row), "reason": error.message})
+        taken = time.perf_counter() - start
+        after = measure(target, request, archive, folder / "after.npz")
+        equal = _equality(folder, before)
+    return Result(
+        **{**asdict(row), **_measured(result, before, after), "equal": equal, "seconds": taken}
+    )
+
+
+def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[str, object]:
+    from memplan.simulate.session import session_kind
+    from memplan.simulate.timeline import simulate
+
+    plain, resident = result.plain, result.timeline.resident_bytes
+    assert plain is not None
+    tuned = simulate(result.timeline.graph, session_kind("tuned"))
+    ours = sum(node.microseconds for node in after.nodes if node.name.startswith("memplan/"))
+    whole = sum(node.microseconds for node in after.nodes)
+    return {
+        "extra_cost_percent": 100 * result.plan.extra_cost_fraction,
+        "recomputed_nodes": result.plan.clones,
+        "fences": plain.fences,
+        "veils": plain.input_fences,
+        "pins": plain.pins,
+        "predicted_first_bytes": result.timeline.dynamic_peak_bytes,
+        "measured_first_bytes": after.dynamic_bytes,
+        "predicted_later_bytes": plain.later.dynamic_peak_bytes,
+        "measured_later_bytes": after.second_run_dynamic_bytes,
+        "first_within_budget": resident + after.dynamic_bytes <= result.budget_bytes,
+        "later_within_budget": resident + after.second_run_dynamic_bytes <= result.budget_bytes,
+        "tuned_peak_bytes": tuned.dynamic_peak_bytes,
+        "added_percent": 100 * ours / max(whole, 1),
+        "time_ratio": statistics.median(after.seconds) / statistics.median(before.seconds),
+    }
+
+
+def tightest(path: Path, dims: dict[str, int], seconds: float) -> dict[str, object]:
+    """How near a plain session comes to a tuned one that runs the same plan.
+
+    A plan for a tuned session at 60% of the peak; then the same order and recomputations in a plain
+    session, with every fence, veil and pin (what the pins themselves take is left out). Predicted,
+    dynamic bytes with workspace.
+    """
+    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.errors import InfeasibleError
+    from memplan.plain.finish import Draft
+    from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
+    from memplan.units import parse_size
+
+    options = RewriteOptions(parse_size("60%"), time_limit=seconds)
+    with tempfile.TemporaryDirectory() as name:
+        target = Path(name) / "tuned.onnx"
+        try:
+            result = rewrite(path, options, target, dims=dims)
+        except InfeasibleError as error:
+            return {"graph": path.stem, "reason": error.message}
+        model = open_model(target, dims)
+        prepared = model.prepared
+        draft = Draft(prepared.proto, prepared.types, dims, session_kind("default"))
+        peaks = draft.peaks()
+    timeline = result.timeline
+    tuned = timeline.peak_with_workspace_bytes - timeline.resident_bytes
+    return {
+        "graph": path.stem,
+        "tuned_bytes": tuned,
+        "extra_cost_percent": 100 * result.plan.extra_cost_fraction,
+        "plain_first_bytes": peaks.first,
+        "plain_later_bytes": peaks.later,
+    }
+
+
+def _equality(folder: Path, before: Measurement) -> str:
+    from memplan.runtime.compare import compare_outputs
+
+    found = compare_outputs(folder / "before.npz", folder / "after.npz", before.output_names)
+    return "bitwise" if found.bitwise else f"relative difference {found.max_rel_diff:.1e}"
+
+
+def _line(row: Result) -> str:
+    if row.reason is not None:
+        return f"{row.graph} at {row.share}: {row.reason}"
+    return (
+        f"{row.graph} at {row.share}: first {row.measured_first_bytes:,} B "
+        f"(predicted {row.predicted_first_bytes:,}), later {row.measured_later_bytes:,} B "
+        f"(predicted {row.predicted_later_bytes:,}); {row.fences} fences, {row.veils} veils, "
+        f"{row.pins} pins; {row.extra_cost_percent:.2f}% extra; {row.equal}"
+    )
+
+
+def _dims(given: Sequence[str], path: Path) -> dict[str, int]:
+    """``MODEL:N=32`` for symbolic dimensions of one model."""
+    found = {}
+    for text in given:
+        stem, _, binding = text.partition(":")
+        name, _, value = binding.partition("=")
+        if stem == path.stem:
+            found[name] = int(value)
+    return found
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.plans.plain_sessions")
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--share", action="append", default=None, help="e.g. 80%%")
+    parser.add_argument("--dim", action="append", default=[], metavar="MODEL:N=32")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the planner")
+    parser.add_argument("--tightest", action="store_true", help="compare with tuned sessions")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.share = options.share or ["80%", "60%", "40%"]
+    return options
+
+
+def _shown(options: argparse.Namespace) -> str:
+    shares = " ".join(f"--share {share}" for share in options.share)
+    shares = "--tightest" if options.tightest else shares
+    names = " ".join(path.name for path in options.models)
+    return f"{names} {shares} --seconds {options.seconds:g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""Training graphs: our search, the greedy planner and the published peers on one memory model.
+
+Every strategy of memplan gets the same problem: the file as it is (no offline fusion), a tuned
+session, and seconds per node by the roofline of one device. A budget is a share of the dynamic
+peak, workspace included; weights and inputs are on top of both. Every plan, whoever made it, is
+written as a model in memory and simulated by code that knows nothing of the planners.
+
+    python -m benchmarks.plans.training_graphs --models DIR --budget 70% --budget 50% \\
+        --budget 30% --seconds 10 --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.record import write_record
+
+if TYPE_CHECKING:
+    from memplan.planning.planner import Prepared
+    from memplan.simulate.opened import OpenModel
+    from memplan.solver.problem import Problem
+    from memplan.solver.strategy import Outcome
+
+STRATEGIES = (
+    "auto",
+    "greedy",
+    "none",
+    "segments",
+    "dtr{heuristic=h_eq}",
+    "dtr{heuristic=h_local}",
+    "knapsack",
+    "knapsack{cut=0}",
+    "min-cut",
+    "mirror",
+    "mirror{function=kind}",
+    "speed",
+    "memory",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row. Percentages of the step without recomputation; bytes are dynamic with workspace.
+
+    ``floor_bytes`` is the certified floor: below it no order and no recomputation can go.
+    ``bound_percent`` and ``bound_kind`` are None for strategies that certify nothing. ``refusal``:
+    why the strategy cannot work on the graph. ``first_seconds`` and ``last_seconds``: when its
+    first plan was there, and its last improvement.
+    """
+
+    graph: str
+    nodes: int
+    device: str
+    budget: str
+    budget_bytes: int
+    original_peak_bytes: int
+    floor_bytes: int
+    strategy: str
+    fits: bool
+    extra_cost_percent: float
+    peak_bytes: int
+    recomputed_nodes: int
+    planning_seconds: float
+    bound_percent: float | None
+    bound_kind: str | None
+    refusal: str | None = None
+    first_seconds: float | None = None
+    last_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A graph, ready for any budget; ``peak`` is its dynamic peak with workspace."""
+
+    name: str
+    model: OpenModel
+    prepared: Prepared
+    peak: int
+
+
+class VerificationError(Exception):
+    """A plan does not keep what it promises."""
+
+
+def load(path: Path, device: str) -> Loaded:
+    """Read one file and encode it with the costs of ``device``.
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown.
+        UsageError: there is no such device profile.
+    """
+    from memplan.errors import UsageError
+    from memplan.ir.phases import differentiated
+    from memplan.ops.cost import DEVICES, node_costs
+    from memplan.planning.planner import PlanRequest, prepare
+    from memplan.shapes.fold import small_constants
+    from memplan.simulate.opened import open_model
+    from memplan.simulate.session import session_kind
+    from memplan.simulate.timeline import simulate
+
+    if device not in DEVICES:
+        raise UsageError(
+            f"there is no device profile '{device}'", "profiles: " + ", ".join(DEVICES)
+        )
+    model = open_model(path)
+    session = session_kind("tuned", "cpu")
+    request = PlanRequest(
+        graph=model.graph,
+        session=session,
+        budget_bytes=0,
+        estimate=lambda graph: node_costs(graph, DEVICES[device], "cpu"),
+        values=small_constants(model.prepared.bound.graph),
+        forward=model.phases.forward,
+        differentiated=differentiated(model.graph, model.phases),
+    )
+    timeline = simulate(model.graph, session)
+    peak = timeline.peak_with_workspace_bytes - timeline.resident_bytes
+    return Loaded(path.stem, model, prepare(request), peak)
+
+
+def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: str) -> Result:
+    """Plan and verify one graph at one budget with one strategy.
+
+    Raises:
+        UsageError: no such strategy.
+        VerificationError: the plan does not hold; nothing is to be reported.
+    """
+    from memplan.errors import UsageError
+    from memplan.strategies.builtin import parse_strategy
+    from memplan.units import parse_size
+
+    room = parse_size(budget).resolve(loaded.peak)
+    problem = loaded.prepared.encoded.problem(room)
+    strategy = parse_strategy(name)
+    begin = time.perf_counter()
+    gains: list[float] = []
+
+    def note(peak: int, extra: float) -> None:
+        gains.append(time.perf_counter() - begin)
+
+    try:
+        outcome = strategy.solve(problem, seconds, note)
+    except UsageError as error:
+        return Result(
+            loaded.name,
+            len(problem.order),
+            device,
+            budget,
+            room,
+            loaded.peak,
+            loaded.prepared.floor.with_workspace,
+            name,
+            False,
+            0.0,
+            loaded.peak,
+            0,
+            time.perf_counter() - begin,
+            None,
+            None,
+            error.message,
+        )
+    spent = time.perf_counter() - begin
+    decision, base = outcome.decision, problem.base_cost
+    verify(loaded, problem, outcome, strategy.name)
+    certified = name.startswith(("auto", "search"))
+    return Result(
+        graph=loaded.name,
+        nodes=len(problem.order),
+        device=device,
+        budget=budget,
+        budget_bytes=room,
+        original_peak_bytes=loaded.peak,
+        floor_bytes=loaded.prepared.floor.with_workspace,
+        strategy=name,
+        fits=decision.feasible,
+        extra_cost_percent=100 * decision.extra_cost / base,
+        peak_bytes=decision.peak,
+        recomputed_nodes=len(decision.sequence) - len(problem.order),
+        planning_seconds=spent,
+        bound_percent=100 * outcome.bound_seconds / base if certified else None,
+        bound_kind=outcome.bound_kind if certified else None,
+        first_seconds=gains[0] if gains else None,
+        last_seconds=gains[-1] if gains else None,
+    )
+
+
+def verify(loaded: Loaded, problem: Problem, outcome: Outcome, strategy: str) -> None:
+    """Write the plan as a model, simulate that, and compare peak and cost with what was claimed.
+
+    Raises:
+        MemplanError: the model breaks a condition that every rewritten model must keep.
+        VerificationError: the peak, its fitting or the cost is not as claimed.
+    """
+    from memplan.planning.apply import apply_plan
+    from memplan.planning.planner import as_plan
+    from memplan.planning.verify import ensure
+
+    prepared, decision = loaded.model.prepared, outcome.decision
+    plan = as_plan(loaded.prepared, problem, outcome, strategy, 0.0)
+    rewritten = apply_plan(prepared.proto, plan, prepared.dims)
+    timeline = ensure(
+        prepared.proto, rewritten, plan, prepared.types, loaded.prepared.request.session
+    )
+    peak = timeline.peak_with_workspace_bytes - timeline.resident_bytes
+    if peak != decision.peak or decision.feasible != (peak <= problem.budget):
+        raise VerificationError(f"{strategy} claims {decision.peak:,} B; simulated: {peak:,} B")
+    cost = float(problem.arrays.cost[list(plan.sequence)].sum()) - problem.base_cost
+    if abs(cost - decision.extra_cost) > 1e-9 * problem.base_cost:
+        raise VerificationError(f"{strategy} claims {decision.extra_cost} s more; it is {cost} s")
+
+
+# --- Command line -----------------------------------------------------------------------------
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.plans.training_graphs", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--models", type=Path, nargs="+", required=True, help="files, or folders of *.onnx"
+    )
+    parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
+    parser.add_argument("--budget", action="append", required=True, help="such as 50%%, repeatable")
+    parser.add_argument("--strategy", action="append", default=[], help="repeatable; default: all")
+    parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
+    parser.add_argument("--device", default="h200", help="cost profile")
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go")
+    parser.add_argument("--record", type=Path, help="the same with versions, CPUs and command")
+    return parser.parse_args(argv)
+
+
+def chosen_files(models: Sequence[Path], only: Sequence[str]) -> list[Path]:
+    """The files named and those in the folders named, small ones first.
+
+    Raises:
+        ValueError: there are none.
+    """
+    files = [f for path in models for f in (path.glob("*.onnx") if path.is_dir() else [path])]
+    files = [f for f in files if not only or any(part in f.stem for part in only)]
+    if not files:
+        raise ValueError("no model files there")
+    return sorted(files, key=lambda path: path.stat().st_size)
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """The command without paths."""
+    return " ".join(
+        [
+            "python -m benchmarks.plans.training_graphs --models DIR --json FILE",
+            *(f"--only {name}" for name in options.only),
+            *(f"--budget {budget}" for budget in options.budget),
+            *(f"--strategy {name}" for name in options.strategy),
+            f"--seconds {options.seconds:g} --device {options.device}",
+        ]
+    )
+
+
+def row(result: Result) -> str:
+    """One line of the table."""
+    share = 100 * result.peak_bytes / result.original_peak_bytes
+    bound = "" if result.bound_percent is None else f"{result.bound_percent:.3f}"
+    return (
+        f"{result.graph:<26}{result.budget:>6} {result.strategy:<24}"
+        f"{'fits' if result.fits else 'over':<5}{result.extra_cost_percent:>9.3f}"
+        f"{share:>8.2f}{result.recomputed_nodes:>7}{result.planning_seconds:>9.2f}{bound:>9}"
+        f"  {result.refusal or result.bound_kind or ''}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the points one by one; rows are written after each."""
+    from memplan.errors import ModelError
+    from memplan.solver.search.warm_up import warm_up
+    from memplan.units import parse_size
+
+    options = arguments(argv)
+    results: list[Result] = []
+    warm_up()
+    print(
+        f"{'graph':<26}{'budget':>6} {'strategy':<29}{'extra %':>9}{'peak %':>8}{'clones':>7}"
+        f"{'plan s':>9}{'bound %':>9}"
+    )
+    for path in chosen_files(options.models, options.only):
+        try:
+            loaded = load(path, options.device)
+        except ModelError as error:
+            print(f"{path.stem}: left out: {error}", file=sys.stderr)
+            continue
+        floor = loaded.prepared.floor.with_workspace
+        for budget in options.budget:
+            if parse_size(budget).resolve(loaded.peak) < floor:
+                share = 100 * floor / loaded.peak
+                print(f"{loaded.name:<26}{budget:>6} is below the floor, {share:.2f}%")
+                continue
+            for name in options.strategy or STRATEGIES:
+                result = run_point(loaded, budget, name, options.seconds, options.device)
+                results.append(result)
+                print(row(result), flush=True)
+                rows = [asdict(item) for item in results]
+                options.json.write_text(json.dumps(rows, indent=1))
+                if options.record is not None:
+                    write_record(options.record, command_of(options), rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,7 +40,8 @@ PAIRS = """
 that store all that the backward loop reads: an ONNX `LSTM` and a hand-written cell in a `Scan`.
 Stored is what the backward loop reads of what the forward loop stacks, per step; peaks are measured
 by `memplan validate` on the CPU, tuned sessions, both with the same fusions. Extra time is
-estimated. """
+estimated.
+"""
 
 CAPTURED = """
 ## Captured from PyTorch
@@ -114,7 +115,8 @@ CERTIFIED = """
 `auto` on the networks above and on six that `benchmarks/plans/families.py` makes, ten seconds at
 most. The bound holds for every node order and every recomputation. A search ends by itself within
 0.1 percentage points of it. *First plan*, *last*: when the first plan that fits was there, and the
-last improvement. """
+last improvement.
+"""
 
 FIXED = """
 ## Public graphs, node order kept
@@ -181,7 +183,8 @@ What `rewrite` frees before it recomputes anything, move by move, in percent of 
 left out. The floor, in percent of that peak too, is not lowered by these passes. Estimated time is
 the sum over nodes. Where a graph was run, all outputs were compared and bytes were as predicted;
 the time is that of the quickest step of many, in turn with the original on one thread, over the
-original's, on a machine that did other work. """
+original's, on a machine that did other work.
+"""
 
 STATE = """
 ## Training

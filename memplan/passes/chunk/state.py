@@ -9,19 +9,15 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
-from memplan.ir.build import build_graph
-from memplan.ir.graph import Graph, TensorKind
-from memplan.ir.phases import Phases
 from memplan.passes.chunk.region import Region
 from memplan.passes.chunk.write import Chunked, write_chunks
+from memplan.passes.surgery import Added, reopened
 from memplan.proto.edit import copied
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import evaluate
 from memplan.shapes.infer import replace_by_constants, state_types
-from memplan.shapes.prepare import fingerprint
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.state import rebound
 from memplan.simulate.timeline import Timeline, simulate
 
 Array = npt.NDArray[np.generic]
@@ -112,40 +108,4 @@ def chunked(state: State, regions: Sequence[Region], count: int) -> State:
 
 def _reopened(model: OpenModel, written: Chunked) -> OpenModel:
     """A model that was written in chunks, with the phases and modules of its origins."""
-    prepared, old = model.prepared, model.graph
-    types = {**prepared.types, **written.types}
-    graph = rebound(build_graph(written.model, types), old)
-    place = {node.name: node.id for node in old.nodes}
-    origin = [place[written.origin.get(node.name, node.name)] for node in graph.nodes]
-    phases = model.phases
-    loss = None
-    if phases.loss is not None:
-        found = graph.tensor_named(old.tensors[phases.loss].name)
-        loss = None if found is None else found.id
-    return OpenModel(
-        replace(
-            prepared,
-            proto=written.model,
-            bound=written.model,
-            dims={},
-            types=types,
-            fingerprint=fingerprint(written.model, {}),
-        ),
-        graph,
-        Phases(
-            tuple(phases.of[index] for index in origin),
-            loss,
-            _same(old, graph, phases.parameters),
-            _same(old, graph, phases.state),
-            fixed=_same(old, graph, phases.fixed),
-        ),
-        tuple(model.modules[index] for index in origin),
-    )
-
-
-def _same(old: Graph, graph: Graph, chosen: frozenset[int]) -> frozenset[int]:
-    """Inputs and constants of the same name."""
-    names = {old.tensors[t].name for t in chosen}
-    return frozenset(
-        t.id for t in graph.tensors if t.kind is not TensorKind.COMPUTED and t.name in names
-    )
+    return reopened(model, written.model, added=Added(written.types, written.origin))

@@ -68,9 +68,9 @@ class _Writer:
         self.value_info: list[onnx.ValueInfoProto] = []
         self.known_info = {v.name: v for v in model.graph.value_info}
         self.read_counts = _reads_per_instance(plan)
-        copies = plan.extended.copies.items()
-        self.copies = {copy.out: (OFFLOAD, tensor) for tensor, copy in copies}
-        self.copies |= {copy.back: (RELOAD, tensor) for tensor, copy in copies}
+        copies = plan.extended.copies
+        self.copies = {node: (OFFLOAD, copy.tensor) for copy in copies for node in copy.encode}
+        self.copies |= {copy.decode: (RELOAD, copy.tensor) for copy in copies}
 
     def nodes(self) -> list[onnx.NodeProto]:
         """The new node list: constants first, as the runtime makes them initializers anyway."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.solver.problem import Form
+
+PACKED, ON_HOST = "packed", "on the host"
+"""Kinds of forms."""
 
 Array = npt.NDArray[np.generic]
 
@@ -18,28 +22,20 @@ class Extended:
     """A graph with dormant nodes appended.
 
     ``makers`` maps tensor id → dormant node that makes it again; ``constants`` are the new
-    initializers by name; ``first_dormant`` is the id of the first dormant node. ``packs`` are
-    those that make a smaller form of a tensor, which must be there before the tensor is dropped:
-    nothing makes that form again once it is gone. ``copies`` are the tensors that may be offloaded:
-    tensor id → how.
+    initializers by name; ``first_dormant`` is the id of the first dormant node. ``forms`` are the
+    other forms in which tensors may be kept.
     """
 
     graph: Graph
     makers: Mapping[int, int]
     constants: Mapping[str, Array]
     first_dormant: int
-    packs: tuple[int, ...] = ()
-    copies: Mapping[int, HostCopy] = field(default_factory=dict)
+    forms: tuple[Form, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """How a tensor is offloaded: the nodes that copy it ``out`` to the host and ``back``, and the
-    tensor on the ``host``."""
-
-    out: int
-    back: int
-    host: int
+    @property
+    def copies(self) -> tuple[Form, ...]:
+        """The forms that are copies on the host."""
+        return tuple(form for form in self.forms if form.kind == ON_HOST)
 
 
 class Dormant:
@@ -52,8 +48,7 @@ class Dormant:
         self.nodes = list(graph.nodes)
         self.makers: dict[int, int] = {}
         self.constants: dict[str, Array] = {}
-        self.packs: list[int] = []
-        self.copies: dict[int, HostCopy] = {}
+        self.forms: list[Form] = []
         self.taken = {tensor.name for tensor in graph.tensors} | {n.name for n in graph.nodes}
 
     def fresh_stem(self, stem: str) -> str:
@@ -72,8 +67,7 @@ class Dormant:
             metadata=self.graph.metadata + ({},) * (len(self.nodes) - len(self.graph.nodes)),
         )
         first = len(self.graph.nodes)
-        packs = tuple(self.packs)
-        return Extended(graph, self.makers, self.constants, first, packs, self.copies)
+        return Extended(graph, self.makers, self.constants, first, tuple(self.forms))
 
     def add_tensor(self, name: str, like: Tensor, kind: TensorKind, producer: int) -> int:
         """A tensor with the type and shape of another; its id."""

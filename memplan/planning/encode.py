@@ -21,13 +21,12 @@ from memplan.ops.memory import (
 from memplan.planning.dormant import Extended
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.late_views import late_views
-from memplan.planning.offload import choices_for
-from memplan.planning.tokens import in_turn, with_all_makers
+from memplan.planning.tokens import in_turn
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
-from memplan.solver.problem import NONE, Arrays, Flags, Ints, Labels, Pack, Problem
-from memplan.strategies.choices import Choice
+from memplan.solver.forms import with_makers
+from memplan.solver.problem import NONE, Arrays, Flags, Form, Ints, Labels, Problem
 
 # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
 # recomputed one would run at once and pin its input.
@@ -38,8 +37,7 @@ _NEVER_LATE = frozenset({":Shape", ":Size"})
 class Encoded:
     """A problem, which nodes may move, and why some are never recomputed (node name → reason).
 
-    ``forward``, ``intensive``, ``labels`` and ``packs`` as in :class:`Problem`. ``choices``: who
-    may make tensors again (:func:`memplan.planning.offload.choices_for`). Empty: no choice.
+    ``forward``, ``intensive``, ``labels`` and ``forms`` as in :class:`Problem`.
     """
 
     arrays: Arrays
@@ -49,16 +47,16 @@ class Encoded:
     forward: Flags | None = None
     intensive: Flags | None = None
     labels: Labels | None = None
-    packs: tuple[Pack, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    forms: tuple[Form, ...] = ()
 
     def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
         """The problem for a budget of dynamic bytes and workspace.
 
-        ``force``: tensors that are to be recomputed whatever the budget (``--recompute``). What may
-        be packed is not: it was drawn, and without its pack nothing makes it again.
+        ``force``: tensors that are to be recomputed whatever the budget (``--recompute``). What
+        nothing makes again but another form of it is not.
         """
-        force -= {pack.tensor for pack in self.packs}
+        maker = self.arrays.maker
+        force -= {form.tensor for form in self.forms if maker[form.tensor] == form.decode}
         order = np.asarray(self.order, dtype=np.int64)
         protected = np.zeros(len(self.arrays.cost), np.bool_)
         start = order
@@ -79,7 +77,7 @@ class Encoded:
             self.forward,
             self.intensive,
             self.labels,
-            self.packs,
+            self.forms,
         )
 
 
@@ -156,18 +154,16 @@ def encode(
     for tensor, node in extended.makers.items():
         maker[tensor] = node
     given = graph.state.pairs if graph.state else {}
-    for tensor in (*keep, *given):
+    stays = {*keep, *given}
+    for tensor in stays:
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
-    packs = _packs(extended, maker)
+    forms = tuple(form for form in extended.forms if form.tensor not in stays)
     arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
-    for pack in packs:
+    arrays = with_makers(arrays, (), forms)
+    for form in forms:
         # Unread it is taken out, so it holds nothing to the end.
-        arrays.fleeting[arrays.write_start[pack.nodes[-1] + 1] - 1] = True
-    choices: tuple[Choice, ...] = ()
-    if extended.copies:
-        arrays = with_all_makers(arrays, extended)
-        choices = choices_for(graph, costs, arrays.maker, extended.copies)
+        arrays.fleeting[arrays.write_start[form.encode[-1] + 1] - 1] = True
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
     labels = None if path is None else labels_of(graph, path, keep)
@@ -180,28 +176,8 @@ def encode(
         forward=known,
         intensive=intensive,
         labels=labels,
-        packs=packs,
-        choices=choices,
+        forms=forms,
     )
-
-
-def _packs(extended: Extended, maker: Sequence[int]) -> tuple[Pack, ...]:
-    """The packs of tensors that may be dropped, with all nodes that lead there."""
-    graph, found = extended.graph, []
-    for last in extended.packs:
-        nodes, waiting = {last}, list(graph.nodes[last].reads)
-        tensor = NONE
-        while waiting:
-            source = waiting.pop()
-            producer = graph.tensors[source].producer
-            if producer >= extended.first_dormant and producer not in nodes:
-                nodes.add(producer)
-                waiting.extend(graph.nodes[producer].reads)
-            elif 0 <= producer < extended.first_dormant:
-                tensor = source
-        if maker[tensor] != NONE:
-            found.append(Pack(tensor, tuple(sorted(nodes))))
-    return tuple(found)
 
 
 def _keeps_its_turn(graph: Graph, node: Node) -> bool:

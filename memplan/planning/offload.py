@@ -1,30 +1,22 @@
-"""Which tensors may be offloaded to the host, and when that is likely to be cheaper.
+"""Which tensors may be offloaded to the host.
 
-A tensor that is offloaded is copied to the host behind the node that makes it (``MemcpyToHost``)
-and back before it is read again (``MemcpyFromHost``), which needs nothing on the device: a rebuild
-rule with a price. Every read back is charged with both copies, as if nothing ran beside them: an
-upper bound, as the host copy is made once, and copies may overlap with kernels.
+A tensor that is offloaded is copied to the host right behind the node that makes it
+(``MemcpyToHost``; a later copy would keep nodes from working in place) and back before it is read
+again (``MemcpyFromHost``), which needs nothing on the device: a form of the tensor. Every read back
+is charged with both copies, as if nothing ran beside them: an upper bound, as the host copy is made
+once, and copies may overlap with kernels.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Tensor, TensorKind
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
-from memplan.planning.dormant import HostCopy
 from memplan.simulate.devices import place
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state import unbound
-from memplan.solver.problem import NONE, Ints
-from memplan.strategies.choices import Choice
-
-# Recomputing one tensor is estimated from what is there anyway; under a tight budget that has to be
-# made again, too. So the estimate is taken once as it is, and once as so many times too low.
-_TOO_LOW = (1.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,47 +90,4 @@ def _readers(graph: Graph, session: SessionKind, tensor: Tensor) -> set[int]:
             waiting.extend(views)
             if not views:
                 found.add(reader)
-    return found
-
-
-def choices_for(
-    graph: Graph, costs: Sequence[float], maker: Ints, copies: Mapping[int, HostCopy]
-) -> tuple[Choice, ...]:
-    """Who makes tensors again: none is read back that can be recomputed, then more and more, then
-    all. Copies to the host stand right behind what makes the tensor: later ones would keep nodes
-    from working in place.
-
-    Args:
-        graph: with the nodes that copy.
-        costs: seconds by node id, those that copy back with both copies.
-        maker: who makes a tensor by recomputation, or NONE.
-        copies: how tensors are offloaded.
-    """
-    again = _recomputation_seconds(graph, costs, maker, set(copies))
-    found: list[Choice] = []
-    for factor in (0.0, *_TOO_LOW, math.inf):
-        makers, behind = maker.copy(), {}
-        for tensor, copy in copies.items():
-            dear = bool(factor) and again[tensor] * factor > costs[copy.back]
-            if maker[tensor] == NONE or dear:
-                makers[tensor] = copy.back
-                behind[copy.out] = graph.tensors[tensor].producer
-        if not found or len(behind) > len(found[-1].behind):
-            idle = frozenset(copy.out for copy in copies.values()) - behind.keys()
-            found.append(Choice(makers, behind, idle))
-    return tuple(found)
-
-
-def _recomputation_seconds(
-    graph: Graph, costs: Sequence[float], maker: Ints, stashes: set[int]
-) -> list[float]:
-    """Seconds to make a tensor again from stashes and what is always there, by tensor id."""
-    found = [0.0] * len(graph.tensors)
-    for node in graph.nodes:
-        sources = sum(found[t] for t in set(node.reads) if t not in stashes)
-        for tensor in node.writes:
-            if graph.tensors[tensor].producer != node.id:
-                continue
-            known = maker[tensor] != NONE
-            found[tensor] = costs[node.id] + sources if known else math.inf
     return found

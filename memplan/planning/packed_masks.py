@@ -20,10 +20,11 @@ import numpy as np
 
 from memplan.ir.graph import Graph, Tensor, TensorKind
 from memplan.ops.memory import RANDOM_OPS
-from memplan.planning.dormant import Array, Dormant
+from memplan.planning.dormant import PACKED, Array, Dormant
 from memplan.proto.opset import default_opset
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
+from memplan.solver.problem import Form
 
 _UINT8, _BOOL, _INT64 = 2, 9, 7
 _BITS = 8
@@ -73,7 +74,7 @@ class _Pack:
 
     def add(self) -> None:
         """All nodes; the last one makes the mask."""
-        rows = _BITS
+        rows, first = _BITS, len(self.builder.nodes)
         eighths = self._node("Reshape", (self.mask.id, self._sizes(rows)), _BOOL, rows)
         packed = self._node("Cast", (eighths,), _UINT8, rows, to=_UINT8)
         while rows > 1:
@@ -81,20 +82,19 @@ class _Pack:
             low, high = self._halves(packed, rows)
             above = self._node("Mul", (high, self._bytes(1 << rows)), _UINT8, rows)
             packed = self._node("Add", (above, low), _UINT8, rows)
-        self.builder.packs.append(len(self.builder.nodes) - 1)
-        del self.builder.makers[packed]  # it reads the mask: who needs it makes it in time
-        self._unpack(packed)
+        encode = tuple(range(first, len(self.builder.nodes)))
+        self.builder.forms.append(Form(PACKED, self.mask.id, encode, self._unpack(packed)))
 
-    def _unpack(self, packed: int) -> None:
+    def _unpack(self, packed: int) -> int:
+        """The nodes that make the mask of its packed form; the last one."""
         weights = np.array([[_TOP >> bit] for bit in range(_BITS)], np.uint8)
         shifted = self._node("Mul", (packed, self._constant(weights, _UINT8)), _UINT8, _BITS)
         shape = self._constant(np.array(self.mask.shape, np.int64), _INT64)
         whole = self._node("Reshape", (shifted, shape), _UINT8)
         top = self._bytes(_TOP)
         if self.builder.provider == "cpu":
-            self._made("GreaterOrEqual", (whole, top))
-        else:
-            self._made("Cast", (self._node("Div", (whole, top), _UINT8),), to=_BOOL)
+            return self._made("GreaterOrEqual", (whole, top))
+        return self._made("Cast", (self._node("Div", (whole, top), _UINT8),), to=_BOOL)
 
     def _halves(self, rows_of: int, rows: int) -> tuple[int, int]:
         """The first and the second half of ``2 * rows`` rows."""
@@ -116,9 +116,8 @@ class _Pack:
         )
         return output
 
-    def _made(self, op: str, reads: tuple[int, ...], **given: int) -> None:
-        node = self.builder.add_node(self._name(), op, reads, (self.mask.id,), dict(given))
-        self.builder.makers[self.mask.id] = node
+    def _made(self, op: str, reads: tuple[int, ...], **given: int) -> int:
+        return self.builder.add_node(self._name(), op, reads, (self.mask.id,), dict(given))
 
     def _tensor(self, dtype: int, rows: int) -> int:
         shape = (rows, self.columns) if rows else self.mask.shape

@@ -29,7 +29,6 @@ from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.checked import checked
-from memplan.strategies.choices import Choices
 from memplan.strategies.lowest import Lowest
 from memplan.units import format_bytes
 
@@ -47,9 +46,8 @@ class PlanRequest:
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
     budget is what the lowest plan takes, not ``budget_bytes``. ``packs``: masks may be kept packed,
-    see :func:`~memplan.planning.rebuild_rules.extend`; only the search knows how to. ``offload``:
-    tensors may be copied to the host (:mod:`memplan.planning.offload`); for tuned sessions on CUDA,
-    and without ``packs``.
+    see :func:`~memplan.planning.rebuild_rules.extend`. ``offload``:
+    tensors may be copied to the host (:mod:`memplan.planning.offload`); for tuned sessions on CUDA.
     """
 
     graph: Graph
@@ -127,10 +125,12 @@ def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
-    copy_seconds = {t: (costs[c.out], costs[c.back]) for t, c in extended.copies.items()}
-    for copy in extended.copies.values():
-        costs[copy.back] += costs[copy.out]
-        costs[copy.out] = 0.0
+    copy_seconds: dict[int, tuple[float, float]] = {}
+    for copy in extended.copies:
+        (out,), back = copy.encode, copy.decode
+        copy_seconds[copy.tensor] = costs[out], costs[back]
+        costs[back] += costs[out]
+        costs[out] = 0.0
     timeline = simulate(request.graph, request.session)
     encoded = encode(
         extended, timeline, costs, request.keep, request.forward, request.differentiated
@@ -167,6 +167,7 @@ def make_plan(
         MemplanError: the strategy fails, or answers with what is not a sequence of the problem.
     """
     # numba is slow to import: only when there is something to plan.
+    from memplan.solver.forms import without_forms
     from memplan.solver.search.warm_up import warm_up
 
     request = prepared.request
@@ -182,7 +183,9 @@ def make_plan(
     elif room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
-    chooser = _with_choices(Lowest(strategy) if request.lowest else strategy, prepared)
+    if not strategy.takes_forms:
+        problem = without_forms(problem)
+    chooser = Lowest(strategy) if request.lowest else strategy
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
@@ -204,15 +207,6 @@ def make_plan(
     outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
     plan = as_plan(prepared, problem, outcome, strategy.name, seconds)
     return replace(plan, tags=strategy.clone_tags)
-
-
-def _with_choices(strategy: Strategy, prepared: Prepared) -> Strategy:
-    """The strategy, asked for every way to make tensors again where there are several."""
-    choices, request = prepared.encoded.choices, prepared.request
-    if not choices:
-        return strategy
-    plain = prepare(replace(request, offload=False)).encoded.problem(0, request.force)
-    return Choices(strategy, choices, plain)
 
 
 def without_unread(problem: Problem, decision: Decision) -> Decision:
@@ -288,7 +282,7 @@ def as_plan(
 
 def _recomputed(extended: Extended, runs: Mapping[int, int]) -> dict[str, int]:
     graph = extended.graph
-    copies = {node for copy in extended.copies.values() for node in (copy.out, copy.back)}
+    copies = {node for copy in extended.copies for node in (*copy.encode, copy.decode)}
     return {
         graph.nodes[node].name: count - (node < extended.first_dormant)
         for node, count in sorted(runs.items())
@@ -301,13 +295,13 @@ def _offloaded(prepared: Prepared, runs: Mapping[int, int]) -> tuple[Offloaded, 
     tensors = prepared.extended.graph.tensors
     return tuple(
         Offloaded(
-            tensors[tensor].name,
-            tensors[tensor].nbytes,
-            runs[copy.back],
-            *prepared.copy_seconds[tensor],
+            tensors[copy.tensor].name,
+            tensors[copy.tensor].nbytes,
+            runs[copy.decode],
+            *prepared.copy_seconds[copy.tensor],
         )
-        for tensor, copy in prepared.extended.copies.items()
-        if copy.back in runs
+        for copy in prepared.extended.copies
+        if copy.decode in runs
     )
 
 

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
-from memplan.planning.dormant import Array, Dormant, Extended, HostCopy
+from memplan.planning.dormant import ON_HOST, Array, Dormant, Extended
 from memplan.planning.packed_masks import add_packs
+from memplan.solver.problem import Form
 
 _FLOAT = 1
 
@@ -107,4 +108,4 @@ def _add_copies(builder: Dormant, tensor: Tensor) -> None:
     host = builder.add_tensor(f"{stem}_host", tensor, TensorKind.COMPUTED, first)
     out = builder.add_node(f"{stem}_out", "MemcpyToHost", (tensor.id,), (host,))
     back = builder.add_node(f"{stem}_back", "MemcpyFromHost", (host,), (tensor.id,))
-    builder.copies[tensor.id] = HostCopy(out, back, host)
+    builder.forms.append(Form(ON_HOST, tensor.id, (out,), back))

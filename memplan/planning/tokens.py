@@ -1,4 +1,4 @@
-"""Tensors without bytes beside those of the graph: they give an order, or something to make."""
+"""Tensors without bytes beside those of the graph: they give an order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memplan.planning.dormant import Extended
 from memplan.solver.problem import NONE, Arrays, Ints
 
 
@@ -31,22 +30,7 @@ def in_turn(arrays: Arrays, pairs: Sequence[tuple[int, int]]) -> Arrays:
     )
 
 
-def with_all_makers(arrays: Arrays, extended: Extended) -> Arrays:
-    """The arrays in which every node that may make an offloaded tensor again is the maker of
-    something under any assignment: of a tensor without bytes that it writes and nobody reads.
-
-    So any sequence of any assignment is one of them all, and so is the relaxation's bound.
-    """
-    nodes = {copy.back for copy in extended.copies.values()}
-    nodes |= {int(arrays.maker[t]) for t in extended.copies if arrays.maker[t] != NONE}
-    writers = np.asarray(sorted(nodes), dtype=np.int64)
-    count = len(arrays.nbytes)
-    spare = count + np.arange(len(writers))
-    arrays = _with_outputs(arrays, writers, spare, droppable=True)
-    return arrays._replace(maker=np.append(arrays.maker, writers))
-
-
-def _with_outputs(arrays: Arrays, nodes: Ints, tensors: Ints, *, droppable: bool = False) -> Arrays:
+def _with_outputs(arrays: Arrays, nodes: Ints, tensors: Ints) -> Arrays:
     """The arrays in which every one of ``nodes`` also writes one of ``tensors``, new ones without
     bytes that stand behind all others."""
     many = len(nodes)
@@ -59,7 +43,7 @@ def _with_outputs(arrays: Arrays, nodes: Ints, tensors: Ints, *, droppable: bool
         write_start=_grown(arrays.write_start, nodes),
         alias_of=np.insert(arrays.alias_of, write, NONE),
         inplace_start=np.insert(arrays.inplace_start, write, arrays.inplace_start[write]),
-        droppable=np.insert(arrays.droppable, write, droppable),
+        droppable=np.insert(arrays.droppable, write, False),
         fleeting=np.insert(arrays.fleeting, write, False),
         nbytes=np.append(arrays.nbytes, np.zeros(many, np.int64)),
         alike=np.append(arrays.alike, arrays.alike.max(initial=0) + 1 + np.arange(many)),

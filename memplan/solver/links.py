@@ -43,6 +43,10 @@ def links_of(problem: Problem) -> Links:
     root = _roots(arrays, problem.order)
     pinned = arrays.pinned.tolist()
     fixed = {root[t] for t in range(len(maker)) if pinned[t] or maker[t] == NONE}
+    # Another form that takes no memory here, a copy on the host, is never dropped either.
+    for form in problem.forms:
+        made = writes_flat[ends[form.encode[-1]] : ends[form.encode[-1] + 1]]
+        fixed |= {root[t] for t in made if arrays.nbytes[t] == 0}
     return Links(
         reads,
         [writes_flat[ends[i] : ends[i + 1]] for i in nodes],

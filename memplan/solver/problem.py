@@ -48,6 +48,9 @@ class Arrays(NamedTuple):
     # (T, or empty where there is none) the node that writes over the resident memory in which the
     # tensor lies, or NONE: nothing may read it afterwards
     overwriter: Ints = np.zeros(0, np.int64)
+    # (T+1, or empty where there are none) and tensor by tensor: further nodes that make it again
+    other_start: Ints = np.zeros(0, np.int64)
+    others: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,15 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
-    """A tensor may be dropped, as ``nodes``, run in their order, keep a smaller form of it."""
+class Form:
+    """A tensor may be dropped, as the nodes of ``encode``, run in their order while it is there,
+    keep another form of it, from which ``decode`` makes it again. ``kind``: a word for such forms.
+    """
 
+    kind: str
     tensor: int
-    nodes: tuple[int, ...]
+    encode: tuple[int, ...]
+    decode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,11 @@ class Problem:
 
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
-    cheaper ways to make a tensor again. Those of ``packs`` make a smaller form of a tensor while it
-    is there, as nothing makes it again afterwards (:mod:`memplan.solver.packs`). ``start`` is where
-    a search begins: ``order``, with the recomputations that were asked for; those of ``protected``
-    nodes must stay. ``forward``, ``intensive`` and ``labels`` matter to some baseline planners only
-    (:mod:`memplan.strategies`); None: not known.
+    cheaper ways to make a tensor again. Those of ``forms`` keep a tensor in another form while it
+    is there, as nothing makes that form afterwards (:mod:`memplan.solver.forms`). ``start`` is
+    where a search begins: ``order``, with the recomputations that were asked for; those of
+    ``protected`` nodes must stay. ``forward``, ``intensive`` and ``labels`` matter to some baseline
+    planners only (:mod:`memplan.strategies`); None: not known.
     """
 
     arrays: Arrays
@@ -91,7 +98,7 @@ class Problem:
     forward: Flags | None = None  # (N) what the loss depends on
     intensive: Flags | None = None  # (N) matrix products and convolutions
     labels: Labels | None = None
-    packs: tuple[Pack, ...] = ()
+    forms: tuple[Form, ...] = ()
 
     @property
     def base_cost(self) -> float:

@@ -40,6 +40,8 @@ class Strategy(Protocol):
     """What options are for, in a few words each."""
     ignores_budget: ClassVar[bool] = False
     """Whether it makes the same plan for every budget."""
+    takes_forms: ClassVar[bool] = False
+    """Whether it may keep tensors in other forms (``Problem.forms``)."""
     clone_tags: ClassVar[Mapping[str, str]] = {}
     """``metadata_props`` for the nodes that are recomputed."""
 

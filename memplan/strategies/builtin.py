@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from memplan.errors import UsageError
-from memplan.solver.problem import Problem
+from memplan.solver.problem import Problem, better
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.strategies.bottlenecks import Memory
 from memplan.strategies.checkpoints import Collection, Named, Speed
@@ -47,6 +47,7 @@ class Search(Strategy):
         "certify": "0 looks for no lower bound on the extra time",
         "gap": "percentage points above the bound that are good enough to stop",
     }
+    takes_forms: ClassVar[bool] = True
     order: int = 1
     seed: int = 0
     iterations: int = 0
@@ -73,16 +74,24 @@ class Greedy(Strategy):
     name: ClassVar[str] = "greedy"
     summary: ClassVar[str] = "evict what saves most per second of recomputation, then prune"
     source: ClassVar[str] = "memplan (docs/how/planner.md)"
+    takes_forms: ClassVar[bool] = True
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
-        """See :func:`memplan.solver.search.anytime.solve`."""
+        """See :func:`memplan.solver.search.anytime.solve`; with the forms, or without them."""
+        from memplan.solver.evaluate import decide
+        from memplan.solver.forms import stripped, with_all_encoded, without_forms
         from memplan.solver.search.anytime import solve
         from memplan.solver.search.params import SearchOptions
 
         options = SearchOptions(order=False, refine=False)
-        return Outcome(solve(problem, time_limit, options, progress))
+        found = solve(without_forms(problem), time_limit, options, progress)
+        if problem.forms:
+            other = solve(with_all_encoded(problem), time_limit, options, progress)
+            other = decide(problem, stripped(problem, other.sequence))
+            found = other if better(other, found) else found
+        return Outcome(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,9 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
     if (runs[problem.order] == 0).any():
         return "leaves out nodes of the step"
     asked = np.bincount(problem.start, minlength=count)
-    again = np.isin(np.arange(count), problem.arrays.maker)
-    again[[node for pack in problem.packs for node in pack.nodes]] = True
+    arrays = problem.arrays
+    again = np.isin(np.arange(count), np.concatenate((arrays.maker, arrays.others)))
+    again[[node for form in problem.forms for node in form.encode]] = True
     if (runs > asked)[~again].any():
         return "recomputes nodes that must not be"
     if problem.leaves_out_asked(sequence):

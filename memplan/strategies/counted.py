@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
 from memplan.solver.evaluate import decide
-from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
+from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_last_kind
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -58,10 +58,10 @@ def solve_counted(
     )
     free = replace(fixed, order=options.order)
 
-    if problem.packs:
-        begin, _ = solve_counted(without_packs(problem), time_limit, options, progress)
-        standing.keep(decide(problem, begin.sequence), "search without packed masks")
-        standing.keep(_packed(problem, standing, limit, free, progress), "search")
+    if problem.forms:
+        begin, _ = solve_counted(without_last_kind(problem), time_limit, options, progress)
+        standing.keep(decide(problem, begin.sequence), "search among fewer forms")
+        standing.keep(_with_all(problem, standing, limit, free, progress), "search")
     else:
         standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
         if options.order and not standing.closed:
@@ -76,17 +76,17 @@ def solve_counted(
     return standing.best, standing.certificate()
 
 
-def _packed(
+def _with_all(
     problem: Problem,
     standing: Standing,
     limit: float,
     options: SearchOptions,
     progress: Progress | None,
 ) -> Decision:
-    """The search with all packs, from the best plan without them, too."""
-    starts = (with_packs(problem, standing.sequence),)
-    packed = always_packed(problem)
-    found = solve(packed, limit, replace(options, starts=starts), progress, standing.may_stop)
+    """The search with all forms, from the best plan without them, too."""
+    starts = (with_forms(problem, standing.sequence),)
+    searched = with_all_encoded(problem)
+    found = solve(searched, limit, replace(options, starts=starts), progress, standing.may_stop)
     return decide(problem, stripped(problem, found.sequence))
 
 
@@ -94,7 +94,7 @@ def _certify(
     problem: Problem, standing: Standing, options: SearchOptions, progress: Progress | None
 ) -> None:
     """Look at the bound where the best plan is full, search from its starts, and again."""
-    searched, stop = always_packed(problem), standing.may_stop
+    searched, stop = with_all_encoded(problem), standing.may_stop
     try:
         order_free = OrderFreeBound(
             problem, Effort(nodes=_TREE), standing.learn, certificate_params(options.iterations)
@@ -107,7 +107,7 @@ def _certify(
                 if followed < _FOLLOWED and not standing.closed:
                     followed += 1
                     found = solve_from(
-                        searched, with_packs(problem, start), math.inf, options, progress, stop
+                        searched, with_forms(problem, start), math.inf, options, progress, stop
                     )
                     decision = decide(problem, stripped(problem, found.sequence))
                     standing.keep(decision, "certificate")

@@ -20,7 +20,13 @@ from dataclasses import dataclass, replace
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound
 from memplan.solver.evaluate import decide
-from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
+from memplan.solver.forms import (
+    stripped,
+    with_all_encoded,
+    with_forms,
+    without_forms,
+    without_last_kind,
+)
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak, solve_from
@@ -56,9 +62,9 @@ class PortfolioParams:
     """How many plans of others are starts of a search (0: none)."""
     lowest: float = 0.5
     """Share of the time left in which the lowest peak is driven for while nothing fits."""
-    unpacked: float = 0.7
-    """Share of the time for plans that pack nothing, where something may be packed: packing takes
-    more time for a byte than most recomputations, and hides them from a short search."""
+    as_they_are: float = 0.7
+    """Share of the time for plans with one kind of forms fewer, where there are some: they take
+    more time for a byte than most recomputations, and hide them from a short search."""
     poll_seconds: float = 0.05
     """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
 
@@ -91,16 +97,16 @@ def solve_portfolio(
     """
     if not options.order:
         # The bound of the file's order knows nothing of what stands early by choice.
-        problem = without_packs(problem)
+        problem = without_forms(problem)
     if options.iterations or time_limit <= 0:
         from memplan.strategies.counted import solve_counted
 
         return solve_counted(problem, time_limit, options, progress)
-    if not problem.packs:
+    if not problem.forms:
         return _Portfolio(problem, time_limit, options, progress).run()
     begun = time.perf_counter()
-    seconds = options.params.unpacked * time_limit
-    begin, _ = _Portfolio(without_packs(problem), seconds, options, progress).run()
+    seconds = options.params.as_they_are * time_limit
+    begin, _ = solve_portfolio(without_last_kind(problem), seconds, options, progress)
     left = time_limit - (time.perf_counter() - begun)
     return _Portfolio(problem, left, options, progress, begin).run()
 
@@ -116,15 +122,15 @@ class _Portfolio:
         progress: Progress | None,
         begin: Decision | None = None,
     ) -> None:
-        """``begin``: a plan that packs nothing, to go on from; there where something may be."""
-        self.packed = always_packed(problem)
+        """``begin``: a plan without other forms, to go on from; there where there may be some."""
+        self.searched = with_all_encoded(problem)
         self.problem, self.options, self.progress = problem, options, progress
         self.params = options.params
         self.limit = time_limit
         self.halt = threading.Event()
         self.standing = Standing(problem, options.gap)
         if begin is not None:
-            self.standing.keep(decide(problem, begin.sequence), "search without packed masks")
+            self.standing.keep(decide(problem, begin.sequence), "search among fewer forms")
         self.fixed_extra: float | None = None
         self.order_free: OrderFreeBound | None = None
         self.bound: Future[None] | None = None
@@ -162,8 +168,8 @@ class _Portfolio:
 
     def _explore(self, pool: ThreadPoolExecutor) -> None:
         free = SearchOptions(seed=self.options.seed, params=self.options.search)
-        if self.problem.packs:
-            free = replace(free, starts=(self._with_packs(self.standing.sequence),))
+        if self.problem.forms:
+            free = replace(free, starts=(self._with_forms(self.standing.sequence),))
         first = pool.submit(self._search, free, self.limit)
         second = pool.submit(self._second_thread, replace(free, seed=free.seed + 1))
         self._wait([first, second])
@@ -171,12 +177,12 @@ class _Portfolio:
     def _second_thread(self, options: SearchOptions) -> None:
         """The file's order, the certificate and its starts, the plans of others; then explore, and
         look at the bound again where the best plan is full by then."""
-        if not self.problem.packs:
+        if not self.problem.forms:
             self._search(replace(options, order=False), self.params.in_order * self.limit)
         self._certify(options)
         if not self.standing.fits and not self._done():
             self._drive_down(options)
-        if not self._done() and not self.problem.packs:
+        if not self._done() and not self.problem.forms:
             self._follow_baselines(options)
         self._certify(options)
         if not self._done():
@@ -209,16 +215,16 @@ class _Portfolio:
 
     def _search_from(self, start: Ints, options: SearchOptions) -> Decision:
         seconds = min(self.params.followed_start * self.limit, self._left())
-        start = self._with_packs(start)
-        found = solve_from(self.packed, start, seconds, options, self._tell(), self._enough)
+        start = self._with_forms(start)
+        found = solve_from(self.searched, start, seconds, options, self._tell(), self._enough)
         return self._stripped(found)
 
-    def _with_packs(self, sequence: Ints) -> Ints:
-        return with_packs(self.problem, sequence) if self.problem.packs else sequence
+    def _with_forms(self, sequence: Ints) -> Ints:
+        return with_forms(self.problem, sequence) if self.problem.forms else sequence
 
     def _stripped(self, decision: Decision) -> Decision:
-        """What a search with packs found, as a decision of the problem."""
-        if not self.problem.packs:
+        """What a search with all forms found, as a decision of the problem."""
+        if not self.problem.forms:
             return decision
         return decide(self.problem, stripped(self.problem, decision.sequence))
 
@@ -313,7 +319,7 @@ class _Portfolio:
 
     def _search(self, options: SearchOptions, seconds: float) -> None:
         met = self._meet if options.order else None
-        found = solve(self.packed, seconds, options, self._tell(), self._enough, met)
+        found = solve(self.searched, seconds, options, self._tell(), self._enough, met)
         decision = self._stripped(found)
         self.standing.keep(decision, "search")
         with self.lock:
@@ -322,9 +328,9 @@ class _Portfolio:
                 self.fixed_extra = decision.extra_cost
 
     def _meet(self, sequence: Ints) -> Ints:
-        if not self.problem.packs:
+        if not self.problem.forms:
             return self.standing.meet(sequence)
-        return self._with_packs(self.standing.meet(stripped(self.problem, sequence)))
+        return self._with_forms(self.standing.meet(stripped(self.problem, sequence)))
 
     def _tell(self) -> Progress | None:
         if self.progress is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memplan.solver.packs import without_packs
+from memplan.solver.forms import without_forms
 from memplan.solver.problem import Decision, Problem
 from memplan.strategies.dtr import Dtr
 from memplan.strategies.keepset import Baseline
@@ -22,7 +22,7 @@ def baseline_decisions(
     as good. Those that must know the forward nodes are left out where the problem does not say.
     Each is given ``share`` of the time left.
     """
-    problem = without_packs(problem)
+    problem = without_forms(problem)
     local = Dtr(heuristic="h_local")
     planners: tuple[Baseline, ...] = (
         Knapsack(cut=0),

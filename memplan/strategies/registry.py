@@ -25,6 +25,7 @@ _DEFAULTS = {
     "words": Mapping,
     "meanings": Mapping,
     "ignores_budget": bool,
+    "takes_forms": bool,
     "clone_tags": Mapping,
 }
 

@@ -206,7 +206,7 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
         model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
     )
     packs = goal.session.name == "tuned" and isinstance(goal.strategy, Search)
-    packs = packs and not options.offload and may_pack(model.prepared)
+    packs = packs and may_pack(model.prepared)
     request = replace(request, lowest=goal.lowest, packs=packs, offload=options.offload)
     plain: PlainModel | None = None
     if goal.session.name == "default":

@@ -215,7 +215,8 @@ def check_offload(options: RewriteOptions) -> None:
     """Refuse what offloading cannot do.
 
     Raises:
-        UsageError: another provider or kind of session, or a figure that is not bytes per second.
+        UsageError: another provider or kind of session, a strategy that moves nothing to the host,
+            or a figure that is not bytes per second.
     """
     link = options.host_link
     if link is not None and not options.offload:
@@ -232,6 +233,12 @@ def check_offload(options: RewriteOptions) -> None:
         raise UsageError(
             "offloaded tensors are copied in the file's order, which a tuned session alone keeps",
             "leave out --offload, or --session default",
+        )
+    strategy = parse_strategy(options.strategy)
+    if not strategy.takes_forms or (isinstance(strategy, Search) and not strategy.order):
+        raise UsageError(
+            f"strategy '{options.strategy}' does not know what is offloaded",
+            "leave out --strategy, or --offload",
         )
     if link is not None and (link.fraction is not None or link.resolve(0) <= 0):
         raise UsageError(

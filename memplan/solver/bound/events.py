@@ -38,13 +38,14 @@ class EventBound:
     """``seconds``: no sequence within the budget costs less extra (infinite: there is none).
 
     ``held``: tensors that the best solution keeps across each event, None without a solution;
-    ``stage``: where it runs, for the first time, the nodes that have a choice. Both are rounded
-    where the program was relaxed.
+    ``stage``: where it runs, for the first time, the nodes that have a choice; ``rules``: the
+    rebuild rules that it runs. All are rounded where the program was relaxed.
     """
 
     seconds: float
     held: tuple[frozenset[int], ...] | None
     stage: Mapping[int, int] = field(default_factory=dict)
+    rules: frozenset[int] = frozenset()
 
 
 class EventProgram:
@@ -71,7 +72,7 @@ class EventProgram:
                 self.makers[tensor].append(node)
         self._first_runs()
         self._supply()
-        self._unpacked()
+        self._decoded()
         for k in range(1, self.stages + 1):
             self._memory(k)
 
@@ -166,12 +167,12 @@ class EventProgram:
             terms.append((self.runs[node, stage], -1.0))
             self.program.at_least(terms, 0.0)
 
-    def _unpacked(self) -> None:
-        """What was packed is made again in a stage only if some form of it was there before.
+    def _decoded(self) -> None:
+        """What is kept in other forms is made again in a stage only if one was there before.
 
-        Within a stage nothing is timed, so else a packed form and its source make each other.
+        Within a stage nothing is timed, so else a form and its source make each other.
         """
-        for again, first, tensors in self.relaxation.packs:
+        for again, first, tensors in self.relaxation.forms:
             if not all(self.makers[t] for t in tensors):
                 continue
             for stage in range(1, self.stages + 1):
@@ -242,7 +243,10 @@ class EventProgram:
         bound = answer.bound * (1 - _TOLERANCE) - self.included
         if answer.values is None:
             return EventBound(max(0.0, bound), None)
-        return EventBound(max(0.0, bound), self._kept(answer.values), self._stages(answer.values))
+        values = answer.values
+        return EventBound(
+            max(0.0, bound), self._kept(values), self._stages(values), self._rules(values)
+        )
 
     def _kept(self, values: Floats) -> tuple[frozenset[int], ...]:
         sets: list[set[int]] = [set() for _ in self.events]
@@ -250,6 +254,13 @@ class EventProgram:
             if values[column] > 0.5:
                 sets[k - 1].add(tensor)
         return tuple(frozenset(found) for found in sets)
+
+    def _rules(self, values: Floats) -> frozenset[int]:
+        return frozenset(
+            node
+            for (node, _), column in self.runs.items()
+            if self.relaxation.step_of[node] == NONE and values[column] > 0.5
+        )
 
     def _stages(self, values: Floats) -> dict[int, int]:
         found: dict[int, int] = {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,9 +25,9 @@ from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.precedence import Precedence, find_precedence
 from memplan.solver.bound.relaxation import Relaxation, free_small, relax
 from memplan.solver.evaluate import evaluate
+from memplan.solver.forms import with_forms
 from memplan.solver.links import Cut, Links, links_of, sequence_keeping
 from memplan.solver.order.local import settle
-from memplan.solver.packs import with_packs
 from memplan.solver.problem import Ints, Problem
 
 _LOG = logging.getLogger(__name__)
@@ -177,14 +177,25 @@ class OrderFreeBound:
         stages of the solution, and just what it holds survives the events."""
         assert found.held is not None
         staged = self._staged(found.stage, events, sequence)
-        order = with_packs(self.problem, np.asarray(staged, dtype=np.int64)).tolist()
+        order = with_forms(self.problem, np.asarray(staged, dtype=np.int64)).tolist()
         place = {node: position for position, node in enumerate(order)}
         cuts = [
             Cut(place[e] + 1, kept | self.free) for e, kept in zip(events, found.held, strict=True)
         ]
         rank = self.problem.arrays.rank
-        described = sequence_keeping(self.links, rank, order, cuts, found.stage)
+        links = self._links_with(found.rules)
+        described = sequence_keeping(links, rank, order, cuts, found.stage)
         return settle(self.problem.arrays, described)
+
+    def _links_with(self, rules: frozenset[int]) -> Links:
+        """The links in which those of ``rules`` that are one way of several are taken."""
+        if not len(self.problem.arrays.others):
+            return self.links
+        maker = list(self.links.maker)
+        for form in self.problem.forms:
+            if form.decode in rules:
+                maker[form.tensor] = form.decode
+        return replace(self.links, maker=maker)
 
     def _staged(self, stage: Mapping[int, int], events: Sequence[int], sequence: Ints) -> list[int]:
         """First runs in the order of ``sequence``; those that are to run before an event but do

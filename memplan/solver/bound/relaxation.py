@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from memplan.solver.packs import first_maker
+from memplan.solver.forms import first_maker
 from memplan.solver.problem import NONE, Arrays, Ints, Problem
 
 
@@ -50,9 +50,9 @@ class Relaxation:
     again_first: list[int]  # (node) the node that runs first in a recomputation
     litter: list[int]  # (node) bytes that every recomputation leaves behind for good
     unread_held: list[bool]  # (tensor) a first value that nobody reads is held to the end
-    # What may be kept packed: who makes it again, who made it first, and all that either leads from
-    # or to a packed form. Only from one of these tensors can the others be made.
-    packs: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    # What may be kept in another form: who makes it again, who made it first, and all that either
+    # leads from or to that form. Only from one of these tensors can the others be made.
+    forms: list[tuple[int, int, list[int]]] = field(default_factory=list)
     chained: dict[int, int] = field(default_factory=dict)  # tensor → node it is recomputed within
 
     @property
@@ -230,7 +230,8 @@ class _Builder:
             own[i] = [t for t in own[i] if NONE not in takes[i].get(t, ())]
             takes[i] = {t: found for t, found in takes[i].items() if found}
         again = [False] * self.nodes
-        for i in (*self.maker, *(node for pack in self.problem.packs for node in pack.nodes)):
+        encode = (node for form in self.problem.forms for node in form.encode)
+        for i in (*self.maker, *arrays.others.tolist(), *encode):
             if i != NONE:
                 again[i] = True
         return Relaxation(
@@ -254,15 +255,14 @@ class _Builder:
             again_first=list(range(self.nodes)),
             litter=litter,
             unread_held=unread_held,
-            packs=self._packs(root),
+            forms=self._forms(root),
         )
 
-    def _packs(self, root: list[int]) -> list[tuple[int, int, list[int]]]:
+    def _forms(self, root: list[int]) -> list[tuple[int, int, list[int]]]:
         """See :class:`Relaxation`; none of which a tensor is always at hand."""
         found = []
-        for pack in self.problem.packs:
-            again = self.maker[pack.tensor]
-            tensors, waiting = {pack.tensor}, [again, *pack.nodes]
+        for form in self.problem.forms:
+            tensors, waiting = {form.tensor}, [form.decode, *form.encode]
             while waiting:
                 for t in self.reads[waiting.pop()]:
                     if t not in tensors and not self.resident[t]:
@@ -270,7 +270,7 @@ class _Builder:
                         waiting += [self.maker[t]] if self.maker[t] != NONE else []
             roots = {root[t] for t in tensors}
             if NONE not in roots:
-                found.append((again, first_maker(self.problem, pack.tensor), sorted(roots)))
+                found.append((form.decode, first_maker(self.problem, form.tensor), sorted(roots)))
         return found
 
     def _lives(self, relaxation: Relaxation) -> set[int]:
@@ -286,6 +286,8 @@ class _Builder:
                 if self.step_of[i] != NONE:
                     relaxation.born[t] = min(relaxation.born[t], self.step_of[i])
         rules = self.sequence[len(self.order) :]
+        # Another form may be free, but it is made from the tensor.
+        behind = {form.decode: self._find(form.tensor) for form in self.problem.forms}
         original = [step < len(self.order) for step in relaxation.born]
         early = set()
         changed = True
@@ -293,6 +295,8 @@ class _Builder:
             changed = False
             for i in rules:
                 there = max((relaxation.born[u] for u in relaxation.reads[i]), default=0)
+                if behind.get(i, NONE) != NONE:
+                    there = max(there, relaxation.born[behind[i]])
                 for t in relaxation.writes[i]:
                     if there < relaxation.born[t]:
                         if original[t]:

@@ -10,7 +10,7 @@ from memplan.solver.evaluate import MemoryProfile
 from memplan.solver.index import Index, shift_excess
 from memplan.solver.jit import inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
-from memplan.solver.search.moves import WorkArrays, score_move
+from memplan.solver.search.moves import WorkArrays, maker_of, score_move, ways_to_make
 
 # Moves that score less than this share of the best are left out.
 NEAR = 0.5
@@ -40,6 +40,7 @@ def new_scratch(problem: Arrays, storages: int, longest: int) -> WorkArrays:
         np.zeros(nodes, np.int64),
         np.zeros(tensors, np.int64),
         np.zeros(storages, np.int64),
+        np.zeros(tensors, np.int64),
         np.zeros(tensors, np.int64),
         np.zeros(tensors, np.int64),
         np.zeros(longest, np.int64),
@@ -112,9 +113,10 @@ def idle_gaps(
         cheapest = np.inf
         for k in range(index.value_start[s], index.value_start[s + 1]):
             v = index.values[k]
-            maker = problem.maker[profile.value_tensor[v]]
-            if index.last_read[v] >= last and index.made_at[v] < last and maker != NONE:
-                cheapest = min(cheapest, price[maker])
+            if index.last_read[v] < last or index.made_at[v] >= last:
+                continue
+            for way in range(ways_to_make(problem, profile.value_tensor[v])):
+                cheapest = min(cheapest, price[maker_of(problem, profile.value_tensor[v], way)])
         if cheapest == np.inf:
             continue
         most = -shift_excess(profile, index, budget, first + 1, last - 1, -profile.size[s], np.inf)
@@ -152,30 +154,41 @@ def score_gaps(
     for g in best:
         if gaps.bound[g] < NEAR * leading:
             break
-        enough = max(NEAR * leading, moves.score[g]) / gaps.factor[g]
-        value, count = score_move(
-            problem,
-            profile,
-            index,
-            scratch,
-            movable,
-            price,
-            budget,
-            gaps.storage[g],
-            gaps.before[g],
-            gaps.after[g],
-            depth,
-            enough,
-        )
-        value *= gaps.factor[g]
-        if count == 0 or value <= moves.score[g] or filled + count > len(moves.nodes):
-            continue
-        for k in range(count):
-            moves.nodes[filled + k] = scratch.best[k]
-        moves.score[g], moves.start[g], moves.used[g] = value, filled, count
-        filled += count
-        leading = max(leading, value)
+        for way in range(most_ways(problem, profile, index, gaps.storage[g])):
+            enough = max(NEAR * leading, moves.score[g]) / gaps.factor[g]
+            value, count = score_move(
+                problem,
+                profile,
+                index,
+                scratch,
+                movable,
+                price,
+                budget,
+                gaps.storage[g],
+                way,
+                gaps.before[g],
+                gaps.after[g],
+                depth,
+                enough,
+            )
+            value *= gaps.factor[g]
+            if count == 0 or value <= moves.score[g] or filled + count > len(moves.nodes):
+                continue
+            for k in range(count):
+                moves.nodes[filled + k] = scratch.best[k]
+            moves.score[g], moves.start[g], moves.used[g] = value, filled, count
+            filled += count
+            leading = max(leading, value)
     return filled
+
+
+@leaf
+def most_ways(problem: Arrays, profile: MemoryProfile, index: Index, storage: int) -> int:
+    """The most ways in which a value of ``storage`` can be made again."""
+    most = 0 * storage
+    for k in range(index.value_start[storage], index.value_start[storage + 1]):
+        most = max(most, ways_to_make(problem, profile.value_tensor[index.values[k]]))
+    return most
 
 
 @inner

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from memplan.solver.bound.milp import Effort
 from memplan.solver.evaluate import IMPOSSIBLE, decide
-from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
+from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
@@ -51,15 +51,15 @@ def lowest_peak(
 ) -> Decision:
     """The lowest peak that aims from ``begin`` downwards reach; ``floor``: no plan goes below.
 
-    The decision speaks of the problem's own budget, and is as cheap as pruning makes it. Packs are
-    tried where those without them have led.
+    The decision speaks of the problem's own budget, and is as cheap as pruning makes it. Other
+    forms are tried where plans without them have led.
     """
-    if not problem.packs:
+    if not problem.forms:
         return _driven_down(problem, begin, effort, options, floor)
-    plain = _driven_down(without_packs(problem), begin, effort.share(0.5), options, floor)
-    packed = always_packed(problem)
-    start = decide(packed, with_packs(problem, plain.sequence))
-    found = _driven_down(packed, start, effort, options, floor)
+    plain = _driven_down(without_forms(problem), begin, effort.share(0.5), options, floor)
+    encoded = with_all_encoded(problem)
+    start = decide(encoded, with_forms(problem, plain.sequence))
+    found = _driven_down(encoded, start, effort, options, floor)
     lower = decide(problem, stripped(problem, found.sequence))
     return min(lower, decide(problem, plain.sequence), key=lambda decision: decision.peak)
 

@@ -27,6 +27,7 @@ class WorkArrays(NamedTuple):
     storage_mark: Ints  # already among the extensions
     reader: Ints  # last chosen node that reads a tensor
     reader_mark: Ints
+    made_by: Ints  # the node of the move that makes a tensor
     chosen: Ints  # nodes of the move under construction, in original order
     queue: Ints  # the same in the order in which they were added
     ext_storage: Ints
@@ -40,6 +41,27 @@ class WorkArrays(NamedTuple):
 
 
 @leaf
+def maker_of(problem: Arrays, tensor: int, way: int) -> int:
+    """The node that makes a tensor again in the given way: 0 is ``maker``, the next are ``others``;
+    where there is no such way, ``maker``. NONE if nothing does."""
+    if way > 0 and len(problem.others) > 0:
+        k = problem.other_start[tensor] + way - 1
+        if k < problem.other_start[tensor + 1]:
+            return int(problem.others[k])
+    return int(problem.maker[tensor])
+
+
+@leaf
+def ways_to_make(problem: Arrays, tensor: int) -> int:
+    """How many nodes make a tensor again."""
+    if problem.maker[tensor] == NONE:
+        return 0
+    if len(problem.others) == 0:
+        return 1
+    return int(1 + problem.other_start[tensor + 1] - problem.other_start[tensor])
+
+
+@leaf
 def add_node(problem: Arrays, scratch: WorkArrays, node: int, count: int, stamp: int) -> int:
     """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
     if scratch.node_mark[node] == stamp:
@@ -50,6 +72,7 @@ def add_node(problem: Arrays, scratch: WorkArrays, node: int, count: int, stamp:
     scratch.queue[count] = node
     for k in range(problem.write_start[node], problem.write_start[node + 1]):
         scratch.tensor_mark[problem.writes[k]] = stamp
+        scratch.made_by[problem.writes[k]] = node
     # Insertion keeps the nodes in original order.
     p = count
     while p > 0 and problem.rank[scratch.chosen[p - 1]] > problem.rank[node]:
@@ -90,6 +113,7 @@ def close_over(
     scratch: WorkArrays,
     budget: int,
     evicted: int,
+    way: int,
     at: int,
     done: int,
     count: int,
@@ -116,9 +140,10 @@ def close_over(
             v = latest_before(index, t, at)
             s = profile.value_storage[v] if v >= 0 else evicted
             if s == evicted:
-                if problem.maker[t] == NONE:
+                maker = maker_of(problem, t, way)
+                if maker == NONE:
                     return -1, 0
-                count = add_node(problem, scratch, problem.maker[t], count, stamp)
+                count = add_node(problem, scratch, maker, count, stamp)
                 if count < 0:
                     return -1, 0
                 continue
@@ -226,7 +251,7 @@ def insertion_excess(
                 continue
             scratch.reader[t] = NONE  # a node may read it in two slots
             if not wanted(profile, index, evicted, t, at):
-                w = output_slot(problem, problem.maker[t], t)
+                w = output_slot(problem, scratch.made_by[t], t)
                 if problem.alias_of[w] == NONE:
                     level -= problem.nbytes[t]
     return excess
@@ -287,6 +312,7 @@ def add_evicted(
     index: Index,
     scratch: WorkArrays,
     evicted: int,
+    way: int,
     after: int,
     at: int,
     count: int,
@@ -301,9 +327,10 @@ def add_evicted(
         # Not read from here on, or made at the reader itself (a view, or in place).
         if index.last_read[v] < at or index.made_at[v] >= at:
             continue
-        if index.made_at[v] > after or problem.maker[profile.value_tensor[v]] == NONE:
+        maker = maker_of(problem, profile.value_tensor[v], way)
+        if index.made_at[v] > after or maker == NONE:
             return -1
-        count = add_node(problem, scratch, problem.maker[profile.value_tensor[v]], count, stamp)
+        count = add_node(problem, scratch, maker, count, stamp)
         if count < 0:
             return -1
     return count
@@ -319,12 +346,14 @@ def score_move(
     price: Floats,
     budget: int,
     evicted: int,
+    way: int,
     after: int,
     at: int,
     depth: int,
     threshold: float,
 ) -> tuple[float, int]:
-    """Best score of evicting storage ``evicted`` over (after, at), and its number of nodes.
+    """Best score of evicting storage ``evicted`` over (after, at), and its number of nodes. What it
+    holds is made again in the given ``way`` (:func:`maker_of`).
 
     The score is saved excess (byte·steps) per second of recomputation; 0: no gain, or none above
     ``threshold``. The nodes are left in ``scratch.best``.
@@ -333,7 +362,7 @@ def score_move(
     stamp = scratch.stamp[0]
     # A literal 0 is a type of its own to numba, which would compile every callee once more.
     nothing = 0 * stamp
-    count = add_evicted(problem, profile, index, scratch, evicted, after, at, nothing, stamp)
+    count = add_evicted(problem, profile, index, scratch, evicted, way, after, at, nothing, stamp)
     if count < 0:
         return 0.0, 0
     # What the eviction alone saves bounds the gain of every closure.
@@ -348,6 +377,7 @@ def score_move(
             scratch,
             budget,
             evicted,
+            way,
             at,
             done,
             count,
@@ -392,10 +422,9 @@ def worst_extension(problem: Arrays, scratch: WorkArrays, price: Floats, extensi
     """The node that would recompute the extension that costs most excess per second, or NONE."""
     worst, most = NONE, 0.0
     for e in range(extensions):
-        maker = problem.maker[scratch.ext_tensor[e]]
-        if maker == NONE:
-            continue
         harm = scratch.ext_harm[e]
-        if harm > 0 and harm / price[maker] > most:
-            worst, most = maker, harm / price[maker]
+        for way in range(ways_to_make(problem, scratch.ext_tensor[e])):
+            maker = maker_of(problem, scratch.ext_tensor[e], way)
+            if harm > 0 and harm / price[maker] > most:
+                worst, most = maker, harm / price[maker]
     return worst

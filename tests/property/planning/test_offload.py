@@ -30,6 +30,7 @@ from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import evaluate
+from memplan.solver.forms import with_forms
 from memplan.strategies.builtin import parse_strategy
 
 QUIET = settings(
@@ -57,15 +58,14 @@ def test_any_reads_back_written_and_simulated_are_as_evaluated(
     timeline = simulate(model.graph, CUDA)
     costs = [1.0] * len(extended.graph.nodes)
     encoded = encode(extended, timeline, costs)
-    everything = encoded.choices[-1]
-    sequence = everything.completed(np.asarray(encoded.order, np.int64)).tolist()
-    for copy in extended.copies.values():
+    sequence = with_forms(encoded.problem(0), np.asarray(encoded.order, np.int64)).tolist()
+    for copy in extended.copies:
+        (out,) = copy.encode
         for _ in range(draw.randrange(3)):
-            sequence.insert(
-                draw.randrange(sequence.index(copy.out) + 1, len(sequence) + 1), copy.back
-            )
+            sequence.insert(draw.randrange(sequence.index(out) + 1, len(sequence) + 1), copy.decode)
     eager = encoded.arrays.eager
-    assume(not any(eager[b] and a in everything.makers for a, b in pairwise(sequence)))
+    makers = {*encoded.arrays.maker.tolist(), *encoded.arrays.others.tolist()}
+    assume(not any(eager[b] and a in makers for a, b in pairwise(sequence)))
     profile = evaluate(encoded.arrays, np.asarray(sequence, np.int64))
     plan = Plan(
         extended=extended,

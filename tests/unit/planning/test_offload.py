@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import onnx
 import pytest
 
 from helpers.graphs import TUNED, graph_of, open_text, tensor
 from helpers.offloading import CUDA, DRAWN, deep
+from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
 from memplan.ops.cost import DEVICES, copy_seconds, node_costs
 from memplan.planning.apply import apply_plan
-from memplan.planning.offload import choices_for, offloadable
+from memplan.planning.offload import offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.rebuild_rules import extend
 from memplan.planning.verify import Rejected, ensure
 from memplan.proto.metadata import node_metadata
+from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.solver.problem import NONE
 from memplan.strategies.builtin import parse_strategy
 
 SEARCH = "search{iterations=4,certify=0}"
@@ -151,55 +151,38 @@ def test_the_copy_stands_behind_what_makes_the_tensor_and_is_read_late(
 def test_a_read_back_costs_both_copies(drawn: tuple[Bench, Plan]) -> None:
     bench, plan = drawn
     prepared = bench.prepared(plan.budget_bytes)
-    copy = prepared.extended.copies[tensor(bench.model.graph, "r").id]
+    drawn = tensor(bench.model.graph, "r").id
+    copy = next(form for form in prepared.extended.copies if form.tensor == drawn)
     graph = prepared.extended.graph
-    one = copy_seconds(graph, graph.nodes[copy.out], DEVICES["h200"])
+    one = copy_seconds(graph, graph.nodes[copy.encode[0]], DEVICES["h200"])
     assert one == 16384 / DEVICES["h200"].host_bytes_per_second + DEVICES["h200"].kernel_seconds
     costs = prepared.encoded.arrays.cost
-    assert costs[copy.back] == pytest.approx(2 * one)
-    assert costs[copy.out] == 0
+    assert costs[copy.decode] == pytest.approx(2 * one)
+    assert costs[copy.encode[0]] == 0
     base = float(costs[prepared.encoded.problem(1).order].sum())
     assert plan.extra_cost_fraction == pytest.approx(2 * one / base)
     assert plan.offloaded[0].seconds == pytest.approx(2 * one)
 
 
-def test_greedy_and_published_strategies_choose_too() -> None:
+def test_greedy_offloads_and_published_strategies_recompute_alone() -> None:
     bench = Bench(deep())
-    budget = int(0.7 * bench.whole)
+    budget = int(0.9 * bench.whole)
     for name in ("greedy", "dtr"):
-        plan = bench.plan(budget, name)
+        plan = bench.plan(budget, name, link=1e15)
         assert bench.check(bench.written(plan), plan).peak_with_workspace_bytes <= budget
+        assert bool(plan.offloaded) == (name == "greedy")
 
 
-def test_choices_grow_until_all_are_read_back() -> None:
-    model = open_text(deep(4))
-    graph = model.graph
-    stashes = offloadable(graph, CUDA, model.phases.forward, frozenset())
-    extended = extend(graph, {}, "cuda", offload=stashes)
-    maker = np.asarray([t.producer for t in extended.graph.tensors])
-    costs = [1.0] * len(extended.graph.nodes)
-    for copy in extended.copies.values():
-        costs[copy.back] = 1.5
-    found = choices_for(extended.graph, costs, maker, extended.copies)
-    counts = [len(choice.behind) for choice in found]
-    assert counts[0] == 0
-    assert counts[-1] == len(stashes)
-    assert counts == sorted(set(counts))
-    for choice in found:
-        read_back = {t for t, c in extended.copies.items() if choice.makers[t] == c.back}
-        assert {extended.copies[t].out for t in read_back} == set(choice.behind)
-        assert choice.idle == {c.out for c in extended.copies.values()} - set(choice.behind)
-
-
-def test_what_nobody_can_recompute_is_read_back_in_every_choice() -> None:
-    graph = graph_of(DRAWN)
-    drawn = tensor(graph, "r").id
-    extended = extend(graph, {}, "cuda", offload=frozenset({drawn, tensor(graph, "b").id}))
-    maker = np.asarray([t.producer for t in extended.graph.tensors])
-    maker[drawn] = NONE
-    costs = [1.0] * len(extended.graph.nodes)
-    for choice in choices_for(extended.graph, costs, maker, extended.copies):
-        assert choice.makers[drawn] == extended.copies[drawn].back
+def test_what_can_be_recomputed_too_has_two_makers_and_what_was_drawn_one() -> None:
+    bench = Bench()
+    graph = bench.model.graph
+    encoded = bench.prepared(bench.whole).encoded
+    forms, arrays = {form.tensor: form for form in encoded.forms}, encoded.arrays
+    for name, others in (("r", 0), ("b", 1)):
+        form = forms[tensor(graph, name).id]
+        span = slice(arrays.other_start[form.tensor], arrays.other_start[form.tensor + 1])
+        assert (arrays.maker[form.tensor] == form.decode) == (others == 0)
+        assert arrays.others[span].tolist() == [form.decode] * others
 
 
 def test_no_plan_has_a_copy_that_nobody_reads_back() -> None:
@@ -353,3 +336,63 @@ def test_a_graph_that_is_extended_twice_has_other_names() -> None:
         "r/offload2_out",
         "r/offload2_back",
     ]
+
+
+MIXED = """
+step (float[64,64] x, float[64,64] w, float[64,64] v) => (float y)
+<float ratio = {0.5}, bool on = {1}>
+{
+    [draw] r = RandomNormalLike<seed = 1.0>(x)
+    [cheap] z = Tanh(x)
+    [mix] c = Add(z, r)
+    [drop] a, m = Dropout<seed: int = 2>(c, ratio, on)
+    [one] p = MatMul(a, w)
+    [two] q = MatMul(p, v)
+    [wide] b = Concat<axis = 0>(q, q, q, q, q, q)
+    [wider] e = Tanh(b)
+    [sum] s = ReduceSum<keepdims = 0>(e)
+    [back1] f = Mul(r, s)
+    [back2] mf = Cast<to = 1>(m)
+    [back3] g = Mul(f, mf)
+    [back4] h = Mul(g, z)
+    [back5] i = Mul(h, p)
+    [back6] j = Mul(i, q)
+    [last] y = ReduceSum<keepdims = 0>(j)
+}"""
+SECONDS = {"MatMul": 100.0, "MemcpyToHost": 10.0, "MemcpyFromHost": 10.0, "Tanh": 1.0}
+
+
+def mixed_plan(model: OpenModel, budget: int, *, packs: bool, offload: bool) -> Plan:
+    request = PlanRequest(
+        model.graph,
+        CUDA,
+        budget,
+        lambda graph: [SECONDS.get(node.op, 0.1) for node in graph.nodes],
+        values=small_constants(model.prepared.bound.graph),
+        packs=packs,
+        offload=offload,
+    )
+    return make_plan(prepare(request), parse_strategy("search{iterations=12}"), 5.0)
+
+
+def test_one_plan_packs_offloads_and_recomputes_and_beats_each_alone() -> None:
+    model = open_text(MIXED)
+    # Two matrices and half of a mask are in the way.
+    budget = simulate(model.graph, CUDA).peak_with_workspace_bytes - 2 * 64 * 64 * 4 - 2048
+    with pytest.raises(InfeasibleError):
+        mixed_plan(model, budget, packs=False, offload=False)
+    packed = mixed_plan(model, budget, packs=True, offload=False)
+    copied = mixed_plan(model, budget, packs=False, offload=True)
+    both = mixed_plan(model, budget, packs=True, offload=True)
+    assert both.extra_cost_fraction < min(packed.extra_cost_fraction, copied.extra_cost_fraction)
+    assert [each.name for each in both.offloaded] == ["r"]
+    assert "cheap" in both.recomputed
+    assert any(name.startswith("m/pack") for name in both.recomputed)
+    assert both.bound_kind == "order-free"
+    assert 0 < both.bound_fraction <= both.extra_cost_fraction
+    file = apply_plan(model.prepared.proto, both, {})
+    timeline = ensure(model.prepared.proto, file, both, model.prepared.types, CUDA)
+    assert timeline.peak_with_workspace_bytes <= budget
+    reference = reference_side(model.prepared, file)
+    found = prove(reference, Side(file, model.prepared.folder), "cuda")
+    assert found.proved, found.reason

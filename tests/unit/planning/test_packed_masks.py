@@ -20,7 +20,7 @@ from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import decide
-from memplan.solver.packs import always_packed, stripped, with_packs, without_packs
+from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
 from memplan.solver.problem import NONE, Problem
 from memplan.strategies.builtin import parse_strategy
 
@@ -60,7 +60,7 @@ def extended(model: OpenModel, provider: str = "cpu") -> Extended:
 
 
 def packable(make: str, more: str = "") -> bool:
-    return bool(extended(open_text(MASKED.format(make=make, more=more))).packs)
+    return bool(extended(open_text(MASKED.format(make=make, more=more))).forms)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_interface_is_not_packed() -> None:
 
 @pytest.mark.parametrize("shape", ["float[61, 129]", "float[8, 128]"])
 def test_odd_and_small_masks_are_left_alone(shape: str) -> None:
-    assert not extended(model_of(shape)).packs
+    assert not extended(model_of(shape)).forms
 
 
 def test_what_a_body_reads_is_left_alone() -> None:
@@ -94,7 +94,7 @@ def test_what_a_body_reads_is_left_alone() -> None:
     [if] q = If(on) <then_branch: graph = g1 () => (float[8192] t) {inner},
                     else_branch: graph = g2 () => (float[8192] t) {inner}>"""
     text = MASKED.format(make=make, more=", float[8192] q")
-    assert not extended(open_text(text)).packs
+    assert not extended(open_text(text)).forms
 
 
 def test_bytes_need_an_opset_that_adds_them_and_shapes_that_hold() -> None:
@@ -108,10 +108,12 @@ def test_bytes_need_an_opset_that_adds_them_and_shapes_that_hold() -> None:
 def test_operators_that_the_provider_has(provider: str, last: str) -> None:
     found = extended(model_of(), provider)
     mask = tensor(found.graph, "m1")
-    assert found.graph.nodes[found.makers[mask.id]].op == last
-    packed = found.graph.tensors[found.graph.nodes[found.packs[0]].outputs[0]]
+    form = found.forms[0]
+    assert form.tensor == mask.id
+    assert found.graph.nodes[form.decode].op == last
+    packed = found.graph.tensors[found.graph.nodes[form.encode[-1]].outputs[0]]
     assert (packed.nbytes, packed.dtype) == (mask.nbytes // 8, 2)
-    assert packed.id not in found.makers
+    assert mask.id not in found.makers
 
 
 def problem_of(model: OpenModel, budget: int = 1 << 40, *, packs: bool = True) -> Problem:
@@ -125,26 +127,26 @@ def request_for(model: OpenModel, budget: int, *, packs: bool = True) -> PlanReq
 
 def test_all_packs_and_none() -> None:
     problem = problem_of(model_of())
-    assert len(problem.packs) == 3
-    full = with_packs(problem, problem.order)
-    assert len(full) == len(problem.order) + sum(len(p.nodes) for p in problem.packs)
-    assert np.array_equal(with_packs(problem, full), full)
+    assert len(problem.forms) == 3
+    full = with_forms(problem, problem.order)
+    assert len(full) == len(problem.order) + sum(len(form.encode) for form in problem.forms)
+    assert np.array_equal(with_forms(problem, full), full)
     assert np.array_equal(stripped(problem, full), problem.order)
     # Unread they hold nothing: only steps of their own are added.
     assert decide(problem, full).peak == decide(problem, problem.order).peak
-    priced = always_packed(problem)
+    priced = with_all_encoded(problem)
     assert decide(priced, priced.start).extra_cost == pytest.approx(0.0)
-    bare = without_packs(problem)
-    assert all(bare.arrays.maker[pack.tensor] == NONE for pack in problem.packs)
-    assert not bare.packs
-    assert without_packs(bare) is bare
+    bare = without_forms(problem)
+    assert all(bare.arrays.maker[form.tensor] == NONE for form in problem.forms)
+    assert not bare.forms
+    assert without_forms(bare) is bare
 
 
 def test_a_mask_that_is_to_stay_is_not_packed() -> None:
     model = model_of()
     keep = frozenset({tensor(model.graph, "m2").id})
     request = replace(request_for(model, 1 << 40), keep=keep)
-    assert len(prepare(request).encoded.packs) == 2
+    assert len(prepare(request).encoded.forms) == 2
 
 
 def lowest(model: OpenModel, *, packs: bool) -> tuple[int, bool]:
@@ -196,7 +198,7 @@ def test_a_mask_that_is_to_be_recomputed_is_drawn_once() -> None:
     model = model_of()
     encoded = prepare(request_for(model, 1 << 40)).encoded
     masks = frozenset(tensor(model.graph, name).id for name in ("m1", "m2"))
-    assert masks <= {pack.tensor for pack in encoded.packs}
+    assert masks <= {form.tensor for form in encoded.forms}
     problem = encoded.problem(10**9, masks)
     assert np.array_equal(problem.start, problem.order)
     assert not problem.protected.any()

@@ -184,6 +184,7 @@ def test_what_a_package_leaves_out_has_the_defaults_of_a_strategy(install: Insta
     )
     plain, tagged = parse_strategy("good"), parse_strategy("tagged")
     assert (plain.words, plain.ignores_budget, plain.clone_tags) == ({}, False, {})
+    assert not plain.takes_forms
     assert (tagged.ignores_budget, tagged.clone_tags) == (False, {"acme": "yes"})
 
 

@@ -72,14 +72,16 @@ def test_it_is_proved(offloaded: Rewrite) -> None:
     assert offloaded.equivalence.explained >= 2 * len(offloaded.plan.offloaded)
 
 
-def test_at_the_price_of_the_profile_nothing_is_copied_and_that_is_said(model: Path) -> None:
+def test_the_price_of_a_copy_is_told_and_at_a_high_one_nothing_is_copied(
+    model: Path,
+) -> None:
     result = rewrite(model, options(device="a100"), dry_run=True)
+    assert any("26.8 GB/s each way (PCIe 4.0 x16" in note for note in result.assumptions)
+    result = rewrite(model, options(host_link=parse_size("100MB")), dry_run=True)
     assert result.offload is None
     assert result.as_json()["offload"] is None
-    notes = [note for note in result.assumptions if note.startswith("offload")]
-    assert len(notes) == 1
-    assert "26.8 GB/s each way (PCIe 4.0 x16" in notes[0]
-    assert "nothing is offloaded" in notes[0]
+    (note,) = [note for note in result.assumptions if note.startswith("offload")]
+    assert "nothing is offloaded" in note
 
 
 def test_without_the_option_nothing_is_said(model: Path) -> None:
@@ -92,6 +94,8 @@ def test_without_the_option_nothing_is_said(model: Path) -> None:
     ("more", "why"),
     [
         ({"provider": "cpu"}, "the CPU provider has no other memory"),
+        ({"strategy": "dtr"}, "does not know what is offloaded"),
+        ({"strategy": "search{order=0}"}, "does not know what is offloaded"),
         ({"session": "default"}, "a tuned session alone keeps"),
         ({"host_link": parse_size("50%")}, "bytes per second in each direction"),
         ({"offload": False, "host_link": parse_size("25GB")}, "the speed of what --offload copies"),

@@ -29,12 +29,13 @@ from memplan.equivalence.numbering import (
 from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
-from memplan.proto.nodes import domain_of, is_standard
+from memplan.proto.nodes import captured_names, domain_of, is_standard
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
 
 _LOOPS = ("Scan", "Loop")
+_OVERRIDABLE_FROM_IR = 4
 _SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
 
@@ -45,8 +46,9 @@ class Equivalence:
     ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
     which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
     reference that are not there. ``redrawn``: operators without a seed draw other random numbers
-    than they would there. ``rounded``: tensors of the reference that are put together from chunks:
-    equal in exact arithmetic, so equal up to rounding, as is all that follows from them.
+    than they would there. ``rounded``: tensors of the reference that are made in another way, equal
+    in exact arithmetic, so equal up to rounding, as is all that follows from them; ``rounding``
+    says which ways.
     Counts of nodes: ``kept`` as they were, ``recomputed`` a further time, ``explained`` by a rule
     (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
@@ -60,6 +62,7 @@ class Equivalence:
     assumed: tuple[str, ...] = ()
     redrawn: bool = False
     rounded: tuple[str, ...] = ()
+    rounding: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
@@ -80,6 +83,7 @@ class Equivalence:
             "assumed_loops": list(self.assumed),
             "random_numbers_in_other_order": self.redrawn,
             "assumed_up_to_rounding": list(self.rounded),
+            "reasons_of_rounding": list(self.rounding),
         }
 
 
@@ -140,6 +144,7 @@ class _Proof:
             raise _Refuted(self._difference(next(iter(self.pending.values()))[0]))
         removed = self._outputs()
         self._occurrences()
+        rounded = self._rounded()
         return Equivalence(
             None,
             self.counts["kept"],
@@ -149,18 +154,19 @@ class _Proof:
             removed,
             tuple(self.assumed),
             _draws(self.old.nodes, among=self.new.nodes) != _draws(self.new.nodes),
-            self._rounded(),
+            tuple(rounded),
+            tuple(dict.fromkeys(rounded.values())),
         )
 
-    def _rounded(self) -> tuple[str, ...]:
-        """Names in the reference of what is put together from chunks."""
-        assert self.new.parts is not None
-        whole = self.new.parts.rounded
+    def _rounded(self) -> dict[str, str]:
+        """Names in the reference of what is equal up to rounding, and how it is made."""
+        granted = self.terms.rounded
         names: dict[int, str] = {}
         for name, term in self.old.names.items():
-            if term in whole:
+            if term in granted:
                 names.setdefault(term, name)
-        return tuple(names[term] for term in whole if term in names)
+        named = ((names.get(term, name), how) for term, (name, how) in granted.items())
+        return {name: how for name, how in named if name}
 
     def _inputs(self) -> None:
         types = {value.name: type_bytes(value) for value in self.first.graph.input}
@@ -239,10 +245,13 @@ class _Proof:
                 waiting.extend((*numbered.outputs, *numbered.applied.reads))
 
     def _assume(self, numbered: Numbered) -> bool:
-        """Take a loop with another body for the loop of that name, output by output name."""
+        """Take a loop with another body for the loop of that name, output by output name; it must
+        read what that does."""
         twin = self.by_name.get(numbered.node.name)
         if twin is None or twin.node.op_type != numbered.node.op_type:
             return False
+        if (reason := self._other_reads(numbered, twin)) is not None:
+            raise _Refuted(reason)
         was = dict(zip(twin.node.output, twin.outputs, strict=False))
         for name in numbered.node.output:
             if name in was:
@@ -301,10 +310,23 @@ class _Proof:
             return f"{what} is a further run of what is not known to give the same twice"
         if slot is None:
             return f"{what} has other bodies or outputs"
-        mine, its = node.input[slot], twin.node.input[slot]
-        if mine == its:
-            return f"{what} reads a '{mine}' as input {slot} that is not what it was"
-        return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
+        return f"{what} {_read_otherwise(numbered, twin, slot)}"
+
+    def _other_reads(self, loop: Numbered, twin: Numbered) -> str | None:
+        """Which read of a loop is not that of another: inputs in order, what bodies capture, and
+        the attributes that say how; None if all are the same."""
+        mine, its = ((n.applied.reads, _settings(n.node)) for n in (loop, twin))
+        if mine[1] != its[1] or len(mine[0]) != len(its[0]):
+            return self._difference(loop)
+        begin = f"the loop '{loop.node.name}' has another body, and"
+        for slot, pair in enumerate(zip(mine[0], its[0], strict=True)):
+            if pair[0] != pair[1]:
+                return f"{begin} {_read_otherwise(loop, twin, slot)}"
+        before = {self.old.names[name] for name in captured_names(twin.node)}
+        for name in captured_names(loop.node):
+            if self.new.names[name] not in before:
+                return f"{begin} its body reads '{name}', which the original's does not"
+        return None
 
 
 def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None) -> Side:
@@ -330,7 +352,8 @@ def _numbering(side: Side, terms: Terms, facts: Mapping[str, Fact]) -> Numbering
     contents = sorted(f.SerializeToString(deterministic=True) for f in model.functions)
     digest = hashlib.sha256(repr(contents).encode()).hexdigest()
     functions = {f"{f.domain}:{f.name}": digest for f in model.functions}
-    return Numbering(terms, facts, side.folder, opset, functions)
+    fixed = model.ir_version < _OVERRIDABLE_FROM_IR
+    return Numbering(terms, facts, side.folder, opset, functions, fixed=fixed)
 
 
 def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
@@ -342,6 +365,20 @@ def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
     for domain in {domain_of(node) for node in inner}:
         if versions[0].get(domain) != versions[1].get(domain):
             raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")
+
+
+def _settings(node: onnx.NodeProto) -> list[bytes]:
+    """The attributes of a loop but for its body."""
+    settings = (a for a in node.attribute if not a.HasField("g"))
+    return sorted(a.SerializeToString(deterministic=True) for a in settings)
+
+
+def _read_otherwise(numbered: Numbered, twin: Numbered, slot: int) -> str:
+    """That an input is not the one of a twin, by name."""
+    mine, its = numbered.node.input[slot], twin.node.input[slot]
+    if mine == its:
+        return f"reads a '{mine}' as input {slot} that is not what it was"
+    return f"reads '{mine}' as input {slot}, which is not '{its}'"
 
 
 def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[object]:

@@ -17,6 +17,7 @@ from onnx import helper
 
 from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
+    Applied,
     Converted,
     Core,
     Element,
@@ -34,6 +35,7 @@ from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms
 
 _FLOAT = onnx.TensorProto.FLOAT
 _END = 2**31 - 1
+_ADDED_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,16 @@ class Steps:
         if isinstance(form, Stack) and form.axis == axis and self._as_long(form.core):
             return self._moved(form.inner, form.core, mirrored != form.mirrored)
         found = self._shifted(sequence, axis, mirrored)
-        if found is None:
-            found = self._product(sequence, axis, mirrored)
         if found is not None:
             return found
+        row, alike = self._product(sequence, axis, mirrored)
+        if row is not None and alike:
+            return self.terms.output(row, 0)
         free = self.terms.free[sequence] | 1 << self.depth
-        return self.terms.of(Element(sequence, axis, mirrored, self.depth), UNKNOWN, free)
+        element = self.terms.of(Element(sequence, axis, mirrored, self.depth), UNKNOWN, free)
+        if row is not None:
+            self.terms.rows.setdefault(replace(row, packed=()), (element, sequence))
+        return element
 
     def _core(self, core: int) -> Core:
         form = self.terms.forms[core]
@@ -168,39 +174,40 @@ class Steps:
             and (len(made.reads) == 2 and _ints(terms, made.reads[1]) == [axis])
         )
 
-    def _product(self, sequence: int, axis: int, mirrored: bool) -> int | None:
-        """A slice of a product with a matrix is the product of the slice.
+    def _product(self, sequence: int, axis: int, mirrored: bool) -> tuple[Applied | None, bool]:
+        """A slice of a product with a matrix is the product of the slice; and whether to the bit.
 
-        ONNX Runtime's CPU kernels compute a row of a float32 product the same way whatever rows
-        stand beside it, if there are two at least (measured: tests/ort/test_equivalence.py).
+        ONNX Runtime's CPU kernels add up to 128 products in one go, however many rows there are.
+        Of more, how many they add at a time depends on the columns that a thread has. A single row
+        or column has another kernel (``sgemm.cpp``; measured: tests/ort/test_same_kernels.py).
         """
         terms = self.terms
         fact = terms.fact(sequence)
         if axis or fact.dtype != _FLOAT or fact.shape is None or len(fact.shape) != 3:
-            return None
+            return None, False
         if fact.shape[1] < 2:
-            return None
+            return None, False
         source, product = sequence, terms.made_by(sequence, 0)
         if product is not None and (product.domain, product.op) == ("", "MatMul"):
             source = product.reads[0]
         elif isinstance(form := terms.forms[sequence], View):
             product = terms.made_by(form.root, 0)
             if product is None or (product.domain, product.op) != ("", "Gemm"):
-                return None
+                return None, False
             if _attribute("transA", 1) in product.attributes:
-                return None
+                return None, False
             source = self._unflattened(product.reads[0], fact.shape)
         else:
-            return None
+            return None, False
         ranks = [len(terms.fact(term).shape or ()) for term in product.reads[1:]]
         given = terms.fact(source).shape
         if ranks[:1] != [2] or ranks[1:] not in ([], [1]) or given is None or len(given) != 3:
-            return None
+            return None, False
         if given[:2] != fact.shape[:2]:
-            return None
+            return None, False
         reads = (self.element(source, 0, mirrored), *product.reads[1:])
-        free = 1 << self.depth
-        return terms.output(replace(product, reads=reads, free=product.free | free), 0)
+        row = replace(product, reads=reads, free=product.free | 1 << self.depth)
+        return row, terms.provider == "cpu" and given[2] <= _ADDED_AT_ONCE and fact.shape[2] > 1
 
     def _unflattened(self, term: int, shape: tuple[int, ...]) -> int:
         """The sequence that a matrix of all its rows is a view of."""

@@ -39,8 +39,8 @@ class Applied:
     """An operator applied to terms; not a term itself.
 
     ``attributes`` and ``bodies`` are in a form to compare; ``outputs``: the slots that are not
-    optional; ``packed``: the slots of constants that choose the kernel; ``occurrence`` tells apart
-    what is no function of its inputs, and is empty else; ``free``: the depths of bodies whose
+    optional, or choose the kernel; ``packed``: the slots of constants that do; ``occurrence`` tells
+    apart what is no function of its inputs, and is empty else; ``free``: the depths of bodies whose
     symbols are in it, as bits.
     """
 

@@ -41,6 +41,7 @@ from memplan.equivalence.terms import (
 )
 from memplan.ops.memory import (
     CONTROL_FLOW_OPS,
+    LISTED_OUTPUTS,
     OPTIONAL_OUTPUTS,
     RANDOM_OPS,
     has_effects,
@@ -275,6 +276,7 @@ class Numbering:
     ) -> Applied:
         key = operator_key(node)
         optional = OPTIONAL_OUTPUTS.get(key, ())
+        listed = LISTED_OUTPUTS.get(key, ())
         plain = [a for a in node.attribute if not (a.HasField("g") or a.graphs)]
         bodies = tuple(
             (name, *self._body(body, name, names, depth + 1))
@@ -288,7 +290,11 @@ class Numbering:
             reads,
             (*attributes_key(plain, self.folder, self.terms), function),
             bodies,
-            tuple(s for s, name in enumerate(node.output) if name and s not in optional),
+            tuple(
+                slot
+                for slot, name in enumerate(node.output)
+                if (name and slot not in optional) or slot in listed
+            ),
             self._packed(node, key),
             occurrence_of(node) if own or not _is_function(key) else "",
             self._free(reads) | self._free((t for _, _, o, _ in bodies for t in o), depth + 1),

@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx
 
 from memplan.equivalence.forms import Applied, Constant
+from memplan.equivalence.loops import other_read
 from memplan.equivalence.numbering import (
     Numbered,
     Numbering,
@@ -29,7 +30,7 @@ from memplan.equivalence.numbering import (
 from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.proto.metadata import node_metadata
-from memplan.proto.nodes import captured_names, domain_of, is_standard
+from memplan.proto.nodes import domain_of, is_standard
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
@@ -215,7 +216,7 @@ class _Proof:
         elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
             self.counts["explained"] += 1  # the axes of fences: no elements
         elif applied.op in _LOOPS and not applied.domain and self._assume(numbered):
-            self._explain(applied.reads)
+            pass  # it reads nothing new that would wait
         else:
             self._wait(numbered)
 
@@ -245,13 +246,14 @@ class _Proof:
                 waiting.extend((*numbered.outputs, *numbered.applied.reads))
 
     def _assume(self, numbered: Numbered) -> bool:
-        """Take a loop with another body for the loop of that name, output by output name; it must
-        read what that does."""
+        """Take a loop with another body for the loop of that name, output by output name, if it
+        reads nothing else."""
         twin = self.by_name.get(numbered.node.name)
         if twin is None or twin.node.op_type != numbered.node.op_type:
             return False
-        if (reason := self._other_reads(numbered, twin)) is not None:
-            raise _Refuted(reason)
+        other = other_read(numbered, twin, self.terms, self.new.names, self.old.names)
+        if other is not None:
+            raise _Refuted(other)
         was = dict(zip(twin.node.output, twin.outputs, strict=False))
         for name in numbered.node.output:
             if name in was:
@@ -310,23 +312,10 @@ class _Proof:
             return f"{what} is a further run of what is not known to give the same twice"
         if slot is None:
             return f"{what} has other bodies or outputs"
-        return f"{what} {_read_otherwise(numbered, twin, slot)}"
-
-    def _other_reads(self, loop: Numbered, twin: Numbered) -> str | None:
-        """Which read of a loop is not that of another: inputs in order, what bodies capture, and
-        the attributes that say how; None if all are the same."""
-        mine, its = ((n.applied.reads, _settings(n.node)) for n in (loop, twin))
-        if mine[1] != its[1] or len(mine[0]) != len(its[0]):
-            return self._difference(loop)
-        begin = f"the loop '{loop.node.name}' has another body, and"
-        for slot, pair in enumerate(zip(mine[0], its[0], strict=True)):
-            if pair[0] != pair[1]:
-                return f"{begin} {_read_otherwise(loop, twin, slot)}"
-        before = {self.old.names[name] for name in captured_names(twin.node)}
-        for name in captured_names(loop.node):
-            if self.new.names[name] not in before:
-                return f"{begin} its body reads '{name}', which the original's does not"
-        return None
+        mine, its = node.input[slot], twin.node.input[slot]
+        if mine == its:
+            return f"{what} reads a '{mine}' as input {slot} that is not what it was"
+        return f"{what} reads '{mine}' as input {slot}, which is not '{its}'"
 
 
 def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None) -> Side:
@@ -365,20 +354,6 @@ def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
     for domain in {domain_of(node) for node in inner}:
         if versions[0].get(domain) != versions[1].get(domain):
             raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")
-
-
-def _settings(node: onnx.NodeProto) -> list[bytes]:
-    """The attributes of a loop but for its body."""
-    settings = (a for a in node.attribute if not a.HasField("g"))
-    return sorted(a.SerializeToString(deterministic=True) for a in settings)
-
-
-def _read_otherwise(numbered: Numbered, twin: Numbered, slot: int) -> str:
-    """That an input is not the one of a twin, by name."""
-    mine, its = numbered.node.input[slot], twin.node.input[slot]
-    if mine == its:
-        return f"reads a '{mine}' as input {slot} that is not what it was"
-    return f"reads '{mine}' as input {slot}, which is not '{its}'"
 
 
 def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[object]:

@@ -63,15 +63,17 @@ SEQUENCE_OPS = frozenset(
 
 # Outputs that a kernel does not make when the graph leaves their name empty, and without which it
 # gives the same bits as with them, whatever it reads (measured: tests/ort/test_same_kernels.py).
-# ``MaxPool`` is none: without indices it runs another kernel, which takes NaN for no number and
-# the lowest finite one for minus infinity.
 OPTIONAL_OUTPUTS = {
     ":LayerNormalization": (1, 2),
-    "com.microsoft:LayerNormalization": (1, 2),
     ":SimplifiedLayerNormalization": (1,),
     ":Dropout": (1,),
+    ":MaxPool": (1,),
     "com.microsoft:SkipLayerNormalization": (1, 2, 3),
 }
+
+# The kernel is another one where the node does not list them, with or without a name: that of
+# ``MaxPool`` then takes NaN for no number and the lowest finite one for minus infinity.
+LISTED_OUTPUTS = {":MaxPool": (1,)}
 
 # Inputs that a CPU kernel lays out anew when the session starts, if the graph holds them as
 # constants: its products then add in another order than those of a matrix that a node makes, an

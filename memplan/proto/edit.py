@@ -34,12 +34,9 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
 
 
 def leave_out(node: onnx.NodeProto, outputs: Container[str]) -> None:
-    """Let a node not make some of its optional outputs: their names become empty, and an absent
-    last output is not listed."""
-    names = ["" if name in outputs else name for name in node.output]
-    while len(names) > 1 and not names[-1]:
-        names.pop()
-    node.output[:] = names
+    """Let a node not make some of its optional outputs: their names become empty. They stay listed,
+    as some kernels are chosen by how many there are."""
+    node.output[:] = ["" if name in outputs else name for name in node.output]
 
 
 def live_nodes(

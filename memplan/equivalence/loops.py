@@ -2,19 +2,21 @@
 
 A loop may read less than the original's, as one does that hands on less from step to step. What it
 does read must be what the original's read in the same place: the initial values of a state, by the
-name under which the last ones leave, the number of steps, sequences with axis and direction, and
-outer tensors in the body.
+name under which the last ones leave, the number of steps, and sequences with axis and direction.
+In its body it may read what any loop of the original does: one that makes again what another made
+needs what that had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from memplan.equivalence.numbering import Numbered
 from memplan.equivalence.scans import read_scan
 from memplan.equivalence.terms import Terms
 from memplan.proto.nodes import captured_names
 
+LOOPS = ("Scan", "Loop")
 Role = tuple[object, ...]
 _STEPS_AND_CONDITION = 2
 
@@ -24,11 +26,11 @@ def other_read(
     twin: Numbered,
     terms: Terms,
     names: Mapping[str, int],
-    twin_names: Mapping[str, int],
+    inner: Container[int],
 ) -> str | None:
     """What ``loop`` reads and its ``twin`` does not, in words; None if there is no such thing.
 
-    ``names``: terms of the tensors in the graph of each.
+    ``names``: terms of the tensors around it; ``inner``: those that its body may read.
     """
     begin = f"the loop '{loop.node.name}' has another body, and reads"
     known = {role: slot for slot, role in _roles(twin, terms)}
@@ -40,11 +42,20 @@ def other_read(
         if loop.applied.reads[slot] != twin.applied.reads[place]:
             its = twin.node.input[place]
             return f"{begin} '{given}' as input {slot}, which is not {_its_own(given, its)}"
-    inner = {twin_names[name] for name in captured_names(twin.node)}
     for name in captured_names(loop.node):
         if names[name] not in inner:
-            return f"{begin} '{name}' in it, which the original's does not"
+            return f"{begin} '{name}' in it, which no loop of the original does"
     return None
+
+
+def outer_reads(nodes: Iterable[Numbered], names: Mapping[str, int]) -> set[int]:
+    """The terms that loops read, or their bodies."""
+    found: set[int] = set()
+    for numbered in nodes:
+        if numbered.node.op_type in LOOPS:
+            found.update(numbered.applied.reads)
+            found.update(names[name] for name in captured_names(numbered.node))
+    return found
 
 
 def _its_own(mine: str, its: str) -> str:

@@ -275,8 +275,6 @@ class Numbering:
         self, node: onnx.NodeProto, reads: tuple[int, ...], names: dict[str, int], depth: int
     ) -> Applied:
         key = operator_key(node)
-        optional = OPTIONAL_OUTPUTS.get(key, ())
-        listed = LISTED_OUTPUTS.get(key, ())
         plain = [a for a in node.attribute if not (a.HasField("g") or a.graphs)]
         bodies = tuple(
             (name, *self._body(body, name, names, depth + 1))
@@ -290,11 +288,7 @@ class Numbering:
             reads,
             (*attributes_key(plain, self.folder, self.terms), function),
             bodies,
-            tuple(
-                slot
-                for slot, name in enumerate(node.output)
-                if (name and slot not in optional) or slot in listed
-            ),
+            _telling_outputs(node, key),
             self._packed(node, key),
             occurrence_of(node) if own or not _is_function(key) else "",
             self._free(reads) | self._free((t for _, _, o, _ in bodies for t in o), depth + 1),
@@ -381,6 +375,14 @@ def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
     for body in subgraphs(node):
         for index, inner in enumerate(body.node):
             yield from unseeded(inner, index)
+
+
+def _telling_outputs(node: onnx.NodeProto, key: str) -> tuple[int, ...]:
+    """The outputs without which it might give others: those that it cannot leave out, and those
+    that choose the kernel."""
+    optional, listed = OPTIONAL_OUTPUTS.get(key, ()), LISTED_OUTPUTS.get(key, 1)
+    named = {slot for slot, name in enumerate(node.output) if name and slot not in optional}
+    return tuple(sorted(named | set(range(1, min(listed, len(node.output))))))
 
 
 def _is_function(key: str) -> bool:

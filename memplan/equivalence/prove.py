@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 
 from memplan.equivalence.forms import Applied, Constant
-from memplan.equivalence.loops import other_read
+from memplan.equivalence.loops import LOOPS, other_read, outer_reads
 from memplan.equivalence.numbering import (
     Numbered,
     Numbering,
@@ -35,7 +35,6 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
 
-_LOOPS = ("Scan", "Loop")
 _OVERRIDABLE_FROM_IR = 4
 _SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
@@ -215,7 +214,7 @@ class _Proof:
             self._stands_for(numbered)
         elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
             self.counts["explained"] += 1  # the axes of fences: no elements
-        elif applied.op in _LOOPS and not applied.domain and self._assume(numbered):
+        elif applied.op in LOOPS and not applied.domain and self._assume(numbered):
             pass  # it reads nothing new that would wait
         else:
             self._wait(numbered)
@@ -251,7 +250,8 @@ class _Proof:
         twin = self.by_name.get(numbered.node.name)
         if twin is None or twin.node.op_type != numbered.node.op_type:
             return False
-        other = other_read(numbered, twin, self.terms, self.new.names, self.old.names)
+        inner = outer_reads(self.old.nodes, self.old.names)
+        other = other_read(numbered, twin, self.terms, self.new.names, inner)
         if other is not None:
             raise _Refuted(other)
         was = dict(zip(twin.node.output, twin.outputs, strict=False))
@@ -311,7 +311,8 @@ class _Proof:
         if slot is None and applied.occurrence != twin.applied.occurrence:
             return f"{what} is a further run of what is not known to give the same twice"
         if slot is None:
-            return f"{what} has other bodies or outputs"
+            other = "outputs" if applied.outputs != twin.applied.outputs else "bodies"
+            return f"{what} has other {other}"
         mine, its = node.input[slot], twin.node.input[slot]
         if mine == its:
             return f"{what} reads a '{mine}' as input {slot} that is not what it was"

@@ -295,7 +295,9 @@ def _rebuilt(call: Call) -> int | None:
         return None
     share = np.float32(1) - np.float32(ratio)
     op, right = ("Div", share) if terms.provider == "cpu" else ("Mul", np.float32(1) / share)
-    if call.op != op or scale.tobytes() != np.float32(right).tobytes():
+    if call.op != op:
+        return None
+    if scale.tobytes() != np.float32(right).tobytes():
         return None
     return terms.output(dropout, 0)
 

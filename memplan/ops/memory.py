@@ -71,9 +71,9 @@ OPTIONAL_OUTPUTS = {
     "com.microsoft:SkipLayerNormalization": (1, 2, 3),
 }
 
-# The kernel is another one where the node does not list them, with or without a name: that of
-# ``MaxPool`` then takes NaN for no number and the lowest finite one for minus infinity.
-LISTED_OUTPUTS = {":MaxPool": (1,)}
+# How many outputs must stay listed, with or without a name, as the kernel is chosen by that: that
+# of ``MaxPool`` without indices takes NaN for no number and the lowest finite one for minus infinity.
+LISTED_OUTPUTS = {":MaxPool": 2}
 
 # Inputs that a CPU kernel lays out anew when the session starts, if the graph holds them as
 # constants: its products then add in another order than those of a matrix that a node makes, an

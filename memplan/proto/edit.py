@@ -33,10 +33,13 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     graph.node.extend(kept)
 
 
-def leave_out(node: onnx.NodeProto, outputs: Container[str]) -> None:
-    """Let a node not make some of its optional outputs: their names become empty. They stay listed,
-    as some kernels are chosen by how many there are."""
-    node.output[:] = ["" if name in outputs else name for name in node.output]
+def leave_out(node: onnx.NodeProto, outputs: Container[str], fewest: int = 1) -> None:
+    """Let a node not make some of its optional outputs: their names become empty, and an absent
+    last output is not listed, but for the ``fewest`` that are."""
+    names = ["" if name in outputs else name for name in node.output]
+    while len(names) > fewest and not names[-1]:
+        names.pop()
+    node.output[:] = names
 
 
 def live_nodes(

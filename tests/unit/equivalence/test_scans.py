@@ -382,3 +382,21 @@ def test_bodies_are_told_apart() -> None:
         assert not proof(text.replace("bool flag", "bool flag, bool other"), wrong).proved, new
     swapped = text.replace("then_branch", "x_branch").replace("else_branch", "then_branch")
     assert not proof(text, swapped.replace("x_branch", "else_branch")).proved
+
+
+def test_an_assumed_loop_begins_with_the_same_state() -> None:
+    """The body of the second differs as well; nothing but that may be assumed."""
+    text = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = {0} (t)", "q")
+    first, second = text.format("Identity"), text.format("Neg")
+    assert proof(first, second).assumed == ("loop",)
+    other = second.replace("(h0, q)", "(h1, q)").replace("[loop]", "[h] h1 = Exp (h0) [loop]")
+    reason = proof(first, other).reason
+    assert (
+        reason == "the loop 'loop' has another body, and reads 'h1' as input 0, which is not 'h0'"
+    )
+    turned = second.replace(
+        "num_scan_inputs = 1", "num_scan_inputs = 1, scan_input_directions = [1]"
+    )
+    assert "in this way" in str(proof(first, turned).reason)
+    inner = first.replace("Identity (t)", "Mul (t, b)")
+    assert "reads 'b' in it" in str(proof(first, inner).reason)

@@ -95,7 +95,7 @@ def test_dead_code_and_idle_results_go() -> None:
         { [a] y, mask = Dropout(x, ratio, on) [b] c = Mul(x, two) [d] e = Exp(c) }"""
     model = applied(text, Prune())
     assert nodes(model) == "a"
-    assert list(model.prepared.proto.graph.node[0].output) == ["y", ""]
+    assert list(model.prepared.proto.graph.node[0].output) == ["y"]
     assert [t.name for t in model.prepared.proto.graph.initializer] == ["ratio", "on"]
     found = Prune().apply(open_text(text), timeline_of(text))
     assert found.note == "2 nodes, 1 result that nothing reads"

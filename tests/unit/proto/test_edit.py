@@ -85,13 +85,20 @@ def test_live_nodes_keep_their_order() -> None:
     assert names(live_nodes(graph(DEAD_TAIL).node, ["c"])) == "a b c"
 
 
-def test_an_absent_last_output_stays_listed() -> None:
-    """ONNX Runtime chooses the kernel of ``MaxPool`` by how many there are."""
+def test_an_absent_last_output_is_not_listed() -> None:
     node = onnx.helper.make_node("LayerNormalization", ["x", "s"], ["y", "mean", "deviation"])
     leave_out(node, {"mean"})
     assert list(node.output) == ["y", "", "deviation"]
     leave_out(node, {"deviation"})
-    assert list(node.output) == ["y", "", ""]
+    assert list(node.output) == ["y"]
+    leave_out(node, {"y"})
+    assert list(node.output) == [""]
+
+
+def test_outputs_that_choose_the_kernel_stay_listed() -> None:
+    node = onnx.helper.make_node("MaxPool", ["x"], ["y", "indices"])
+    leave_out(node, {"indices"}, fewest=2)
+    assert list(node.output) == ["y", ""]
 
 
 def test_nodes_of_the_graph_itself_may_replace_its_nodes() -> None:

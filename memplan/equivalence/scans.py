@@ -90,8 +90,8 @@ class Steps:
         found = self._shifted(sequence, axis, mirrored)
         if found is not None:
             return found
-        row, alike = self._product(sequence, axis, mirrored)
-        if row is not None and alike:
+        row = self._product(sequence, axis, mirrored)
+        if row is not None and self._adds_alike(sequence, row):
             return self.terms.output(row, 0)
         free = self.terms.free[sequence] | 1 << self.depth
         element = self.terms.of(Element(sequence, axis, mirrored, self.depth), UNKNOWN, free)
@@ -174,40 +174,46 @@ class Steps:
             and (len(made.reads) == 2 and _ints(terms, made.reads[1]) == [axis])
         )
 
-    def _product(self, sequence: int, axis: int, mirrored: bool) -> tuple[Applied | None, bool]:
-        """A slice of a product with a matrix is the product of the slice; and whether to the bit.
-
-        ONNX Runtime's CPU kernels add up to 128 products in one go, however many rows there are.
-        Of more, how many they add at a time depends on the columns that a thread has. A single row
-        or column has another kernel (``sgemm.cpp``; measured: tests/ort/test_same_kernels.py).
-        """
+    def _product(self, sequence: int, axis: int, mirrored: bool) -> Applied | None:
+        """A slice of a product with a matrix is the product of the slice, up to rounding. A single
+        row is left alone."""
         terms = self.terms
         fact = terms.fact(sequence)
         if axis or fact.dtype != _FLOAT or fact.shape is None or len(fact.shape) != 3:
-            return None, False
+            return None
         if fact.shape[1] < 2:
-            return None, False
+            return None
         source, product = sequence, terms.made_by(sequence, 0)
         if product is not None and (product.domain, product.op) == ("", "MatMul"):
             source = product.reads[0]
         elif isinstance(form := terms.forms[sequence], View):
             product = terms.made_by(form.root, 0)
             if product is None or (product.domain, product.op) != ("", "Gemm"):
-                return None, False
+                return None
             if _attribute("transA", 1) in product.attributes:
-                return None, False
+                return None
             source = self._unflattened(product.reads[0], fact.shape)
         else:
-            return None, False
+            return None
         ranks = [len(terms.fact(term).shape or ()) for term in product.reads[1:]]
         given = terms.fact(source).shape
         if ranks[:1] != [2] or ranks[1:] not in ([], [1]) or given is None or len(given) != 3:
-            return None, False
+            return None
         if given[:2] != fact.shape[:2]:
-            return None, False
+            return None
         reads = (self.element(source, 0, mirrored), *product.reads[1:])
-        row = replace(product, reads=reads, free=product.free | 1 << self.depth)
-        return row, terms.provider == "cpu" and given[2] <= _ADDED_AT_ONCE and fact.shape[2] > 1
+        return replace(product, reads=reads, free=product.free | 1 << self.depth)
+
+    def _adds_alike(self, sequence: int, row: Applied) -> bool:
+        """Whether a row has the same bits whatever rows stand beside it.
+
+        ONNX Runtime's CPU kernels add up to 128 products in one go. Of more, how many they add at a
+        time depends on the columns that a thread has. A single row or column has another kernel
+        (``sgemm.cpp``; measured: tests/ort/test_same_kernels.py).
+        """
+        columns, matrix = (self.terms.fact(sequence).shape or (0,))[-1], row.reads[1]
+        inner = (self.terms.fact(matrix).elements or 0) // max(columns, 1)
+        return self.terms.provider == "cpu" and columns > 1 and 0 < inner <= _ADDED_AT_ONCE
 
     def _unflattened(self, term: int, shape: tuple[int, ...]) -> int:
         """The sequence that a matrix of all its rows is a view of."""

@@ -71,8 +71,8 @@ OPTIONAL_OUTPUTS = {
     "com.microsoft:SkipLayerNormalization": (1, 2, 3),
 }
 
-# How many outputs must stay listed, with or without a name, as the kernel is chosen by that: that
-# of ``MaxPool`` without indices takes NaN for no number and the lowest finite one for minus infinity.
+# How many outputs must stay listed, with or without a name, as the kernel is chosen by that:
+# ``MaxPool`` alone takes NaN for no number and the lowest finite one for minus infinity.
 LISTED_OUTPUTS = {":MaxPool": 2}
 
 # Inputs that a CPU kernel lays out anew when the session starts, if the graph holds them as

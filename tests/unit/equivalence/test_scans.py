@@ -386,8 +386,8 @@ def test_bodies_are_told_apart() -> None:
 
 def test_an_assumed_loop_begins_with_the_same_state() -> None:
     """The body of the second differs as well; nothing but that may be assumed."""
-    text = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = {0} (t)", "q")
-    first, second = text.format("Identity"), text.format("Neg")
+    first = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = Identity (t)", "q")
+    second = first.replace("Identity", "Neg")
     assert proof(first, second).assumed == ("loop",)
     other = second.replace("(h0, q)", "(h1, q)").replace("[loop]", "[h] h1 = Exp (h0) [loop]")
     reason = proof(first, other).reason

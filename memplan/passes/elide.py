@@ -82,7 +82,7 @@ def find_edits(model: OpenModel) -> list[Edit]:
     taken: set[str] = set()  # renamed to a graph output, or removed
     for node in graph.nodes:
         edit = _edit(facts, node)
-        if edit is not None and edit.removed and _makes_weights(graph, node):
+        if edit is not None and edit.removed and _makes_weights(facts, node):
             continue
         if edit is None or (edit.removed and not _may_be_removed(graph, node, edit, outer, taken)):
             continue
@@ -140,11 +140,11 @@ def _one_transpose(facts: Facts, node: Node) -> Edit | None:
     return None
 
 
-def _makes_weights(graph: Graph, node: Node) -> bool:
-    """Whether the copy is one of a constant, and the kernels that read it would pack that: they
-    then add in another order."""
-    source = graph.tensors[node.inputs[0]]
-    while source.producer >= 0 and graph.nodes[source.producer].inputs:
+def _makes_weights(facts: Facts, node: Node) -> bool:
+    """Whether the copy is one of a constant, and a kernel that reads it would pack that: it then
+    adds in another order."""
+    graph, source = facts.graph, facts.graph.tensors[node.inputs[0]]
+    while source.producer >= 0 and _hands_on(facts, graph.nodes[source.producer]):
         source = graph.tensors[graph.nodes[source.producer].inputs[0]]
     return source.kind is TensorKind.INITIALIZER and any(
         node.outputs[0] == read
@@ -152,6 +152,10 @@ def _makes_weights(graph: Graph, node: Node) -> bool:
         for slot, read in enumerate(graph.nodes[reader].inputs)
         if slot in PACKED_INPUTS.get(graph.nodes[reader].key, ())
     )
+
+
+def _hands_on(facts: Facts, node: Node) -> bool:
+    return node.key in VIEWS or node.key == ":Transpose" or same_value(facts, node)
 
 
 def _may_be_removed(graph: Graph, node: Node, edit: Edit, outer: set[str], taken: set[str]) -> bool:

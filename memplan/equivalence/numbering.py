@@ -7,6 +7,7 @@ statements are never believed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,9 +27,9 @@ from memplan.equivalence.forms import (
     Stack,
     State,
 )
-from memplan.equivalence.parts import Parts, product_of
+from memplan.equivalence.parts import PRODUCTS, Parts, product_of
 from memplan.equivalence.rules import same_as
-from memplan.equivalence.scans import Steps, read_scan
+from memplan.equivalence.scans import Steps, added_at_once, read_scan
 from memplan.equivalence.terms import (
     ABSENT,
     BY_STEPS,
@@ -312,10 +313,19 @@ class Numbering:
             self.terms.kernels.setdefault(replace(applied, packed=()), applied)
             return applied
         known = self.terms.as_known(applied)
-        if known.packed != applied.packed:
+        if known.packed != applied.packed and not self._added_at_once(node, applied):
             for slot, name in enumerate(node.output):
                 self.terms.grant(self.terms.output(known, slot), PACKED, name)
         return known
+
+    def _added_at_once(self, node: onnx.NodeProto, applied: Applied) -> bool:
+        """Whether it is a product so short that all kernels add it alike."""
+        first, second = (self.terms.fact(t).shape for t in (*applied.reads, ABSENT, ABSENT)[:2])
+        if applied.op not in PRODUCTS or not first or second is None or len(second) != 2:
+            return False
+        turned = bool(plain_attributes(node).get("transB", 0))
+        inner, columns = second[:: -1 if turned else 1]
+        return inner > 0 and added_at_once(math.prod(first) // inner, inner, columns)
 
     def _body(
         self, body: onnx.GraphProto, attribute: str, outer: Mapping[str, int], depth: int

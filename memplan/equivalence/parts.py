@@ -26,14 +26,14 @@ from memplan.equivalence.rules import same_as, view
 from memplan.equivalence.terms import ABSENT, IN_CHUNKS, Fact, Terms
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-_PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
+PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
 _DOMAINS = ("", "com.microsoft")
 
 
 def product_of(applied: Applied, given: Mapping[str, Any], terms: Terms) -> Product | None:
     """The product of two matrices that an operator gives, its third input added; None if it is
     none, or is scaled in other ways."""
-    if applied.op not in _PRODUCTS or applied.domain not in _DOMAINS or len(applied.reads) < 2:
+    if applied.op not in PRODUCTS or applied.domain not in _DOMAINS or len(applied.reads) < 2:
         return None
     if any(given.get(name, 0) for name in ("transBatchA", "transBatchB")):
         return None

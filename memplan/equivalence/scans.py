@@ -73,6 +73,16 @@ def read_scan(node: onnx.NodeProto, reads: tuple[int, ...], terms: Terms) -> Sca
     return ScanCall(reads[:states], sequences, tuple(stacked), steps)
 
 
+def added_at_once(rows: int, inner: int, columns: int) -> bool:
+    """Whether a float32 product of two matrices has the same bits however it is computed.
+
+    ONNX Runtime's CPU kernels add up to 128 terms in one go, packed or not. Of more, how many they
+    add at a time depends on that and on the columns that a thread has. A single row or column has
+    another kernel (``sgemm.cpp``; measured: tests/ort/test_same_kernels.py).
+    """
+    return min(rows, columns) > 1 and 0 < inner <= _ADDED_AT_ONCE
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Elements of sequences in the steps of a Scan at ``depth``, which takes ``steps`` of them."""
@@ -205,15 +215,10 @@ class Steps:
         return replace(product, reads=reads, free=product.free | 1 << self.depth)
 
     def _adds_alike(self, sequence: int, row: Applied) -> bool:
-        """Whether a row has the same bits whatever rows stand beside it.
-
-        ONNX Runtime's CPU kernels add up to 128 products in one go. Of more, how many they add at a
-        time depends on the columns that a thread has. A single row or column has another kernel
-        (``sgemm.cpp``; measured: tests/ort/test_same_kernels.py).
-        """
-        columns, matrix = (self.terms.fact(sequence).shape or (0,))[-1], row.reads[1]
-        inner = (self.terms.fact(matrix).elements or 0) // max(columns, 1)
-        return self.terms.provider == "cpu" and columns > 1 and 0 < inner <= _ADDED_AT_ONCE
+        """Whether rows of a product have the same bits whatever rows stand beside them."""
+        rows, columns = (self.terms.fact(sequence).shape or (0, 0))[-2:]
+        inner = (self.terms.fact(row.reads[1]).elements or 0) // max(columns, 1)
+        return self.terms.provider == "cpu" and added_at_once(rows, inner, columns)
 
     def _unflattened(self, term: int, shape: tuple[int, ...]) -> int:
         """The sequence that a matrix of all its rows is a view of."""

@@ -224,6 +224,26 @@ def test_a_weight_that_a_node_makes_is_multiplied_as_the_table_says(name: str) -
     assert all(same) == (slot not in PACKED_INPUTS.get(key, ())), same
 
 
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("inner", [1, 33, 127, 128])
+def test_a_short_product_is_the_same_packed_or_not(inner: int, turned: int) -> None:
+    """With two rows and columns at least."""
+    for rows, columns in ((2, 2), (3, 17), (5, 300), (100, 3), (33, 128), (12, 1000)):
+        feeds = {"x": numbers((rows, inner), np.float32, 1)}
+        weights = {"w": numbers((columns, inner) if turned else (inner, columns), np.float32, 0)}
+        stored, computed = (
+            model_of(
+                [*copies, node_of(":Gemm", ["x", read], ["o"], transB=turned)],
+                feeds,
+                {"o": FLOAT},
+                weights,
+            )
+            for copies, read in (([], "w"), ([node_of(":Identity", ["w"], ["v"])], "v"))
+        )
+        for threads in THREADS:
+            assert run(stored, feeds, threads) == run(computed, feeds, threads), (rows, columns)
+
+
 # --- rows of a product -------------------------------------------------------------------------
 
 

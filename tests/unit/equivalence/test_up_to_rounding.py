@@ -22,7 +22,7 @@ def stored(text: str, *shape: int) -> onnx.ModelProto:
     return model
 
 
-_PRODUCT = "g (float[4,8] x) => (float[4,8] y) <int64[2] s = {8, 8}> { %s y = %s }"
+_PRODUCT = "g (float[4,129] x) => (float[4,8] y) <int64[2] s = {129, 8}> { %s y = %s }"
 
 
 @pytest.mark.parametrize("copy", ["Identity (w)", "Reshape (w, s)", "Cast <to: int = 1> (w)"])
@@ -30,8 +30,8 @@ _PRODUCT = "g (float[4,8] x) => (float[4,8] y) <int64[2] s = {8, 8}> { %s y = %s
     "product", ["MatMul (x, {0})", "Gemm (x, {0})", "com.microsoft.FusedMatMul (x, {0})"]
 )
 def test_a_copy_of_a_constant_weight_that_goes_is_another_kernel(copy: str, product: str) -> None:
-    with_copy = stored(_PRODUCT % (f"v = {copy}", product.format("v")), 8, 8)
-    without = stored(_PRODUCT % ("", product.format("w")), 8, 8)
+    with_copy = stored(_PRODUCT % (f"v = {copy}", product.format("v")), 129, 8)
+    without = stored(_PRODUCT % ("", product.format("w")), 129, 8)
     for first, second in ((with_copy, without), (without, with_copy)):
         found = proof(first, second)
         assert (found.reason, found.proved, found.rounded) == (None, False, ("y",))
@@ -41,12 +41,27 @@ def test_a_copy_of_a_constant_weight_that_goes_is_another_kernel(copy: str, prod
     assert proof(with_copy, without, provider="cuda").proved
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "proved"),
+    [(4, 128, 8, True), (1, 128, 8, False), (4, 128, 1, False), (4, 129, 8, False)],
+)
+def test_of_a_short_product_it_is_not(rows: int, inner: int, columns: int, proved: bool) -> None:
+    text = f"g (float[{rows},{inner}] x) => (float[{rows},{columns}] y) {{{{ {{0}} y = {{1}} }}}}"
+    one = stored(text.format("v = Identity (w)", "MatMul (x, v)"), inner, columns)
+    other = stored(text.format("", "MatMul (x, w)"), inner, columns)
+    assert proof(one, other).proved == proved
+    turned = "Gemm <transB: int = 1> (x, {0})"
+    one = stored(text.format("v = Identity (w)", turned.format("v")), columns, inner)
+    other = stored(text.format("", turned.format("w")), columns, inner)
+    assert proof(one, other).proved == proved
+
+
 def test_so_it_is_in_a_body() -> None:
-    text = """g (bool c, float[4,8] x) => (float[4,8] z) {{ {0}
-      z = If (c) <then_branch = t () => (float[4,8] a) {{ a = MatMul (x, {1}) }},
-                  else_branch = e () => (float[4,8] b) {{ b = Neg (x) }}> }}"""
-    one = stored(text.format("v = Identity (w)", "v"), 8, 8)
-    other = stored(text.format("", "w"), 8, 8)
+    text = """g (bool c, float[4,200] x) => (float[4,200] z) {{ {0}
+      z = If (c) <then_branch = t () => (float[4,200] a) {{ a = MatMul (x, {1}) }},
+                  else_branch = e () => (float[4,200] b) {{ b = Neg (x) }}> }}"""
+    one = stored(text.format("v = Identity (w)", "v"), 200, 200)
+    other = stored(text.format("", "w"), 200, 200)
     found = proof(one, other)
     assert (found.reason, found.proved, found.rounding) == (None, False, (PACKED,))
     assert found.rounded == ("a",)
@@ -54,7 +69,7 @@ def test_so_it_is_in_a_body() -> None:
 
 
 def test_a_weight_that_a_caller_may_replace_is_no_constant() -> None:
-    text = "g (float[4,8] x, float[8,8] w) => (float[4,8] y) {{ {0} y = MatMul (x, {1}) }}"
+    text = "g (float[1,8] x, float[8,8] w) => (float[1,8] y) {{ {0} y = MatMul (x, {1}) }}"
     models = [stored(text.format(*how), 8, 8) for how in (("v = Identity (w)", "v"), ("", "w"))]
     assert proof(*models).proved
     for model in models:

@@ -250,7 +250,7 @@ class _Proof:
         twin = self.by_name.get(numbered.node.name)
         if twin is None or twin.node.op_type != numbered.node.op_type:
             return False
-        inner = outer_reads(self.old.nodes, self.old.names)
+        inner = outer_reads(self.old.nodes, self.old.names, self.terms)
         other = other_read(numbered, twin, self.terms, self.new.names, inner)
         if other is not None:
             raise _Refuted(other)

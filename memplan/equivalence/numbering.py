@@ -248,15 +248,7 @@ class Numbering:
             stack = Stack(core, results[place], axis, mirrored)
             found[place] = self.terms.of(stack, UNKNOWN, free)
         outputs = tuple(range(len(node.output)))
-        made = Applied(
-            "",
-            "Scan",
-            reads,
-            bodies=((core, results),),
-            outputs=outputs,
-            occurrence=occurrence,
-            free=free,
-        )
+        made = Applied("", "Scan", reads, (), ((core, results),), outputs, (), occurrence, free)
         return made, found
 
     def _free(self, terms: Iterable[int], inside: int = 0) -> int:

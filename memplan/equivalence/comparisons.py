@@ -115,11 +115,12 @@ def _between(terms: Terms, made: Applied) -> _Between | None:
 
 
 def _bound(terms: Terms, made: Applied, slot: int, default: float) -> float | None:
-    """A bound of Clip: a constant, or what stands for one that is left out."""
+    """A bound of Clip: a constant, or what stands for one that is left out. Whole numbers stay
+    such: as floats, those above 2^53 would be their neighbours."""
     if slot >= len(made.reads) or made.reads[slot] == ABSENT:
         return default
     value = terms.value(made.reads[slot])
-    return None if value is None or value.size != 1 else float(value.item())
+    return None if value is None or value.size != 1 else value.item()
 
 
 def _limited(terms: Terms, made: Applied) -> _Between | None:

@@ -39,8 +39,9 @@ class Applied:
     """An operator applied to terms; not a term itself.
 
     ``attributes`` and ``bodies`` are in a form to compare; ``outputs``: the slots that are not
-    optional; ``occurrence`` tells apart what is no function of its inputs, and is empty else;
-    ``free``: the depths of bodies whose symbols are in it, as bits.
+    optional, or choose the kernel; ``packed``: the slots of constants that do; ``occurrence`` tells
+    apart what is no function of its inputs, and is empty else; ``free``: the depths of bodies whose
+    symbols are in it, as bits.
     """
 
     domain: str
@@ -49,6 +50,7 @@ class Applied:
     attributes: tuple[object, ...] = ()
     bodies: Bodies = ()
     outputs: tuple[int, ...] = ()
+    packed: tuple[int, ...] = ()
     occurrence: str = ""
     free: int = field(default=0, compare=False)
 

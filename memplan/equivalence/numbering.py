@@ -7,6 +7,7 @@ statements are never believed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,11 +27,13 @@ from memplan.equivalence.forms import (
     Stack,
     State,
 )
-from memplan.equivalence.parts import Parts, product_of
+from memplan.equivalence.parts import PRODUCTS, Parts, product_of
 from memplan.equivalence.rules import same_as
-from memplan.equivalence.scans import Steps, read_scan
+from memplan.equivalence.scans import Steps, added_at_once, read_scan
 from memplan.equivalence.terms import (
     ABSENT,
+    BY_STEPS,
+    PACKED,
     UNKNOWN,
     Fact,
     Terms,
@@ -39,9 +42,11 @@ from memplan.equivalence.terms import (
 )
 from memplan.ops.memory import (
     CONTROL_FLOW_OPS,
+    LISTED_OUTPUTS,
     OPTIONAL_OUTPUTS,
     RANDOM_OPS,
     has_effects,
+    packed_inputs,
 )
 from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
 
@@ -84,6 +89,7 @@ class Numbering:
         functions: digests of model-local functions, with all that they may call, by
             ``domain:name``.
         parts: what follows chunks; None for the reference, which has none.
+        fixed: whether constants that are graph inputs as well cannot be replaced (IR before 4).
     """
 
     terms: Terms
@@ -92,9 +98,11 @@ class Numbering:
     opset: int
     functions: Mapping[str, str] = field(default_factory=dict)
     parts: Parts | None = None
+    fixed: bool = False
     names: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, int] = field(default_factory=dict)
     nodes: list[Numbered] = field(default_factory=list)
+    _constants_in_scope: set[str] = field(default_factory=set)
 
     def graph(self, graph: onnx.GraphProto) -> None:
         """Number the inputs, constants and nodes of a main graph."""
@@ -114,11 +122,14 @@ class Numbering:
         self._constants(graph, constants)
         self.defaults = {name: term for name, term in constants.items() if name in self.names}
         self.names = {**constants, **self.names}
+        if not self.fixed:
+            self._constants_in_scope.difference_update(self.defaults)
 
     def _constants(self, graph: onnx.GraphProto, names: dict[str, int]) -> None:
         """Number the initializers of a graph."""
         for tensor in graph.initializer:
             names.setdefault(tensor.name, self.terms.tensor(tensor, self.folder))
+            self._constants_in_scope.add(tensor.name)
         for sparse in graph.sparse_initializer:
             content = sparse.SerializeToString(deterministic=True)
             names[sparse.values.name] = self.terms.of(Opaque(content))
@@ -135,12 +146,14 @@ class Numbering:
         if is_constant(node):
             term = self._constant_node(node)
             names[node.output[0]] = term
+            self._constants_in_scope.add(node.output[0])
             return Numbered(node, Applied("", "Constant", (term,)), (term,), True)
         if node.op_type == "Scan" and not domain_of(node) and ABSENT not in reads:
             applied, found = self._scan(node, reads, names, depth)
         else:
             applied = self._applied(node, reads, names, depth)
-            found = self._in_parts(node, applied) if self.parts and not depth else {}
+            found = self._row_by_row(node, applied) if self.parts and depth else {}
+            found = self._in_parts(node, applied) if self.parts and not depth else found
             if not found:
                 first = self._by_rule(node, applied, depth)
                 found = {} if first is None else {0: first}
@@ -154,6 +167,7 @@ class Numbering:
             self.terms.learn(term, fact)
             outputs.append(term)
             names[name] = term
+            self._constants_in_scope.discard(name)
         if self.parts is not None and not depth and not found:
             self.parts.note_slice(applied, plain_attributes(node), outputs[0])
         if self.parts is None and not depth:
@@ -165,6 +179,16 @@ class Numbering:
         if self.parts is None or self.terms.has(Output(applied, 0)) or applied in self.terms.first:
             return {}
         return self.parts.outputs(applied, plain_attributes(node), len(node.output))
+
+    def _row_by_row(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
+        """The slice of a product that the reference makes as a whole, up to rounding."""
+        if self.terms.has(Output(applied, 0)):
+            return {}
+        row, whole = self.terms.rows.get(replace(applied, packed=()), (ABSENT, ABSENT))
+        if row == ABSENT:
+            return {}
+        self.terms.grant(whole, BY_STEPS, node.output[0])
+        return {0: row}
 
     def _note_product(self, node: onnx.NodeProto, applied: Applied, outputs: list[int]) -> None:
         product = product_of(applied, plain_attributes(node), self.terms)
@@ -204,6 +228,7 @@ class Numbering:
             for place, value in enumerate(body.input[: len(call.states)])
         ]
         symbols += [steps.element(*sequence) for sequence in call.sequences]
+        self._constants_in_scope.difference_update(value.name for value in body.input)
         names = dict(outer)
         names.update(zip((value.name for value in body.input), symbols, strict=True))
         results, marked = self._inside(body, names, inside)
@@ -223,7 +248,8 @@ class Numbering:
             stack = Stack(core, results[place], axis, mirrored)
             found[place] = self.terms.of(stack, UNKNOWN, free)
         outputs = tuple(range(len(node.output)))
-        return Applied("", "Scan", reads, (), ((core, results),), outputs, occurrence, free), found
+        made = Applied("", "Scan", reads, (), ((core, results),), outputs, (), occurrence, free)
+        return made, found
 
     def _free(self, terms: Iterable[int], inside: int = 0) -> int:
         """Depths of the symbols in some terms, but for those of a body at depth ``inside``."""
@@ -242,7 +268,6 @@ class Numbering:
         self, node: onnx.NodeProto, reads: tuple[int, ...], names: dict[str, int], depth: int
     ) -> Applied:
         key = operator_key(node)
-        optional = OPTIONAL_OUTPUTS.get(key, ())
         plain = [a for a in node.attribute if not (a.HasField("g") or a.graphs)]
         bodies = tuple(
             (name, *self._body(body, name, names, depth + 1))
@@ -250,16 +275,49 @@ class Numbering:
         )
         own = any(marked for *_, marked in bodies)
         function = f"{self.functions.get(key, '')} {node.overload}"
-        return Applied(
+        applied = Applied(
             domain_of(node),
             node.op_type,
             reads,
             (*attributes_key(plain, self.folder, self.terms), function),
             bodies,
-            tuple(s for s, name in enumerate(node.output) if name and s not in optional),
+            _telling_outputs(node, key),
+            self._packed(node, key),
             occurrence_of(node) if own or not _is_function(key) else "",
             self._free(reads) | self._free((t for _, _, o, _ in bodies for t in o), depth + 1),
         )
+        return self._of_any_weights(node, applied) if self._packable(node, key) else applied
+
+    def _packable(self, node: onnx.NodeProto, key: str) -> Iterable[int]:
+        """The slots in which constants make a difference: of a function, any of them may."""
+        if key in self.functions:
+            return range(len(node.input))
+        return packed_inputs(key, self.terms.provider)
+
+    def _packed(self, node: onnx.NodeProto, key: str) -> tuple[int, ...]:
+        given, constants = node.input, self._constants_in_scope
+        slots = self._packable(node, key)
+        return tuple(s for s in slots if s < len(given) and given[s] in constants)
+
+    def _of_any_weights(self, node: onnx.NodeProto, applied: Applied) -> Applied:
+        """The operator, as the reference has it where that differs in rounding alone."""
+        if self.parts is None:
+            self.terms.kernels.setdefault(replace(applied, packed=()), applied)
+            return applied
+        known = self.terms.as_known(applied)
+        if known.packed != applied.packed and not self._added_at_once(node, applied):
+            for slot, name in enumerate(node.output):
+                self.terms.grant(self.terms.output(known, slot), PACKED, name)
+        return known
+
+    def _added_at_once(self, node: onnx.NodeProto, applied: Applied) -> bool:
+        """Whether it is a product so short that all kernels add it alike."""
+        first, second = (self.terms.fact(t).shape for t in (*applied.reads, ABSENT, ABSENT)[:2])
+        if applied.op not in PRODUCTS or not first or second is None or len(second) != 2:
+            return False
+        turned = bool(plain_attributes(node).get("transB", 0))
+        inner, columns = second[:: -1 if turned else 1]
+        return inner > 0 and added_at_once(math.prod(first) // inner, inner, columns)
 
     def _body(
         self, body: onnx.GraphProto, attribute: str, outer: Mapping[str, int], depth: int
@@ -272,6 +330,7 @@ class Numbering:
         for place, value in enumerate(body.input):
             form = Formal(depth, attribute, place, type_bytes(value))
             names[value.name] = self.terms.of(form, UNKNOWN, 1 << depth)
+            self._constants_in_scope.discard(value.name)
         return len(body.input), *self._inside(body, names, depth)
 
     def _inside(
@@ -318,6 +377,14 @@ def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
     for body in subgraphs(node):
         for index, inner in enumerate(body.node):
             yield from unseeded(inner, index)
+
+
+def _telling_outputs(node: onnx.NodeProto, key: str) -> tuple[int, ...]:
+    """The outputs without which it might give others: those that it cannot leave out, and those
+    that choose the kernel."""
+    optional, listed = OPTIONAL_OUTPUTS.get(key, ()), LISTED_OUTPUTS.get(key, 1)
+    named = {slot for slot, name in enumerate(node.output) if name and slot not in optional}
+    return tuple(sorted(named | set(range(1, min(listed, len(node.output))))))
 
 
 def _is_function(key: str) -> bool:

@@ -8,7 +8,7 @@ the whole, too.
 
 In exact arithmetic all of that holds for every value. In floating point, a kernel may add in
 another order for other sizes; sums of summands do. So wholes that are found here are equal up to
-rounding, and :attr:`Parts.rounded` names them. The rules share nothing with those by which a graph
+rounding, and :attr:`Terms.rounded` names them. The rules share nothing with those by which a graph
 is chunked: :mod:`memplan.passes.chunk`.
 """
 
@@ -23,17 +23,17 @@ from memplan.equivalence.call import Call
 from memplan.equivalence.forms import Applied, Broadcast, Part, Product, Summed, Transposed, View
 from memplan.equivalence.part_rules import RULES, Found, Operand
 from memplan.equivalence.rules import same_as, view
-from memplan.equivalence.terms import ABSENT, Fact, Terms
+from memplan.equivalence.terms import ABSENT, IN_CHUNKS, Fact, Terms
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-_PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
+PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
 _DOMAINS = ("", "com.microsoft")
 
 
 def product_of(applied: Applied, given: Mapping[str, Any], terms: Terms) -> Product | None:
     """The product of two matrices that an operator gives, its third input added; None if it is
     none, or is scaled in other ways."""
-    if applied.op not in _PRODUCTS or applied.domain not in _DOMAINS or len(applied.reads) < 2:
+    if applied.op not in PRODUCTS or applied.domain not in _DOMAINS or len(applied.reads) < 2:
         return None
     if any(given.get(name, 0) for name in ("transBatchA", "transBatchB")):
         return None
@@ -58,12 +58,11 @@ def _untransposed(terms: Terms, term: int, flipped: bool) -> tuple[int, bool]:
 class Parts:
     """The parts in one graph, beside the terms of the reference.
 
-    ``rounded``: wholes that were put together, in order; ``slices``: what new Slices are parts of.
+    ``slices``: what new Slices are parts of.
     """
 
     terms: Terms
     opset: int
-    rounded: dict[int, None] = field(default_factory=dict)
     slices: dict[int, Part] = field(default_factory=dict)
 
     def outputs(self, applied: Applied, given: Mapping[str, Any], count: int) -> dict[int, int]:
@@ -127,8 +126,7 @@ class Parts:
         return Part(call.read(0), axes[0], starts[0], ends[0])
 
     def _whole(self, term: int) -> int:
-        self.rounded.setdefault(term)
-        return term
+        return self.terms.grant(term, IN_CHUNKS)
 
     def _joined(self, applied: Applied, call: Call) -> int | None:
         """Parts of one whole, from its beginning to its end."""
@@ -320,7 +318,7 @@ class Parts:
             if whole is None:
                 return {}
             reads.append(whole)
-        whole_applied = replace(applied, reads=tuple(reads))
+        whole_applied = self.terms.as_known(replace(applied, reads=tuple(reads)))
         if found.sums:
             root = self.terms.output(whole_applied, 0)
             return {0: self._sum(Summed(root, found.axis, anchor.start, anchor.stop, size))}

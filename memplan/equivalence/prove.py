@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx
 
 from memplan.equivalence.forms import Applied, Constant
+from memplan.equivalence.loops import LOOPS, other_read, outer_reads
 from memplan.equivalence.numbering import (
     Numbered,
     Numbering,
@@ -34,7 +35,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
 
-_LOOPS = ("Scan", "Loop")
+_OVERRIDABLE_FROM_IR = 4
 _SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
 
@@ -45,8 +46,9 @@ class Equivalence:
     ``reason``: why they may differ; None where they do not. ``assumed``: loops whose bodies differ,
     which the rest of the proof takes to give what they gave. ``removed_outputs``: outputs of the
     reference that are not there. ``redrawn``: operators without a seed draw other random numbers
-    than they would there. ``rounded``: tensors of the reference that are put together from chunks:
-    equal in exact arithmetic, so equal up to rounding, as is all that follows from them.
+    than they would there. ``rounded``: tensors of the reference that are made in another way, equal
+    in exact arithmetic, so equal up to rounding, as is all that follows from them; ``rounding``
+    says which ways.
     Counts of nodes: ``kept`` as they were, ``recomputed`` a further time, ``explained`` by a rule
     (a shortened view, a rebuilt Dropout, a fence), ``pins``.
     """
@@ -60,6 +62,7 @@ class Equivalence:
     assumed: tuple[str, ...] = ()
     redrawn: bool = False
     rounded: tuple[str, ...] = ()
+    rounding: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
@@ -80,6 +83,7 @@ class Equivalence:
             "assumed_loops": list(self.assumed),
             "random_numbers_in_other_order": self.redrawn,
             "assumed_up_to_rounding": list(self.rounded),
+            "reasons_of_rounding": list(self.rounding),
         }
 
 
@@ -140,6 +144,7 @@ class _Proof:
             raise _Refuted(self._difference(next(iter(self.pending.values()))[0]))
         removed = self._outputs()
         self._occurrences()
+        rounded = self._rounded()
         return Equivalence(
             None,
             self.counts["kept"],
@@ -149,18 +154,19 @@ class _Proof:
             removed,
             tuple(self.assumed),
             _draws(self.old.nodes, among=self.new.nodes) != _draws(self.new.nodes),
-            self._rounded(),
+            tuple(rounded),
+            tuple(dict.fromkeys(rounded.values())),
         )
 
-    def _rounded(self) -> tuple[str, ...]:
-        """Names in the reference of what is put together from chunks."""
-        assert self.new.parts is not None
-        whole = self.new.parts.rounded
+    def _rounded(self) -> dict[str, str]:
+        """Names in the reference of what is equal up to rounding, and how it is made."""
+        granted = self.terms.rounded
         names: dict[int, str] = {}
         for name, term in self.old.names.items():
-            if term in whole:
+            if term in granted:
                 names.setdefault(term, name)
-        return tuple(names[term] for term in whole if term in names)
+        named = ((names.get(term, name), how) for term, (name, how) in granted.items())
+        return {name: how for name, how in named if name}
 
     def _inputs(self) -> None:
         types = {value.name: type_bytes(value) for value in self.first.graph.input}
@@ -208,8 +214,8 @@ class _Proof:
             self._stands_for(numbered)
         elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
             self.counts["explained"] += 1  # the axes of fences: no elements
-        elif applied.op in _LOOPS and not applied.domain and self._assume(numbered):
-            self._explain(applied.reads)
+        elif applied.op in LOOPS and not applied.domain and self._assume(numbered):
+            pass  # it reads nothing new that would wait
         else:
             self._wait(numbered)
 
@@ -239,10 +245,15 @@ class _Proof:
                 waiting.extend((*numbered.outputs, *numbered.applied.reads))
 
     def _assume(self, numbered: Numbered) -> bool:
-        """Take a loop with another body for the loop of that name, output by output name."""
+        """Take a loop with another body for the loop of that name, output by output name, if it
+        reads nothing else."""
         twin = self.by_name.get(numbered.node.name)
         if twin is None or twin.node.op_type != numbered.node.op_type:
             return False
+        inner = outer_reads(self.old.nodes, self.old.names, self.terms)
+        other = other_read(numbered, twin, self.terms, self.new.names, inner)
+        if other is not None:
+            raise _Refuted(other)
         was = dict(zip(twin.node.output, twin.outputs, strict=False))
         for name in numbered.node.output:
             if name in was:
@@ -300,7 +311,8 @@ class _Proof:
         if slot is None and applied.occurrence != twin.applied.occurrence:
             return f"{what} is a further run of what is not known to give the same twice"
         if slot is None:
-            return f"{what} has other bodies or outputs"
+            other = "outputs" if applied.outputs != twin.applied.outputs else "bodies"
+            return f"{what} has other {other}"
         mine, its = node.input[slot], twin.node.input[slot]
         if mine == its:
             return f"{what} reads a '{mine}' as input {slot} that is not what it was"
@@ -330,7 +342,8 @@ def _numbering(side: Side, terms: Terms, facts: Mapping[str, Fact]) -> Numbering
     contents = sorted(f.SerializeToString(deterministic=True) for f in model.functions)
     digest = hashlib.sha256(repr(contents).encode()).hexdigest()
     functions = {f"{f.domain}:{f.name}": digest for f in model.functions}
-    return Numbering(terms, facts, side.folder, opset, functions)
+    fixed = model.ir_version < _OVERRIDABLE_FROM_IR
+    return Numbering(terms, facts, side.folder, opset, functions, fixed=fixed)
 
 
 def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:

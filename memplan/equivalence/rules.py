@@ -274,8 +274,9 @@ def _mul(call: Call) -> int | None:
 
 
 def _rebuilt(call: Call) -> int | None:
-    """Dropout's output from its mask, as ONNX Runtime's kernels compute it (``dropout_op.h``:
-    divided by the share that is kept; on CUDA ``dropout_impl.cu``: times its inverse)."""
+    """Dropout's output from its mask, as the kernels of the provider compute it: on the CPU divided
+    by the share that is kept (``dropout_op.h``), on CUDA times its inverse (``dropout_impl.cu``).
+    The other way differs in the last bit."""
     terms = call.terms
     product, scale = terms.made_by(call.read(0), 0), terms.value(call.read(1))
     if product is None or scale is None or scale.shape != () or scale.dtype != np.float32:
@@ -293,7 +294,9 @@ def _rebuilt(call: Call) -> int | None:
     if dropout.reads[0] != source or ratio is None:
         return None
     share = np.float32(1) - np.float32(ratio)
-    right = share if call.op == "Div" else np.float32(1) / share
+    op, right = ("Div", share) if terms.provider == "cpu" else ("Mul", np.float32(1) / share)
+    if call.op != op:
+        return None
     if scale.tobytes() != np.float32(right).tobytes():
         return None
     return terms.output(dropout, 0)

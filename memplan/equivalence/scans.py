@@ -17,6 +17,7 @@ from onnx import helper
 
 from memplan.equivalence.call import Call
 from memplan.equivalence.forms import (
+    Applied,
     Converted,
     Core,
     Element,
@@ -34,6 +35,7 @@ from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms
 
 _FLOAT = onnx.TensorProto.FLOAT
 _END = 2**31 - 1
+_ADDED_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,16 @@ def read_scan(node: onnx.NodeProto, reads: tuple[int, ...], terms: Terms) -> Sca
     return ScanCall(reads[:states], sequences, tuple(stacked), steps)
 
 
+def added_at_once(rows: int, inner: int, columns: int) -> bool:
+    """Whether a float32 product of two matrices has the same bits however it is computed.
+
+    ONNX Runtime's CPU kernels add up to 128 terms in one go, packed or not. Of more, how many they
+    add at a time depends on that and on the columns that a thread has. A single row or column has
+    another kernel (``sgemm.cpp``; measured: tests/ort/test_same_kernels.py).
+    """
+    return min(rows, columns) > 1 and 0 < inner <= _ADDED_AT_ONCE
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Elements of sequences in the steps of a Scan at ``depth``, which takes ``steps`` of them."""
@@ -86,12 +98,16 @@ class Steps:
         if isinstance(form, Stack) and form.axis == axis and self._as_long(form.core):
             return self._moved(form.inner, form.core, mirrored != form.mirrored)
         found = self._shifted(sequence, axis, mirrored)
-        if found is None:
-            found = self._product(sequence, axis, mirrored)
         if found is not None:
             return found
+        row = self._product(sequence, axis, mirrored)
+        if row is not None and self._adds_alike(sequence, row):
+            return self.terms.output(row, 0)
         free = self.terms.free[sequence] | 1 << self.depth
-        return self.terms.of(Element(sequence, axis, mirrored, self.depth), UNKNOWN, free)
+        element = self.terms.of(Element(sequence, axis, mirrored, self.depth), UNKNOWN, free)
+        if row is not None:
+            self.terms.rows.setdefault(replace(row, packed=()), (element, sequence))
+        return element
 
     def _core(self, core: int) -> Core:
         form = self.terms.forms[core]
@@ -168,12 +184,9 @@ class Steps:
             and (len(made.reads) == 2 and _ints(terms, made.reads[1]) == [axis])
         )
 
-    def _product(self, sequence: int, axis: int, mirrored: bool) -> int | None:
-        """A slice of a product with a matrix is the product of the slice.
-
-        ONNX Runtime's CPU kernels compute a row of a float32 product the same way whatever rows
-        stand beside it, if there are two at least (measured: tests/ort/test_equivalence.py).
-        """
+    def _product(self, sequence: int, axis: int, mirrored: bool) -> Applied | None:
+        """A slice of a product with a matrix is the product of the slice, up to rounding. A single
+        row is left alone."""
         terms = self.terms
         fact = terms.fact(sequence)
         if axis or fact.dtype != _FLOAT or fact.shape is None or len(fact.shape) != 3:
@@ -199,8 +212,13 @@ class Steps:
         if given[:2] != fact.shape[:2]:
             return None
         reads = (self.element(source, 0, mirrored), *product.reads[1:])
-        free = 1 << self.depth
-        return terms.output(replace(product, reads=reads, free=product.free | free), 0)
+        return replace(product, reads=reads, free=product.free | 1 << self.depth)
+
+    def _adds_alike(self, sequence: int, row: Applied) -> bool:
+        """Whether rows of a product have the same bits whatever rows stand beside them."""
+        rows, columns = (self.terms.fact(sequence).shape or (0, 0))[-2:]
+        inner = (self.terms.fact(row.reads[1]).elements or 0) // max(columns, 1)
+        return self.terms.provider == "cpu" and added_at_once(rows, inner, columns)
 
     def _unflattened(self, term: int, shape: tuple[int, ...]) -> int:
         """The sequence that a matrix of all its rows is a view of."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ ABSENT = -1
 INT64 = onnx.TensorProto.INT64
 _SMALL_BYTES = 1 << 15
 _CHUNK = 1 << 22
+
+IN_CHUNKS = "put together from chunks"
+BY_STEPS = "a product that a loop makes step by step"
+PACKED = "made from weights that only one of the files holds as constants"
 # External data above this is not read: the same place in the same file holds the same values.
 _LARGE_BYTES = 1 << 24
 
@@ -59,7 +63,11 @@ class Terms:
     ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
     constants; ``first`` the first output of what was applied, where a rule has found it: the
     reference may know a shape that the other graph does not state; ``products`` are those of the
-    reference. ``provider``: whose kernels run.
+    reference, ``kernels`` its operators by what they are whatever their weights are made of.
+    ``rows``: products of a slice, with weights of either kind, by the slice of the product that
+    they are up to rounding, and that product. ``rounded``: terms that were taken for others which
+    are equal up to rounding alone, with a name and how they came about. ``provider``: whose kernels
+    run.
     """
 
     provider: str = "cpu"
@@ -69,6 +77,9 @@ class Terms:
     values: dict[int, Array] = field(default_factory=dict)
     first: dict[Applied, int] = field(default_factory=dict)
     products: dict[Product, int] = field(default_factory=dict)
+    kernels: dict[Applied, Applied] = field(default_factory=dict)
+    rows: dict[Applied, tuple[int, int]] = field(default_factory=dict)
+    rounded: dict[int, tuple[str, str]] = field(default_factory=dict)
     _numbers: dict[Form, int] = field(default_factory=dict)
 
     def of(self, form: Form, fact: Fact = UNKNOWN, free: int = 0) -> int:
@@ -95,6 +106,18 @@ class Terms:
     def output(self, applied: Applied, slot: int, fact: Fact = UNKNOWN) -> int:
         """The term of an output of an operator."""
         return self.of(Output(applied, slot), fact, applied.free)
+
+    def as_known(self, applied: Applied) -> Applied:
+        """The operator as the reference has it, if that differs in no more than in which weights
+        are constants, and so in rounding."""
+        if self.has(Output(applied, 0)):
+            return applied
+        return self.kernels.get(replace(applied, packed=()), applied)
+
+    def grant(self, term: int, how: str, name: str = "") -> int:
+        """The term, noted as equal up to rounding. ``name``: unless the reference has one."""
+        self.rounded.setdefault(term, (name, how))
+        return term
 
     def made_by(self, term: int, slot: int) -> Applied | None:
         """The operator whose output in ``slot`` the term is; None if it is something else."""

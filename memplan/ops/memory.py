@@ -61,15 +61,42 @@ SEQUENCE_OPS = frozenset(
     {":SequenceConstruct", ":SequenceInsert", ":SplitToSequence", ":ConcatFromSequence"}
 )
 
-# Outputs that a kernel does not make when the graph leaves their name empty.
+# Outputs that a kernel does not make when the graph leaves their name empty, and without which it
+# gives the same bits as with them, whatever it reads (measured: tests/ort/test_same_kernels.py).
 OPTIONAL_OUTPUTS = {
     ":LayerNormalization": (1, 2),
-    "com.microsoft:LayerNormalization": (1, 2),
     ":SimplifiedLayerNormalization": (1,),
     ":Dropout": (1,),
     ":MaxPool": (1,),
     "com.microsoft:SkipLayerNormalization": (1, 2, 3),
 }
+
+# How many outputs must stay listed, with or without a name, as the kernel is chosen by that:
+# ``MaxPool`` alone takes NaN for no number and the lowest finite one for minus infinity.
+LISTED_OUTPUTS = {":MaxPool": 2}
+
+# Inputs that a CPU kernel lays out anew when the session starts, if the graph holds them as
+# constants: its products then add in another order than those of a matrix that a node makes, an
+# ``Identity`` included. The float32 ones are measured, as are those that give the same bits either
+# way and are not here (Conv, RNN, MultiHeadAttention, ...): tests/ort/test_same_kernels.py.
+PACKED_INPUTS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys((":MatMul", ":Gemm"), (1,)),
+    **dict.fromkeys((":LSTM", ":GRU"), (1, 2)),
+    **dict.fromkeys(
+        (
+            *("com.microsoft:FusedMatMul", "com.microsoft:FusedGemm", "com.microsoft:Attention"),
+            *("com.microsoft:QAttention", "com.microsoft:MatMulNBits", "com.microsoft:MatMulFpQ4"),
+            *("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
+        ),
+        (1,),
+    ),
+    "com.microsoft:DynamicQuantizeLSTM": (1, 2),
+}
+
+
+def packed_inputs(key: str, provider: str) -> tuple[int, ...]:
+    """The slots in which a constant leads to other sums than the same numbers made by a node."""
+    return PACKED_INPUTS.get(key, ()) if provider == "cpu" else ()
 
 
 @dataclass(frozen=True, slots=True)

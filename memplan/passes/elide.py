@@ -17,6 +17,7 @@ import onnx
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
+from memplan.ops.memory import PACKED_INPUTS
 from memplan.passes.base import Applied, largest_part, peak_did_not_rise
 from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
 from memplan.passes.surgery import reopened, with_nodes
@@ -81,6 +82,8 @@ def find_edits(model: OpenModel) -> list[Edit]:
     taken: set[str] = set()  # renamed to a graph output, or removed
     for node in graph.nodes:
         edit = _edit(facts, node)
+        if edit is not None and edit.removed and _makes_weights(facts, node):
+            continue
         if edit is None or (edit.removed and not _may_be_removed(graph, node, edit, outer, taken)):
             continue
         if edit.removed:
@@ -135,6 +138,24 @@ def _one_transpose(facts: Facts, node: Node) -> Edit | None:
     if len(middle.readers) == 1 and not middle.is_output:
         return Edit(node.name, root.name, removed=False, perm=axes)
     return None
+
+
+def _makes_weights(facts: Facts, node: Node) -> bool:
+    """Whether the copy is one of a constant, and a kernel that reads it would pack that: it then
+    adds in another order."""
+    graph, source = facts.graph, facts.graph.tensors[node.inputs[0]]
+    while source.producer >= 0 and _hands_on(facts, graph.nodes[source.producer]):
+        source = graph.tensors[graph.nodes[source.producer].inputs[0]]
+    return source.kind is TensorKind.INITIALIZER and any(
+        node.outputs[0] == read
+        for reader in graph.tensors[node.outputs[0]].readers
+        for slot, read in enumerate(graph.nodes[reader].inputs)
+        if slot in PACKED_INPUTS.get(graph.nodes[reader].key, ())
+    )
+
+
+def _hands_on(facts: Facts, node: Node) -> bool:
+    return node.key in VIEWS or node.key == ":Transpose" or same_value(facts, node)
 
 
 def _may_be_removed(graph: Graph, node: Node, edit: Edit, outer: set[str], taken: set[str]) -> bool:

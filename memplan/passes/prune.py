@@ -16,11 +16,11 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
-from memplan.ops.memory import OPTIONAL_OUTPUTS, has_effects
+from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS, has_effects
 from memplan.passes.base import Applied
 from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied, leave_out, remove_unread, replace_nodes
-from memplan.proto.nodes import is_constant, names_read
+from memplan.proto.nodes import is_constant, names_read, operator_key
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -127,7 +127,7 @@ def _without(
     graph = result.graph
     kept = [node for node in graph.node if is_constant(node) or node.name not in dropped]
     for node in kept:
-        leave_out(node, idle)
+        leave_out(node, idle, LISTED_OUTPUTS.get(operator_key(node), 1))
     replace_nodes(graph, kept)
     for index in reversed(range(len(graph.output))):
         if graph.output[index].name in outputs:

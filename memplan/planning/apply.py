@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.memory import OPTIONAL_OUTPUTS
+from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS
 from memplan.planning.plan import Plan
 from memplan.proto.edit import copied, leave_out, rename_reads, replace_nodes
 from memplan.proto.metadata import node_metadata, set_metadata
@@ -109,7 +109,7 @@ class _Writer:
                 self._declare(tensor, name)
                 proto.output[slot] = name
                 self.current[tensor] = name
-        leave_out(proto, unread)
+        leave_out(proto, unread, LISTED_OUTPUTS.get(node.key, 1))
         return proto
 
     def _host_copy(self, node: Node, role: str, tensor: int) -> onnx.NodeProto:

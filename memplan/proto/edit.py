@@ -33,11 +33,11 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     graph.node.extend(kept)
 
 
-def leave_out(node: onnx.NodeProto, outputs: Container[str]) -> None:
+def leave_out(node: onnx.NodeProto, outputs: Container[str], fewest: int = 1) -> None:
     """Let a node not make some of its optional outputs: their names become empty, and an absent
-    last output is not listed."""
+    last output is not listed, but for the ``fewest`` that are."""
     names = ["" if name in outputs else name for name in node.output]
-    while len(names) > 1 and not names[-1]:
+    while len(names) > fewest and not names[-1]:
         names.pop()
     node.output[:] = names
 

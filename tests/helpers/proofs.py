@@ -16,8 +16,10 @@ def proof(
     first: str | onnx.ModelProto,
     second: str | onnx.ModelProto,
     dims: Mapping[str, int] | None = None,
+    provider: str = "cpu",
 ) -> Equivalence:
     """The proof that ``second`` computes what ``first`` does, with ``dims`` bound."""
     one = parse(first) if isinstance(first, str) else first
     other = parse(second) if isinstance(second, str) else second
-    return prove(reference_side(prepare(one, Path("first.onnx"), dims or {})), Side(other, Path()))
+    reference = reference_side(prepare(one, Path("first.onnx"), dims or {}))
+    return prove(reference, Side(other, Path()), provider)

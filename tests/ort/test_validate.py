@@ -226,3 +226,42 @@ def test_a_run_that_fails_on_made_up_values_says_what_to_give(
     given = tmp_path / "inputs.npz"
     np.savez(given, x=np.ones(24, np.float32), shape=np.array([2, 3, 4]))
     assert validated(tmp_path, model, model, inputs=given, draws=1).findings == ()
+
+
+def with_and_without_a_copy() -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """A product with a copy of a constant weight, and with the weight itself."""
+    text = "g (float[16,1000] x) => (float[16,64] y) {{ {0} y = MatMul (x, {1}) }}"
+    models = parse(text.format("v = Identity (w)", "v")), parse(text.format("", "w"))
+    weight = np.random.default_rng(0).standard_normal((1000, 64), dtype=np.float32)
+    for model in models:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return models
+
+
+def test_equal_up_to_rounding_is_not_proved(tmp_path: Path) -> None:
+    found = validated(tmp_path, *with_and_without_a_copy(), threads=2)
+    assert (found.verdict, found.equality) == ("no finding, but not proved", "tolerance")
+    assert found.details[0] == (
+        "construction: every node (1 kept), but 'y' (made from weights that only one of the files "
+        "holds as constants) is assumed equal up to rounding"
+    )
+    assert found.contradicted_outputs == ()
+
+
+def test_proved_and_bits_that_differ_never_stand_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof that knew less would say equal; the runs know better, and the verdict says so."""
+    monkeypatch.setattr("memplan.ops.memory.PACKED_INPUTS", {})
+    found = validated(tmp_path, *with_and_without_a_copy(), threads=2)
+    assert found.equivalence.proved
+    assert not found.proved
+    assert found.verdict == "not proved"
+    assert [str(finding) for finding in found.findings] == [
+        "the runs contradict the proof: y has other bits with 2 threads, though the same by "
+        "construction; please report this with both files"
+    ]
+    assert parts(found) == {"construction"}
+    assert found.summary.startswith("equal within tolerance")
+    assert found.details[0].endswith("(1 kept), which the runs contradict")
+    assert found.as_json()["contradicted_outputs"] == ["y"]

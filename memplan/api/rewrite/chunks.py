@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.api.rewrite.cheapest import Planned, chunk_step
 from memplan.api.rewrite.goal import Goal
 from memplan.equivalence.prove import Equivalence
+from memplan.equivalence.terms import IN_CHUNKS
 from memplan.passes.chunk.asked import NAME, NONE
 from memplan.units import counted
 
@@ -46,7 +47,7 @@ def _time_notes(planned: Planned, place: int) -> tuple[str, ...]:
 
 
 def _rounding_notes(equivalence: Equivalence) -> tuple[str, ...]:
-    if not equivalence.rounded:
+    if IN_CHUNKS not in equivalence.rounding:
         return ()
     wholes = counted(len(equivalence.rounded), "tensor")
     return (

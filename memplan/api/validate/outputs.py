@@ -14,8 +14,8 @@ from memplan.simulate.opened import OpenModel
 from memplan.units import counted
 
 _ROUNDED = (
-    f"judged up to rounding: outputs may differ by {ROUNDING:g} of their largest element, as "
-    "chunks add in another order"
+    f"judged up to rounding: outputs may differ by {ROUNDING:g} of their largest element, as sums "
+    "are added in another order"
 )
 # Kernels whose CPU implementation adds in a different order from run to run.
 _UNREPEATABLE = (("ScatterND", "reduction"),)
@@ -24,7 +24,8 @@ _UNREPEATABLE = (("ScatterND", "reduction"),)
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """``equality`` is ``bitwise``, ``tolerance`` or ``different``. ``later_bits_equal``: whether
-    the second runs of both sessions gave the same bits too. ``vacuous``: outputs that show nothing,
+    the second runs of both sessions gave the same bits too. ``unlike``: outputs with other bits in
+    any run, which the original gives alike in two sessions. ``vacuous``: outputs that show nothing,
     and why."""
 
     equality: str
@@ -33,6 +34,7 @@ class Judgement:
     vacuous: Mapping[str, str]
     findings: tuple[str, ...]
     notes: tuple[str, ...]
+    unlike: tuple[str, ...] = ()
 
 
 def judge(
@@ -60,6 +62,7 @@ def judge(
     again = bench.run(original, "original again", session, timed=False)
     itself = first.compared_with(again)
     noisy = {d.name for c in itself for d in c.differences} | {*first.later_differences(again)}
+    other = {d.name for c in comparisons for d in c.differences} | {*later}
     wrong, excused = _wrong(comparisons, itself, rounded), [n for n in later if n in noisy]
     unexcused = [name for name in later if name not in noisy]
     findings = [f"the outputs differ: {text}" for text in wrong[:1]]
@@ -76,6 +79,7 @@ def judge(
         vacuous,
         tuple(findings),
         (*([_ROUNDED] if rounded else []), *_notes(original.graph, itself, noisy, excused)),
+        tuple(name for name in first.measured.output_names if name in other - noisy),
     )
 
 

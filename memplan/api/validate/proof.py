@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from memplan.api.validate.interface import some_names
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.shapes.prepare import PreparedModel
+from memplan.units import counted
 
 
 def equivalence_of(
@@ -27,8 +31,26 @@ def proof_findings(found: Equivalence) -> list[str]:
     return [f"not equivalent by construction: {found.reason}; equality rests on the runs alone"]
 
 
-def proof_line(found: Equivalence) -> str:
-    """What the proof says, in a line of the report."""
+def contradictions(found: Equivalence, unlike: Sequence[str], threads: int) -> list[str]:
+    """Outputs that are the same by construction and are not in the runs: one of both is wrong.
+
+    Args:
+        found: the proof, of the very models that ran.
+        unlike: outputs whose bits differ, though the original repeats its own.
+        threads: of the runs; 0: as many as the runtime takes.
+    """
+    if not found.proved or not unlike:
+        return []
+    many = counted(threads, "thread") if threads else "as many threads as the runtime takes"
+    return [
+        f"the runs contradict the proof: {some_names(unlike)} "
+        f"{'have' if len(unlike) > 1 else 'has'} other bits with {many}, though the same by "
+        "construction; please report this with both files"
+    ]
+
+
+def proof_line(found: Equivalence, *, contradicted: bool = False) -> str:
+    """What the proof says, in a line of the report. ``contradicted``: by the runs."""
     if found.reason is not None:
         return "construction: not proved, see above"
     counts = [
@@ -39,10 +61,11 @@ def proof_line(found: Equivalence) -> str:
     ]
     nodes = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     if found.rounded:
-        more = f" and {len(found.rounded) - 1} more" if len(found.rounded) > 1 else ""
+        many = len(found.rounded) > 1
+        more = f" and {len(found.rounded) - 1} more" if many else ""
         return (
-            f"construction: every node ({nodes}), but what is put together from chunks "
-            f"('{found.rounded[0]}'{more}) is assumed equal up to rounding"
+            f"construction: every node ({nodes}), but '{found.rounded[0]}'{more} "
+            f"({'; '.join(found.rounding)}) {'are' if many else 'is'} assumed equal up to rounding"
         )
     if found.assumed:
         more = f" and {len(found.assumed) - 1} more" if len(found.assumed) > 1 else ""
@@ -55,4 +78,5 @@ def proof_line(found: Equivalence) -> str:
             f"construction: every node ({nodes}), but random numbers are drawn in another order; "
             "their equality rests on the runs"
         )
-    return f"construction: equivalent, node by node ({nodes})"
+    doubt = ", which the runs contradict" if contradicted else ""
+    return f"construction: equivalent, node by node ({nodes}){doubt}"

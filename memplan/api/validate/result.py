@@ -104,7 +104,8 @@ class Validation(Summary):
     session) and ``other`` is the user's file in a session with every default on. Of a model for
     plain sessions, ``original`` is the user's file in a plain session too, and ``other`` the
     rewritten one in a tuned session. ``comparisons`` are of the original and the rewritten model,
-    draw by draw. ``vacuous_outputs``: what shows nothing, and why. ``findings`` are what is wrong.
+    draw by draw. ``vacuous_outputs``: what shows nothing, and why. ``contradicted_outputs``: those
+    that are the same by construction and yet have other bits. ``findings`` are what is wrong.
     """
 
     provider: str
@@ -124,12 +125,15 @@ class Validation(Summary):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     equality: str
+    contradicted_outputs: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
         """Whether nothing is wrong and nothing was taken on trust: the files are equivalent by
-        construction, outputs were equal, and every run kept to prediction and budget."""
-        return not self.findings and self.equivalence.proved and self.rewritten.as_predicted
+        construction, outputs were equal to the bit, and every run kept to prediction and
+        budget."""
+        shown = self.equivalence.proved and self.equality == "bitwise"
+        return not self.findings and shown and self.rewritten.as_predicted
 
     @property
     def comparison(self) -> Comparison:
@@ -190,7 +194,8 @@ class Validation(Summary):
         }.get(self.equality, "outputs differ")
         if self.vacuous_outputs:
             runs += f" ({len(self.vacuous_outputs)} of {counted(c.outputs, 'output')} vacuous)"
-        return ("equivalent by construction, " if self.equivalence.proved else "") + runs
+        shown = self.equivalence.proved and not self.contradicted_outputs
+        return ("equivalent by construction, " if shown else "") + runs
 
     @property
     def _peak_words(self) -> str:
@@ -221,7 +226,9 @@ class Validation(Summary):
     @property
     def details(self) -> tuple[str, ...]:
         """Lines on the proof, outputs, clones and time."""
-        lines = [proof_line(self.equivalence), self._outputs_line]
+        contradicted = bool(self.contradicted_outputs)
+        proof = proof_line(self.equivalence, contradicted=contradicted)
+        lines = [proof, self._outputs_line]
         lines += [
             f"vacuous: {some_names(names)} {what}, so the runs say nothing of "
             f"{'them' if len(names) > 1 else 'it'}"
@@ -278,6 +285,7 @@ class Validation(Summary):
             "equivalence": self.equivalence.as_json(),
             "draws": len(self.comparisons),
             "vacuous_outputs": dict(self.vacuous_outputs),
+            "contradicted_outputs": list(self.contradicted_outputs),
             "later_runs_bitwise_equal": self.later_bits_equal,
             "original": self.original.as_json(),
             "rewritten": self.rewritten.as_json(),

@@ -27,7 +27,7 @@ from memplan.api.validate.memory import (
 )
 from memplan.api.validate.options import ValidateOptions
 from memplan.api.validate.outputs import judge, unstated_shapes
-from memplan.api.validate.proof import equivalence_of, proof_findings
+from memplan.api.validate.proof import contradictions, equivalence_of, proof_findings
 from memplan.api.validate.result import Finding, Run, Validation
 from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.equivalence.prove import Equivalence
@@ -211,6 +211,9 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     other, other_comparison = _other(bench, case, kind, second) if case.plain else (None, None)
     rounded = equivalence.reason is None and bool(equivalence.rounded)
     judged = judge(bench, treated, kind.name, first, second, rounded=rounded)
+    # Of plain sessions, which fuse each file by itself, the proof says nothing to the bit.
+    unlike = judged.unlike if kind.name == "tuned" and equivalence.proved else ()
+    contradicted = contradictions(equivalence, unlike, bench.request.threads)
     clones, ran = clone_names(after), {node.name for node in second.measured.nodes}
     kept = order_kept(after, timeline, second.measured)
     unrun, unrun_notes = unrun_draws(bench, first, second)
@@ -219,7 +222,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     shaped = unstated_shapes(treated, first, made_up=bench.made_up) if wrong_before else []
     later = later_runs(timeline).peak_with_workspace_bytes if kind.name == "default" else None
     found = {
-        "construction": proof_findings(equivalence),
+        "construction": [*proof_findings(equivalence), *contradicted],
         "outputs": [*unrun, *judged.findings],
         "memory": [
             *budget_findings(after_run, case.budget_bytes, later),
@@ -264,6 +267,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
             *judged.notes,
         ),
         equality=judged.equality,
+        contradicted_outputs=unlike,
     )
 
 

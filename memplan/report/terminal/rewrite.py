@@ -130,7 +130,7 @@ def equivalence_line(found: Equivalence) -> str:
     if found.rounded:
         return (
             f"the same by construction ({', '.join(counts)}), but for rounding: "
-            f"{counted(len(found.rounded), 'tensor')} put together from chunks"
+            f"{counted(len(found.rounded), 'tensor')} ({'; '.join(found.rounding)})"
         )
     return f"equivalent by construction: {', '.join(counts)}"
 

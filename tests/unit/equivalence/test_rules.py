@@ -231,18 +231,20 @@ STEP = """g (float[2, 3] x, float[2, 3] other, float given, bool mode)
 RIGHT = "[k] m = Cast <to: int = 1> (mask) [p] p = Mul (m, a) [q] q = Div (p, share)"
 
 
-def rebuilt(nodes: str, ratio: str = "ratio", mode: str = "yes") -> bool:
+def rebuilt(nodes: str, ratio: str = "ratio", mode: str = "yes", provider: str = "cpu") -> bool:
     first = STEP.format(ratio=ratio, mode=mode, rebuilt="", read="d")
     second = STEP.format(ratio=ratio, mode=mode, rebuilt=nodes, read="q")
-    return proof(first, second).proved
+    return proof(first, second, provider=provider).proved
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("", ""), ("Div (p, share)", "Mul (p, flip)")], ids=["divided", "multiplied"]
+    ("scaled", "provider"), [("Div (p, share)", "cpu"), ("Mul (p, flip)", "cuda")]
 )
-def test_dropout_is_what_its_mask_makes(old: str, new: str) -> None:
-    """Divided by the share, as on the CPU; times its inverse, as on CUDA."""
-    assert rebuilt(RIGHT.replace(old, new) if old else RIGHT)
+def test_dropout_is_what_its_mask_makes_as_the_provider_does(scaled: str, provider: str) -> None:
+    """Divided by the share on the CPU, times its inverse on CUDA: the last bits differ."""
+    nodes = RIGHT.replace("Div (p, share)", scaled)
+    assert rebuilt(nodes, provider=provider)
+    assert not rebuilt(nodes, provider={"cpu": "cuda", "cuda": "cpu"}[provider])
 
 
 def test_the_ratio_of_dropout_is_a_half_unless_given() -> None:

@@ -222,8 +222,16 @@ _GEMM = "[m] p = Gemm <alpha: float = 1.5> (t, w, b)"
 
 def test_a_row_of_a_product_is_the_product_of_a_row() -> None:
     hoisted = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = Identity (t)", "q")
-    assert proof(_INSIDE, hoisted).reason is None
     assert proof(hoisted, _INSIDE).proved
+
+
+def test_a_loop_that_reads_something_else_is_not_assumed() -> None:
+    """Even where it is right: the body may differ, what it reads may not."""
+    hoisted = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = Identity (t)", "q")
+    assert proof(_INSIDE, hoisted).reason == (
+        "the loop 'loop' has another body, and reads 'q' as input 1, which the original's does not "
+        "in this way"
+    )
 
 
 @pytest.mark.parametrize(
@@ -374,3 +382,21 @@ def test_bodies_are_told_apart() -> None:
         assert not proof(text.replace("bool flag", "bool flag, bool other"), wrong).proved, new
     swapped = text.replace("then_branch", "x_branch").replace("else_branch", "then_branch")
     assert not proof(text, swapped.replace("x_branch", "else_branch")).proved
+
+
+def test_an_assumed_loop_begins_with_the_same_state() -> None:
+    """The body of the second differs as well; nothing but that may be assumed."""
+    first = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = Identity (t)", "q")
+    second = first.replace("Identity", "Neg")
+    assert proof(first, second).assumed == ("loop",)
+    other = second.replace("(h0, q)", "(h1, q)").replace("[loop]", "[h] h1 = Exp (h0) [loop]")
+    reason = proof(first, other).reason
+    assert (
+        reason == "the loop 'loop' has another body, and reads 'h1' as input 0, which is not 'h0'"
+    )
+    turned = second.replace(
+        "num_scan_inputs = 1", "num_scan_inputs = 1, scan_input_directions = [1]"
+    )
+    assert "in this way" in str(proof(first, turned).reason)
+    inner = first.replace("Identity (t)", "Mul (t, b)")
+    assert "reads 'b' in it" in str(proof(first, inner).reason)

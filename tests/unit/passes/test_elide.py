@@ -198,3 +198,13 @@ def test_a_node_stays_whose_other_output_is_used(used: str) -> None:
         f"{{ [first] a = Exp(x) [n] b, m = Dropout(a) {read} [last] y = Exp(b) }}"
     )
     assert "n" not in [edit.node for edit in find_edits(model)]
+
+
+def test_copies_of_a_constant_weight_stay_where_the_kernel_would_pack_it() -> None:
+    """The same numbers as a constant are multiplied in another order."""
+    text = """g (float[4,8] x) => (float[4,8] y, float[8,8] z) <float[8,8] w = {1, 2, 3, 4}> {
+        [a] v = Identity (w) [b] u = Identity (v) [c] y = MatMul (x, u)
+        [e] t = Identity (w) [f] z = Add (t, t) }"""
+    model = open_text(text.replace("= {1, 2, 3, 4}", f"= {{{', '.join(map(str, range(64)))}}}"))
+    found = Elide().apply(model, simulate(model.graph, TUNED)).model
+    assert [node.name for node in found.graph.nodes if node.op == "Identity"] == ["b"]

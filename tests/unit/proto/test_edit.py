@@ -95,6 +95,12 @@ def test_an_absent_last_output_is_not_listed() -> None:
     assert list(node.output) == [""]
 
 
+def test_outputs_that_choose_the_kernel_stay_listed() -> None:
+    node = onnx.helper.make_node("MaxPool", ["x"], ["y", "indices"])
+    leave_out(node, {"indices"}, fewest=2)
+    assert list(node.output) == ["y", ""]
+
+
 def test_nodes_of_the_graph_itself_may_replace_its_nodes() -> None:
     model = graph(DEAD_TAIL)
     replace_nodes(model, reversed(model.node))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from memplan.errors import UsageError
 from memplan.ir.contract import Role, averaged_by
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
-from memplan.training.checkpoint import Progress, load_checkpoint
+from memplan.training.checkpoint import Progress, Wanted, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits
 from memplan.training.weights import Weights, read_weights
 from memplan.units import counted
@@ -56,11 +56,18 @@ def first_values(
         UsageError: see there; or the checkpoint cannot be read, or is of another model.
     """
     if resume is not None:
-        state, about = load_checkpoint(resume, step.fingerprint)
-        return First({s.name: fitting(s, state[s.name]) for s in step.state}, (), about)
-    given = None if weights is None else read_weights(weights)
+        values, about = load_checkpoint(resume, wanted_of(step))
+        return First(values, (), about)
+    given = (
+        None if weights is None else read_weights(weights, {slot.name: slot for slot in step.state})
+    )
     values, notes = initial_state(step, given, init, seed)
     return First(values, notes, Progress(step.fingerprint, 0))
+
+
+def wanted_of(step: StepFile) -> Wanted:
+    """What a checkpoint of a step must be of."""
+    return Wanted(step.fingerprint, {slot.name: slot for slot in step.state}, step.knobs)
 
 
 def initial_state(
@@ -124,12 +131,17 @@ def fitting(slot: Slot, value: Any) -> Array:
     if slot.dtype == BFLOAT16:
         array = _as_bfloat16(slot, array)
     shape = slot.static_shape
-    if array.shape != shape and math.prod(array.shape) == math.prod(shape) == 1:
-        array = array.reshape(shape)  # a number is a number
+    if array.shape != shape and is_number(array.shape, shape):
+        array = array.reshape(shape)
     if array.shape != shape or array.dtype != slot.dtype:
         given = f"{array.dtype}{list(array.shape)}"
         raise UsageError(f"the value of '{slot.name}' is {given}, the step wants {slot.words}")
     return np.array(array)
+
+
+def is_number(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a value and what is wanted are both one number, of whatever shape."""
+    return math.prod(shape) == math.prod(wanted) == 1
 
 
 def _as_bfloat16(slot: Slot, array: Array) -> Array:

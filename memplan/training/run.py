@@ -292,7 +292,7 @@ def _batches(
     if options.data is not None:
         found = Batches(
             trainer.batch_slots,
-            load_data(options.data),
+            load_data(options.data, trainer.batch_slots),
             size=options.batch,
             shuffle=options.shuffle,
             seed=options.seed,

@@ -324,7 +324,7 @@ class Trainer(Kept):
         from memplan.training.batches import load_data
 
         if isinstance(data, str | PathLike):
-            data = load_data(data)
+            data = load_data(data, self._batch_slots)
         if isinstance(data, Mapping):
             return Batches(self._batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
         return data

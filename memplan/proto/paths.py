@@ -13,6 +13,8 @@ from pathlib import Path
 
 from memplan.errors import UsageError
 
+MOST_TEXT = 1 << 28
+"""Bytes of a lock, a costs file and their like: what is larger is something else."""
 _WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from os import PathLike
@@ -27,6 +27,7 @@ Init = str | Mapping[str, Any] | None
 
 RANDOM = "random"
 _SHOWN = 4
+_PIECE = 1 << 20  # elements
 _IGNORED = ("num_batches_tracked",)  # PyTorch counts them; no graph reads them
 _VARIANCES = ("var", "variance")
 _SCALES = ("weight", "gamma", "scale", "_var")
@@ -211,8 +212,13 @@ def _random(slot: Slot, seed: int) -> Array:
         scale = slot.name.lower().endswith(_SCALES) and bool(shape)
         return _filled(slot, 1.0 if scale else 0.0)
     generator = np.random.default_rng([seed, zlib.crc32(slot.name.encode())])
-    bound = math.sqrt(6 / ((shape[0] + shape[1]) * math.prod(shape[2:])))
-    return _typed(slot, generator.uniform(-bound, bound, shape))
+    bound = math.sqrt(6 / ((shape[0] + shape[1]) * math.prod(shape[2:]))) if 0 not in shape else 0
+    values = np.empty(math.prod(shape), slot.dtype)
+    for start in range(0, len(values), _PIECE):  # not all at once: they are drawn as float64
+        piece = values[start : start + _PIECE]
+        drawn = generator.uniform(-bound, bound, len(piece))
+        piece[:] = _typed(replace(slot, shape=piece.shape), drawn)
+    return values.reshape(shape)
 
 
 def _first_number(step: StepFile, slot: Slot) -> float:
@@ -227,7 +233,9 @@ def _first_number(step: StepFile, slot: Slot) -> float:
 
 
 def _filled(slot: Slot, number: float) -> Array:
-    return _typed(slot, np.full(slot.static_shape, number))
+    if slot.dtype == BFLOAT16:
+        return _typed(slot, np.full(slot.static_shape, number))
+    return np.full(slot.static_shape, np.float64(number).astype(slot.dtype))
 
 
 def _typed(slot: Slot, values: Array) -> Array:

@@ -67,7 +67,7 @@ def load_safetensors(path: Path, choose: Chosen = tuple) -> dict[str, Array]:
 def _read(stream: BufferedReader, place: int, header: Header) -> Array:
     values = np.empty(header.shape, header.dtype)
     stream.seek(place)
-    if stream.readinto(values.reshape(-1).view(np.uint8)) != header.nbytes:
+    if stream.readinto(values.reshape(-1).view(np.uint8).data) != header.nbytes:
         raise ValueError("it became shorter while it was read")
     return values
 

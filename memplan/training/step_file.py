@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -94,6 +95,11 @@ class StepFile:
     def knobs(self) -> list[str]:
         """The names of hyperparameters."""
         return [slot.name for slot in self.named(Role.HYPERPARAMETER)]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+        return sum(math.prod(s.static_shape) * s.dtype.itemsize for s in self.state)
 
     def without_values(self) -> StepFile:
         """The same without first values of state, which would be in memory beside the state."""

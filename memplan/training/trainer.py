@@ -98,6 +98,7 @@ class Trainer(Kept):
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         self._file = step
         require_update(step)
+        require_runtime()
         require_room(2 * step.state_bytes, "the state of the step and its first values")
         first = first_values(step, weights, init, seed, resume)
         self.notes, about = first.notes, first.about
@@ -145,7 +146,6 @@ class Trainer(Kept):
         self._prediction: tuple[object, Predicted] | None = None
 
     def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
-        require_runtime()
         from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
 
         self._session = TrainingSession(

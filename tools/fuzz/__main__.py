@@ -30,7 +30,7 @@ from memplan.solver.jit import is_cold
 
 _SMALL_FILES = 1_000_000
 _NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
-_LARGE = dict.fromkeys(reading.FILES, 4e8)  # bytes that a run with small files does not take
+_LARGE_TO_READ = 5e7  # bytes that no small file takes that is read and no more
 _KEPT = 3  # mutants of each defect
 
 
@@ -95,6 +95,8 @@ def _compile_planner() -> None:
 
 def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     """Run the mutants and tell how they ended; whether one found a defect."""
+    if run.command in reading.FILES:
+        reading.prepare(run.command)
     codes: Counter[str] = Counter()
     defects: dict[str, list[pool.Outcome]] = {}
     calls: Counter[str] = Counter()
@@ -112,9 +114,12 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             reason = f"exit {outcome.code}: {_NAMED.sub('…', message)}"
             reasons.setdefault(reason, []).append(outcome.number)
         if not outcome.is_defect and run.mutant(outcome.number).nbytes < _SMALL_FILES:
-            if outcome.seconds > options.slow and _again(run, outcome) > options.slow:
+            most = options.slow * pool.patience()
+            if outcome.seconds > most and _again(run, outcome) > most:
                 defects.setdefault("slow", []).append(outcome)
-            if outcome.peak_bytes > _LARGE.get(run.command, options.large):
+            read_only = run.command in reading.FILES and not run.mutant(outcome.number).calls
+            grown = read_only and outcome.grown_bytes > _LARGE_TO_READ
+            if grown or outcome.peak_bytes > options.large:
                 defects.setdefault("large", []).append(outcome)
     print(
         f"{run.command}: {_done(run, codes, options)} mutants, seed {run.seed}: {_counted(codes)}; "

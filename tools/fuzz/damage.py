@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 ABOUT = "memplan.checkpoint"
-_BOMB = 1 << 28  # bytes that a small member comes to
+_BOMB = 1 << 27  # bytes that a small member comes to
 _ODD: tuple[Any, ...] = (None, True, False, -1, 0, 1, 3, 1.5, -0.0, 1e308, 10**30, 2**63, 2**70, "")
 _ODD += (
     "1",
@@ -166,7 +166,9 @@ def edit_header(members: Members, r: random.Random) -> None:
     k = r.randrange(len(members))
     name, content = members[k]
     how = r.randrange(6)
-    end = content.index(b"\n") + 1
+    end = content.find(b"\n") + 1
+    if b"(" not in content[:end]:  # an edit before this one has left no header
+        return
     header, values = content[10:end].decode("latin1"), content[end:]
     if how == 0:
         header = header.replace("<f4", r.choice(_HEADERS))
@@ -174,7 +176,7 @@ def edit_header(members: Members, r: random.Random) -> None:
         header = header.replace("False", r.choice(("True", "None", "1", "'x'")))
     elif how == 2:
         begin = header.index("(")
-        header = header[:begin] + r.choice(_SHAPES) + header[header.index(")") + 1 :]
+        header = header[:begin] + r.choice(_SHAPES) + header[max(begin, header.rfind(")")) + 1 :]
     elif how == 3:
         values = values[: r.randrange(len(values) + 1)] if r.random() < 0.5 else values + b"\0" * 64
     elif how == 4:
@@ -187,13 +189,19 @@ def edit_header(members: Members, r: random.Random) -> None:
     members[k] = (name, b"\x93NUMPY" + version + size + text + values)
 
 
-@cache
 def _bomb(name: str, data: bytes) -> bytes:
     """The archive with an array that is packed into a thousandth of its size."""
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({_BOMB // 4},)}}\n".encode()
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     members = [member for member in _unpacked(data) if member[0] != name]
     return _packed([*members, (name, content + bytes(_BOMB))], zipfile.ZIP_DEFLATED)
+
+
+@cache
+def bombs(data: bytes) -> tuple[bytes, ...]:
+    """The archive with one in an array of the state, in what it says of itself, in another one."""
+    first = _unpacked(data)[0][0]
+    return tuple(_bomb(name, data) for name in (first, f"{ABOUT}.npy", "unrelated.npy"))
 
 
 _EDITS: tuple[Callable[[Members, random.Random], None], ...]
@@ -211,8 +219,7 @@ def damaged_checkpoint(data: bytes, r: random.Random) -> bytes:
         return cut(data, r)
     members = _unpacked(data)
     if how < 0.42:
-        names = [name for name, _ in members]
-        bomb = _bomb(r.choice((names[0], f"{ABOUT}.npy", "unrelated.npy")), data)
+        bomb = r.choice(bombs(data))
         return bomb if r.random() < 0.5 else flipped(bomb, r, len(bomb) - 400)
     for _ in range(r.choice((1, 1, 2))):
         r.choice(_EDITS)(members, r)

@@ -33,7 +33,6 @@ from questions import answer_by_forks
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan_cli.main import cli
 
-
 _MOST_PATIENT = 5  # times the limit, where a machine has so many other things to do
 
 
@@ -49,6 +48,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     peak_bytes: int = 0
+    grown_bytes: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -83,6 +83,11 @@ def outcomes(run: Run, workers: int = 1, only: int | None = None) -> Iterator[Ou
             worker.end()
 
 
+def patience() -> float:
+    """By how much seconds are longer where the processors are also others'."""
+    return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_PATIENT)
+
+
 class _Worker:
     """A child that runs some of the mutants, seen from the parent."""
 
@@ -111,16 +116,13 @@ class _Worker:
 
     def overdue(self) -> Iterator[Outcome]:
         """Nothing; ends a child that takes too long."""
-        if self.begun and not self.late and time.monotonic() - self.since > self._patience:
+        if self.begun and not self.late and self._takes_too_long():
             self.late = True
             self.kill()
         return iter(())
 
-    @property
-    def _patience(self) -> float:
-        """Seconds for a mutant: more where the processors are also others'."""
-        load = os.getloadavg()[0] / (os.cpu_count() or 1)
-        return self.run.seconds * min(max(1.0, load), _MOST_PATIENT)
+    def _takes_too_long(self) -> bool:
+        return time.monotonic() - self.since > self.run.seconds * patience()
 
     def end(self) -> None:
         """Kill it in the middle."""

@@ -50,7 +50,9 @@ def model() -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as folder:
         forward, step = Path(folder) / "forward.onnx", Path(folder) / "step.onnx"
         onnx.save(onnx.parser.parse_model(_TEXT), forward)
-        memplan.grad(forward, memplan.GradOptions("loss", wrt=("w*", "b*"), optimizer="adamw"), step)
+        memplan.grad(
+            forward, memplan.GradOptions("loss", wrt=("w*", "b*"), optimizer="adamw"), step
+        )
         return onnx.load(step)
 
 
@@ -99,6 +101,13 @@ def _safetensors(values: Mapping[str, np.ndarray]) -> bytes:
         content += value.tobytes()
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     return len(text).to_bytes(8, "little") + text + content
+
+
+def prepare(command: str) -> None:
+    """Make once what workers have in common."""
+    _right(command)
+    if command == "checkpoints":
+        damage.bombs(whole(command))
 
 
 def mutant(command: str, r: random.Random) -> bytes:

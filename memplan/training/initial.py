@@ -27,7 +27,7 @@ Init = str | Mapping[str, Any] | None
 
 RANDOM = "random"
 _SHOWN = 4
-_PIECE = 1 << 20  # elements
+_PIECE = 1 << 18  # elements
 _IGNORED = ("num_batches_tracked",)  # PyTorch counts them; no graph reads them
 _VARIANCES = ("var", "variance")
 _SCALES = ("weight", "gamma", "scale", "_var")

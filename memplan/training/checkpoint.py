@@ -34,6 +34,7 @@ TURNS = "steps"
 _ABOUT = "memplan.checkpoint"
 _MOST = 2**63 - 1
 _MOST_ABOUT = 1 << 24  # bytes
+_ANEW = "resume from another copy, or begin anew without it"
 _OTHER = "resume with the model that wrote it, or with what 'memplan rewrite' made of that"
 
 
@@ -100,9 +101,7 @@ def load_checkpoint(path: PathLike[str] | str, wanted: Wanted) -> tuple[dict[str
         UsageError: it cannot be read, was changed since it was written, or is of another model.
     """
     file = Path(path)
-    if not file.exists():
-        raise UsageError(f"checkpoint {file} does not exist")
-    with readable(file, "a checkpoint"), opened_arrays(file) as archive:
+    with readable(file, "a checkpoint", _ANEW), opened_arrays(file) as archive:
         header = archive.headers.get(_ABOUT)
         if header is None or header.dtype.kind != "U" or header.shape:
             raise ValueError(f"it has no text '{_ABOUT}'")

@@ -132,17 +132,12 @@ def fitting(slot: Slot, value: Any) -> Array:
     if slot.dtype == BFLOAT16:
         array = _as_bfloat16(slot, array)
     shape = slot.static_shape
-    if array.shape != shape and is_number(array.shape, shape):
-        array = array.reshape(shape)
+    if array.shape != shape and math.prod(array.shape) == math.prod(shape) == 1:
+        array = array.reshape(shape)  # a number is a number
     if array.shape != shape or array.dtype != slot.dtype:
         given = f"{array.dtype}{list(array.shape)}"
         raise UsageError(f"the value of '{slot.name}' is {given}, the step wants {slot.words}")
     return np.array(array)
-
-
-def is_number(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a value and what is wanted are both one number, of whatever shape."""
-    return math.prod(shape) == math.prod(wanted) == 1
 
 
 def _as_bfloat16(slot: Slot, array: Array) -> Array:

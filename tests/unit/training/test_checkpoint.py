@@ -190,7 +190,9 @@ def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(
     step: StepFile, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.npz"
-    save_checkpoint(path, {**STATE, "w": STATE["w"] / 0}, Progress(step.fingerprint, 3))
+    save_checkpoint(
+        path, {**STATE, "w": np.full((2, 3), np.inf, np.float32)}, Progress(step.fingerprint, 3)
+    )
     with pytest.raises(UsageError, match="'w' is not finite; go on from an earlier checkpoint"):
         load_checkpoint(path, wanted_of(step))
 

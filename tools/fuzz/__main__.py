@@ -17,7 +17,9 @@ from pathlib import Path
 
 import cases
 import pool
+import proofs
 import seeds
+import telling
 
 from memplan.solver.jit import is_cold
 
@@ -33,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="another seed, other mutants")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0, help="limit per mutant")
+    parser.add_argument("--within", type=float, help="seconds for all mutants (proof)")
     parser.add_argument("--memory", type=float, default=4.0, help="limit per mutant, in GiB")
     parser.add_argument("--slow", type=float, default=10.0, help="seconds that are too many")
     parser.add_argument("--large", type=float, default=1e9, help="bytes that are too many")
@@ -57,6 +60,8 @@ def main() -> int:
     if is_cold():
         print("the planner is compiled first", file=sys.stderr)
     _compile_planner()
+    if options.command == proofs.COMMAND:
+        return int(telling.judged(options))
     failed = False
     for command in cases.COMMANDS if options.command == "all" else (options.command,):
         run = cases.Run(

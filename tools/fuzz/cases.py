@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import onnx
+import proofs
 from google.protobuf.message import DecodeError
 from graphs import random_step
 from mutate import mutated, mutated_text
@@ -23,7 +24,7 @@ from memplan.check.run import CheckRequest, run_update
 MUTATED = ("analyze", "rewrite", "grad", "validate", "check", "configuration")
 SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 """Commands that take random training graphs instead of seeds: the kind of session they plan for."""
-COMMANDS = (*MUTATED, *SESSIONS)
+COMMANDS = (*MUTATED, *SESSIONS, proofs.COMMAND)
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _LOCKED = "step"  # the seed of which there is a lock
 # Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:
@@ -77,6 +78,9 @@ class Run:
         if self.command in SESSIONS:
             r = random.Random(f"{self.seed}/{number}")  # the same graphs for both sessions
             return Mutant({"model.onnx": random_step(r).SerializeToString()}, ())
+        if self.command == proofs.COMMAND:
+            edit = proofs.mutant(self.seed, number)
+            return Mutant(edit.files(), ())
         names = sorted(self.seeds)
         if self.command == "rewrite" and not self.unchanged and r.random() < _SHARE_OF_STEPS:
             names = [name for name in names if "step" in name] or names

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+import proofs
 from cases import SESSIONS, Mutant, Run
 from measure import measured
 from plans import Ended, rewritten_at_ten_budgets
@@ -149,6 +150,11 @@ def _work(run: Run, numbers: list[int], writer: int) -> NoReturn:
 
 def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, int]]:
     """How the first call ended that did not with exit code 0, or the last; for many, counts."""
+    if run.command == proofs.COMMAND:
+        try:
+            return proofs.examined(run.seed, number, proofs.Edited.of(mutant.files))
+        except Exception as error:  # of the proof, which never raises
+            return (EXIT_BUG, _place(error), f"{type(error).__name__}: {error}"), {}
     if run.command in SESSIONS:
         r = random.Random(f"{run.seed}/{run.command}/{number}")
         return rewritten_at_ten_budgets(_called, SESSIONS[run.command], r)

@@ -51,6 +51,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the mutants; 1 if there was a defect."""
     options = _arguments()
+    if options.command == proofs.COMMAND:
+        return int(telling.judged(options))
     models = {} if options.unchanged else seeds.built_in()
     for folder in options.seeds:
         models |= seeds.from_folder(folder)
@@ -60,8 +62,6 @@ def main() -> int:
     if is_cold():
         print("the planner is compiled first", file=sys.stderr)
     _compile_planner()
-    if options.command == proofs.COMMAND:
-        return int(telling.judged(options))
     failed = False
     for command in cases.COMMANDS if options.command == "all" else (options.command,):
         run = cases.Run(

@@ -7,6 +7,7 @@ on behind it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -55,7 +56,8 @@ class Outcome:
 def outcomes(run: Run, workers: int = 1, only: int | None = None) -> Iterator[Outcome]:
     """The outcomes of all mutants of a run, in no order; of one if ``only`` is given."""
     numbers = [only] if only is not None else list(range(run.count))
-    shares = [numbers[k::workers] for k in range(workers)]
+    ends = [len(numbers) * k // workers for k in range(workers + 1)]
+    shares = [numbers[begin:end] for begin, end in itertools.pairwise(ends)]
     active = {(worker := _Worker(run, share)).reader: worker for share in shares if share}
     try:
         while active:

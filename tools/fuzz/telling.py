@@ -41,7 +41,7 @@ def judged(options: argparse.Namespace) -> bool:
             if options.keep is not None and len(found) <= _KEPT:
                 _keep(run, outcome, options.keep)
         now = time.monotonic()
-        if now - told > _EVERY or options.within is not None and now - begun > options.within:
+        if now - told > _EVERY:
             told = now
             print(_line(done, counts, len(finds), now - begun), flush=True)
         if options.within is not None and now - begun > options.within:

@@ -165,7 +165,12 @@ def examined(seed: int, number: int, edit: Edited) -> tuple[Ended, dict[str, int
 def _said(found: Equivalence) -> str:
     if found.proved:
         return "proved"
-    return "up to rounding" if found.rounded else "assumed" if found.assumed else "redrawn"
+    taken = {
+        "redrawn": found.redrawn,
+        "assumed": bool(found.assumed),
+        "up to rounding": bool(found.rounded),
+    }
+    return " and ".join(word for word, is_so in taken.items() if is_so)
 
 
 def _held(subject: _Subject, edit: Edited, found: Equivalence) -> tuple[Ended, str]:
@@ -183,7 +188,7 @@ def _held(subject: _Subject, edit: Edited, found: Equivalence) -> tuple[Ended, s
     if not differing:
         return (0, "", ""), f"{said}, same{'' if said == 'proved' else ' but for rounding'}"
     words = f"{edit.what}: {len(differing)} outputs, first {next(iter(differing.items()))}"
-    if said == "redrawn" or (said == "assumed" and "inside," in edit.what):
+    if found.redrawn or (found.assumed and "inside," in edit.what):
         return (0, "", ""), f"{said}, differs"  # as it says
     return (EXIT_BUG, f"{said}, and {_kind(edit)} differs", words), f"{said}, DIFFERS"
 

@@ -141,8 +141,3 @@ def test_what_the_author_wants_kept_stays_as_it_is() -> None:
     within = next(node for node in model.graph.node if node.name == "within")
     within.metadata_props.add(key="memplan.checkpoint", value="true")
     assert casts(model, Narrow()) == []
-
-
-def test_what_is_read_at_the_peak_is_not_kept_in_two_types() -> None:
-    text = POOL.replace("[e] e = Add(b, c)", "[e] e = Add(b, c) [at] now = Neg(t)")
-    assert casts(text, Narrow()) in ([], [INT16, INT64])

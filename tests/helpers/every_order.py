@@ -103,7 +103,9 @@ def asked_case(seed: int) -> Asked:
         ops[-1] = replace(ops[-1], rebuilds=op.name)
     case = Case(*ops, resident="x")
     packs = tuple(
-        Pack(case.tensors[op.behind], (k,)) for k, op in enumerate(ops) if op.behind and not op.again
+        Pack(case.tensors[op.behind], (k,))
+        for k, op in enumerate(ops)
+        if op.behind and not op.again
     )
     if draw.random() < 0.5:
         _write_over(case, draw)

@@ -472,10 +472,10 @@ def constancy(s: Scene) -> str:
     return "initializer put together"
 
 
-_IN_ROWS = frozenset(
-    ("Add", "Sub", "Mul", "Div", "Tanh", "Sigmoid", "Exp", "Erf", "Sqrt", "Relu", "Neg", "Gelu")
-    + ("Log", "Softplus", "MatMul", "Gemm", "Softmax", "LogSoftmax", "LayerNormalization", "Cast")
-    + ("Conv", "ReduceSum", "ReduceMean", "Where", "Greater", "Pow", "Gather", "Transpose")
+_IN_ROWS = (
+    *("Add", "Sub", "Mul", "Div", "Tanh", "Sigmoid", "Exp", "Erf", "Sqrt", "Relu", "Neg", "Gelu"),
+    *("Log", "Softplus", "MatMul", "Gemm", "Softmax", "LogSoftmax", "LayerNormalization", "Cast"),
+    *("Conv", "ReduceSum", "ReduceMean", "Where", "Greater", "Pow", "Gather", "Transpose"),
 )
 
 
@@ -601,11 +601,12 @@ def rebuilt_dropout(s: Scene) -> str:
     return f"Dropout rebuilt by {op}"
 
 
-def name_node(s: Scene) -> str:
-    """Another name, which a rule may go by."""
-    node = s.node()
-    node.name = s.r.choice([each.name for each in s.graph.node if each.name] + ["renamed"])
-    return f"renamed: {_op(node)}"
+def exchange_names(s: Scene) -> str:
+    """The names of two nodes, which a rule may go by."""
+    one, other = s.r.sample(range(len(s.graph.node)), 2)
+    first, second = s.graph.node[one], s.graph.node[other]
+    first.name, second.name = second.name, first.name
+    return f"names exchanged: {_op(first)}, {_op(second)}"
 
 
 Edit = Callable[[Scene], str]
@@ -616,7 +617,8 @@ _OTHER: tuple[Edit, ...] = (
 )
 _SAME: tuple[Edit, ...] = (
     *(insert_copy, insert_copy, insert_copy, compute_again, optional_output, constancy),
-    *(move_node, move_node, in_parts, in_parts, other_form, other_form, rebuilt_dropout, name_node),
+    *(move_node, move_node, in_parts, in_parts, other_form, other_form, rebuilt_dropout),
+    exchange_names,
 )
 _INSIDE: tuple[Edit, ...] = (
     *(read_another, swap_reads, change_attribute, change_constant, relative, remove_node),

@@ -127,8 +127,8 @@ def _layers(r: random.Random) -> str:
     rows, wide, many = r.choice((6, 35, 64)), r.choice((64, 512)), r.choice((16, 100, 400))
     act = r.choice(("Relu", "Tanh", "Gelu", "Sigmoid", "LeakyRelu"))
     return f"""layers (float[{rows},{wide}] x) => (float[{rows},{many}] y)
-<float[{wide},64] a = {{0.1}}, float[64] b = {{0.1}}, float[64] s = {{1}}, float[64,{many}] c = {{0.1}},
- float[64,64] e = {{0.1}}, float ratio = {{0.25}}, bool yes = {{1}}>
+<float[{wide},64] a = {{0.1}}, float[64] b = {{0.1}}, float[64] s = {{1}},
+ float[64,{many}] c = {{0.1}}, float[64,64] e = {{0.1}}, float ratio = {{0.25}}, bool yes = {{1}}>
 {{
   h = MatMul (x, a)
   i = Add (h, b)
@@ -155,8 +155,8 @@ def _images(r: random.Random) -> str:
     act = r.choice(("Relu (h)", "Clip (h, zero, six)", "LeakyRelu (h)", "HardSwish (h)"))
     return f"""images (float[4,{channels},{side},{side}] x) => (float[4,10] y)
 <float[8,{channels},3,3] w = {{0.1}}, float[8] b = {{0.1}}, float[8] s = {{1}}, float[8] t = {{0}},
- float[8,8,1,1] v = {{0.1}}, float[{2 * side * side},10] c = {{0.1}}, float zero = {{0}}, float six = {{0.5}},
- int64[2] flat = {{4, -1}}>
+ float[8,8,1,1] v = {{0.1}}, float[{2 * side * side},10] c = {{0.1}}, float zero = {{0}},
+ float six = {{0.5}}, int64[2] flat = {{4, -1}}>
 {{
   g = Conv <pads: ints = [1, 1, 1, 1]> (x, w, b)
   h = InstanceNormalization (g, s, t)
@@ -189,8 +189,8 @@ def _attention(r: random.Random) -> str:
     rows, wide = r.choice((8, 16)), r.choice((16, 64))
     return f"""attention (float[2,{rows},{wide}] x) => (float[2,{rows},20] y)
 <float[{wide},{wide}] q = {{0.1}}, float[{wide},{wide}] k = {{0.1}}, float[{wide},20] c = {{0.1}},
- float[{wide}] s = {{1}}, float[{wide}] b = {{0}}, float ratio = {{0.5}}, bool yes = {{1}}, float low = {{-1e9}},
- float some = {{-0.5}}>
+ float[{wide}] s = {{1}}, float[{wide}] b = {{0}}, float ratio = {{0.5}}, bool yes = {{1}},
+ float low = {{-1e9}}, float some = {{-0.5}}>
 {{
   n = LayerNormalization (x, s, b)
   a = MatMul (n, q)

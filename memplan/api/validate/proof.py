@@ -38,6 +38,8 @@ def proof_line(found: Equivalence) -> str:
         (found.pins, "pins"),
     ]
     nodes = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    if found.redrawn and (found.rounded or found.assumed):
+        nodes += "; random numbers are drawn in another order"
     if found.rounded:
         more = f" and {len(found.rounded) - 1} more" if len(found.rounded) > 1 else ""
         return (

@@ -11,7 +11,9 @@ from helpers.graphs import parse
 from helpers.proofs import proof
 
 _HEAD = "g (float[8] g1, bool[8] a, bool[8] b) => (float[8] y) <float z = {0}, float o = {1}> "
-_TWICE = "{ [p] wa = Where(a, z, o) [q] wb = Where(b, z, o) [m] p = Mul(g1, wa) [n] y = Mul(p, wb) }"
+_TWICE = (
+    "{ [p] wa = Where(a, z, o) [q] wb = Where(b, z, o) [m] p = Mul(g1, wa) [n] y = Mul(p, wb) }"
+)
 _ONCE = "{ [o] c = Or(a, b) [w] wc = Where(c, z, o) [n] y = Mul(g1, wc) }"
 
 

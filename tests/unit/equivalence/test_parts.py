@@ -88,8 +88,12 @@ def test_wrong_rows_are_refused(old: str, new: str) -> None:
 def test_rows_without_the_last_ones_are_not_the_whole() -> None:
     """A reduction takes any number of rows, so that no shape tells."""
     largest = "[m] z = ReduceMax <keepdims: int = 0>(y)"
-    whole = WHOLE.replace("(float[4, 2] y)", "(float z)").replace("(h, w) }", f"(h, w) {largest} }}")
-    chunks = CHUNKS.replace("(float[4, 2] y)", "(float z)").replace("(y0, y1)", f"(y0, y1) {largest}")
+    whole = WHOLE.replace("(float[4, 2] y)", "(float z)").replace(
+        "(h, w) }", f"(h, w) {largest} }}"
+    )
+    chunks = CHUNKS.replace("(float[4, 2] y)", "(float z)").replace(
+        "(y0, y1)", f"(y0, y1) {largest}"
+    )
     assert proof(whole, chunks).rounded == ("y",)
     short = chunks.replace("Slice(h, two, four, zero)", "Slice(h, two, three, zero)")
     short = short.replace("int64[1] four = {4}", "int64[1] four = {4}, int64[1] three = {3}")

@@ -5,7 +5,7 @@
     ├── ModelError               3  the file is not a model that memplan can read or plan
     ├── LockError                3  the lock file is broken
     ├── InfeasibleError          4  no plan keeps the budget
-    ├── RuntimeUnavailableError  5  ONNX Runtime missing, or a run failed
+    ├── RuntimeUnavailableError  5  ONNX Runtime missing, a run failed, too little memory
     │   └── ProviderMissingError 5  CUDA was asked for and does not start
     ├── TrainingError            1  the loss of a step is not a number
     └── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture.check)

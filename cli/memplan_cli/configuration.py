@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from memplan.check.toml import parse_toml
 from memplan.errors import UsageError
+from memplan.proto.paths import MOST_TEXT, read_bytes
 
 _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
@@ -56,7 +57,7 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
     if file is None:
         return {}
     try:
-        table = parse_toml(file.read_text(encoding="utf-8")).get("tool", {})
+        table = parse_toml(read_bytes(file, MOST_TEXT).decode()).get("tool", {})
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
         raise UsageError(f"{file} cannot be read: {error}", "it must be valid TOML") from None
     table = table.get("memplan", {}) if isinstance(table, dict) else {}

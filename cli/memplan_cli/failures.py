@@ -54,6 +54,10 @@ def reserve_standard_files() -> None:
 
 def refused_by_system(error: BaseException) -> tuple[str, str] | None:
     """Message and hint for what is neither our bug nor the user's mistake; None for all else."""
+    if isinstance(error, MemoryError):
+        what = str(error).removeprefix("Unable to allocate ")
+        asked = f": {what} was asked for" if what else ""
+        return f"out of memory{asked}", "use smaller sizes or a smaller batch, or more memory"
     if not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError) and _folder_is_gone():

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from memplan.units import format_bytes
 from memplan_cli.command import memplan_command
 from memplan_cli.options import (
     PATH,
@@ -19,6 +20,8 @@ from memplan_cli.options import (
 )
 from memplan_cli.progress import training_progress
 from memplan_cli.signals import noted_signals
+
+_LARGE = 1 << 30
 
 
 # What the function does not name goes into TrainOptions: such an option is named for its field.
@@ -106,6 +109,7 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
             bound(dims),
             force=report.force,
             progress=lambda step, steps, peak: show(step, steps, peak) or not noted,
+            begin=lambda nbytes: _say_size(nbytes, report),
         )
     if noted:
         raise noted.interrupt(_left_behind(result.steps, options["checkpoint"]))
@@ -118,6 +122,12 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
 
         report.emit_text(render(result, details=report.details))
     return 0
+
+
+def _say_size(nbytes: int, report: Report) -> None:
+    """A word before what takes long: the state of a large step is filled, then copied."""
+    if nbytes >= _LARGE and not report.quiet:
+        click.echo(f"state: {format_bytes(nbytes)}, and as much again while it is filled", err=True)
 
 
 def _left_behind(steps: int, checkpoint: Path | None) -> str:

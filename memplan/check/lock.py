@@ -16,6 +16,7 @@ from typing import Any
 
 from memplan.check.toml import Lines, parse_toml
 from memplan.errors import LockError, UsageError
+from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.runtime.providers import PROVIDERS
 from memplan.simulate.session import SESSIONS
 from memplan.units import parse_size, printable
@@ -170,7 +171,7 @@ def read_lock(path: Path) -> Lock:
 def _read_text(path: Path) -> str:
     try:
         # Some editors put a byte order mark in front, which TOML does not know.
-        return path.read_bytes().decode("utf-8-sig")
+        return read_bytes(path, MOST_TEXT).decode("utf-8-sig")
     except FileNotFoundError:
         raise LockError(
             f"lock {path} does not exist", "record models: memplan check --update MODEL..."
@@ -179,7 +180,7 @@ def _read_text(path: Path) -> str:
         line = error.object[: error.start].count(b"\n") + 1
         raise LockError(f"{path}:{line}: the lock is not UTF-8 text", _RESTORE) from None
     except OSError as error:
-        raise LockError(f"lock {path} cannot be read: {error.strerror}") from None
+        raise LockError(f"lock {path} cannot be read: {file_problem(error)}") from None
 
 
 def _not_toml(path: Path, text: str, problem: str) -> LockError:

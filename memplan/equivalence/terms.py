@@ -22,6 +22,7 @@ from onnx import numpy_helper
 
 from memplan.equivalence.forms import Applied, Constant, Form, Output, Product
 from memplan.proto.elements import tensor_bytes
+from memplan.proto.paths import opened_file
 
 Array = npt.NDArray[np.generic]
 
@@ -163,7 +164,7 @@ def _external_digest(tensor: onnx.TensorProto, folder: Path) -> str:
     if tensor_bytes(tensor.data_type, tensor.dims) > _LARGE_BYTES:
         place = (folder / entries["location"]).resolve()
         return f"{place} {int(entries.get('offset', 0))}"
-    with (folder / entries["location"]).open("rb") as file:
+    with opened_file(folder / entries["location"]) as file:
         file.seek(int(entries.get("offset", 0)))
         left = int(entries["length"]) if "length" in entries else None
         while left is None or left > 0:

@@ -15,6 +15,7 @@ import onnx
 from memplan.errors import ModelError
 from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
 from memplan.proto.flatbuffers import Table, root_table
+from memplan.proto.paths import file_problem, read_bytes
 
 _LETTERS = b"ODTC"
 _MODULE, _GROUPS = 1, 2  # of the root
@@ -42,12 +43,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ModelError: it cannot be read, is no checkpoint, is damaged, or has its values elsewhere.
     """
     try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise ModelError(f"{path} is {size:,} bytes; a checkpoint has at most 2 GiB")
-        data = path.read_bytes()
+        data = read_bytes(path, _MOST_BYTES)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        raise ModelError(f"{path} cannot be read: {file_problem(error)}") from None
     return parse_checkpoint(data, str(path))
 
 

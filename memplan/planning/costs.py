@@ -12,6 +12,7 @@ from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.ops.cost import Device, node_costs
 from memplan.ops.kernels import COPY_OPS
+from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.shapes.prepare import PreparedModel
 
 COSTS_SCHEMA = "memplan.costs/1"
@@ -142,12 +143,14 @@ def read_costs(path: Path) -> Costs:
         UsageError: unreadable, or of another shape.
     """
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_bytes(path, MOST_TEXT))
         seconds = {str(name): float(value) for name, value in data["seconds"].items()}
         for name, value in seconds.items():
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} takes {value} seconds")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {file_problem(error)}") from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a costs file: {error}", 'expected {"seconds": {"node name": 1.2e-3}}'
         ) from None

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from memplan.errors import ModelError, UsageError
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.nodes import subgraphs
+from memplan.proto.paths import read_bytes
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -67,9 +68,7 @@ def data_files(path: Path) -> list[Path]:
     """
     model = onnx.ModelProto()
     try:
-        if not path.is_file():  # reading a pipe would wait, and take what others are to read
-            return []
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(read_bytes(path))
     except (OSError, DecodeError):
         return []
     places = {external_entry(tensor, "location") or "" for tensor in external_tensors(model)}

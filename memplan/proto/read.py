@@ -23,6 +23,7 @@ from memplan.proto.checks import (
 from memplan.proto.external import check_external_data
 from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
 from memplan.proto.nodes import Described, describe_node, is_standard, subgraphs
+from memplan.proto.paths import file_problem, read_bytes
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
@@ -73,11 +74,11 @@ def parse_file(path: Path) -> onnx.ModelProto:
                 f"{path} is {size:,} bytes; a protobuf file holds at most 2 GiB",
                 "save it with external data: onnx.save_model(..., save_as_external_data=True)",
             )
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist", "give the path of a .onnx file") from None
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        raise ModelError(f"{path} cannot be read: {file_problem(error)}") from None
     return parse(data, path)
 
 

@@ -23,6 +23,7 @@ from memplan.proto.external import (
     repoint_external_data,
     set_external_entries,
 )
+from memplan.proto.paths import file_problem, opened_file
 from memplan.proto.write import check_target, followed, made_beside, put, write_model
 from memplan.units import format_bytes
 
@@ -140,7 +141,7 @@ def embed_weights(model: onnx.ModelProto, source: Path) -> None:
         UsageError: it cannot be read.
     """
     for tensor in external_tensors(model):
-        tensor.raw_data = b"".join(_place(tensor, source.parent.resolve()).pieces())
+        tensor.raw_data = external_content(tensor, source.parent)
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
 
@@ -161,7 +162,7 @@ class _Place:
         """
         left = self.nbytes
         try:
-            with self.file.open("rb") as stream:
+            with opened_file(self.file) as stream:
                 stream.seek(self.offset)
                 while left > 0:
                     piece = stream.read(min(left, _CHUNK))
@@ -170,7 +171,17 @@ class _Place:
                     left -= len(piece)
                     yield piece
         except OSError as error:
-            raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
+            raise UsageError(f"{self.file} cannot be read: {file_problem(error)}") from None
+
+
+def external_content(tensor: onnx.TensorProto, folder: Path) -> bytes:
+    """What a tensor whose data lies in another file, below ``folder``, has there. A hard link below
+    the model is a file of the user's like any other, though onnx takes none.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return b"".join(_place(tensor, folder.resolve()).pieces())
 
 
 def _place(tensor: onnx.TensorProto, folder: Path) -> _Place:

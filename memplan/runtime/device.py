@@ -12,6 +12,7 @@ from memplan.runtime.installed import installed_package
 from memplan.runtime.measure import run_child
 from memplan.runtime.messages import RunRequest, Started, StartTask
 from memplan.runtime.providers import PROVIDER_NAMES, PROVIDERS
+from memplan.runtime.room import machine_memory
 from memplan.runtime.times import device_name
 
 SCHEMA = "memplan.device/1"
@@ -93,7 +94,7 @@ def describe_device() -> Machine:
             continue
         version = result.version
         starts.append(Start(provider, "", result.right, result.taken_bytes, result.free_bytes))
-    memory = _memory()
+    memory = machine_memory()
     return Machine(
         runtime=version,
         package=installed_package(),
@@ -130,18 +131,3 @@ def require(provider: str) -> None:
     if isinstance(gpu, str):
         raise ProviderMissingError(f"CUDA was asked for, but there is {gpu}", INSTALL_CUDA)
     start(provider)
-
-
-def available_bytes() -> int:
-    """Main memory that a process may still take; 0 where the system does not say."""
-    return _memory().get("MemAvailable", 0)
-
-
-def _memory() -> dict[str, int]:
-    """``/proc/meminfo`` in bytes; empty where there is none."""
-    try:
-        with open("/proc/meminfo") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3}

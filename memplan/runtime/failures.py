@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memplan.errors import ProviderMissingError, RuntimeUnavailableError
+from memplan.runtime.installed import missing_runtime
 from memplan.units import format_bytes
 
 _ASKED = re.compile(
@@ -48,10 +49,8 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
     line = " ".join(error.split())
     if any(sign in line for sign in _MEMORY):
         return _out_of_memory(line, what, provider)
-    if "no module named 'onnxruntime'" in line.lower():
-        return RuntimeUnavailableError(
-            "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
-        )
+    if line.startswith(("ImportError: ", "ModuleNotFoundError: ")):
+        return missing_runtime(line.partition(": ")[2])
     if provider == "cuda":
         if "did not start" in line or "not in available" in line or any(d in line for d in _DRIVER):
             reason = _CUDA.search(line)

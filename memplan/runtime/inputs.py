@@ -8,7 +8,6 @@ only in their random numbers (:func:`synthesize`).
 from __future__ import annotations
 
 import math
-import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -21,7 +20,8 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
 from memplan.proto.metadata import PHASE_KEY
-from memplan.runtime.archive import BFLOAT16, array_header, bfloat16_bits
+from memplan.runtime.archive import BFLOAT16, Header, bfloat16_bits, load_arrays, readable
+from memplan.runtime.room import require_room
 
 Array = npt.NDArray[np.generic]
 
@@ -39,7 +39,6 @@ _NO_LIMIT = 2
 _SCALAR = 0.37
 _RARE, _FAR = 16, np.float32(8)
 _SHOWN = 5
-_SUFFIX = ".npy"
 
 
 def synthesize(
@@ -62,11 +61,13 @@ def synthesize(
 
     Raises:
         UsageError: an input's type has no numpy equivalent (give ``--inputs``).
+        RuntimeUnavailableError: the inputs do not fit into memory.
     """
     generator = np.random.default_rng(seed if not draw else [seed, draw])
     feeds: dict[str, Array] = {}
-    for index in graph.inputs:
-        tensor = graph.tensors[index]
+    given = [graph.tensors[index] for index in graph.inputs]
+    require_room(sum(tensor.nbytes for tensor in given if tensor.counted), "the model's inputs")
+    for tensor in given:
         if tensor.kind is not TensorKind.INPUT and not (
             tensor.name in also or (draw and _is_setting(graph, tensor))
         ):
@@ -90,24 +91,21 @@ def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
             has another shape or type.
     """
     inputs = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not a file", "an .npz file as numpy.savez writes it")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive, path, inputs)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged archive fails in any way: its headers are Python text
-        why = str(error) or type(error).__name__
-        raise UsageError(f"{path} cannot be read as .npz: {why}") from None
+    with readable(path, ".npz", "one array per graph input, as numpy.savez writes it"):
+        arrays = load_arrays(path, lambda headers: _chosen(headers, inputs, path))
+    return {
+        name: value.view(BFLOAT16) if _is_bfloat16(inputs[name]) else value
+        for name, value in arrays.items()
+    }
 
 
-def _read(archive: zipfile.ZipFile, path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
-    given = {member.removesuffix(_SUFFIX): member for member in archive.namelist()}
+def _chosen(
+    headers: Mapping[str, Header], inputs: Mapping[str, Tensor], path: Path
+) -> Iterable[str]:
     for name, tensor in inputs.items():
-        if name not in given and tensor.kind is TensorKind.INPUT:
+        if name not in headers and tensor.kind is TensorKind.INPUT:
             raise UsageError(f"{path} has no array '{name}'", "one array per graph input")
-    unknown = sorted(given.keys() - inputs.keys())
+    unknown = sorted(headers.keys() - inputs.keys())
     if unknown:
         near = get_close_matches(unknown[0], inputs, 3)
         raise UsageError(
@@ -115,28 +113,26 @@ def _read(archive: zipfile.ZipFile, path: Path, inputs: Mapping[str, Tensor]) ->
             + (f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""),
             f"near matches: {', '.join(near)}" if near else f"inputs: {_some(inputs)}",
         )
-    return {
-        name: _fitting(archive, given[name], tensor, path)
-        for name, tensor in inputs.items()
-        if name in given
-    }
+    for name, header in headers.items():
+        _require_fitting(inputs[name], header, path)
+    return [name for name in inputs if name in headers]
 
 
-def _fitting(archive: zipfile.ZipFile, member: str, tensor: Tensor, path: Path) -> Array:
-    """A given array, if it fits by its header. numpy writes bfloat16 as two bytes without a
-    name."""
-    shape, dtype = array_header(archive, member)
-    bfloat16 = tensor.dtype == onnx.TensorProto.BFLOAT16
+def _require_fitting(tensor: Tensor, header: Header, path: Path) -> None:
+    """Refuse an array by its header. numpy writes bfloat16 as two bytes without a name."""
+    bfloat16 = _is_bfloat16(tensor)
     wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-    if shape != tensor.shape or dtype not in ((wanted, np.dtype("V2")) if bfloat16 else (wanted,)):
+    fits = header.dtype in ((wanted, np.dtype("V2")) if bfloat16 else (wanted,))
+    if header.shape != tensor.shape or not fits:
         kind = "bfloat16" if bfloat16 else wanted
         raise UsageError(
-            f"{path}: '{tensor.name}' is {dtype}{list(shape)}, "
+            f"{path}: '{tensor.name}' is {header.dtype}{list(header.shape)}, "
             f"the model wants {kind}{list(tensor.shape)}"
         )
-    with archive.open(member) as file:
-        value: Array = np.lib.format.read_array(file, allow_pickle=False)
-    return value.view(BFLOAT16) if bfloat16 else value
+
+
+def _is_bfloat16(tensor: Tensor) -> bool:
+    return tensor.dtype == onnx.TensorProto.BFLOAT16
 
 
 def _some(names: Iterable[str]) -> str:

@@ -1,11 +1,36 @@
-"""Which ONNX Runtime is installed, without loading it."""
+"""Which ONNX Runtime is installed, without loading it; and what to do where it does not load."""
 
 from __future__ import annotations
 
-from importlib import metadata
+from importlib import import_module, metadata
+
+from memplan.errors import RuntimeUnavailableError
 
 NAME = "onnxruntime"
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime")
+
+
+def require_runtime() -> None:
+    """Load it.
+
+    Raises:
+        RuntimeUnavailableError: it is not installed, or does not load.
+    """
+    try:
+        import_module(NAME)
+    except ImportError as error:
+        raise missing_runtime(str(error)) from None
+
+
+def missing_runtime(why: str) -> RuntimeUnavailableError:
+    """The error that it does not load; ``why`` are Python's words."""
+    hint = "pip install onnxruntime-gpu (or onnxruntime)"
+    if "no module named 'onnxruntime'" in why.lower():
+        return RuntimeUnavailableError("ONNX Runtime is not installed", hint)
+    line = " ".join(why.split())[:200]
+    return RuntimeUnavailableError(
+        f"ONNX Runtime does not load: {line}", f"install it anew: {hint}"
+    )
 
 
 def installed_package() -> str:

@@ -13,6 +13,7 @@ from memplan.proto.checks import require_device
 from memplan.proto.metadata import get_metadata
 from memplan.proto.paths import as_path
 from memplan.proto.read import parse_file
+from memplan.runtime.installed import require_runtime
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.units import did_you_mean
 
@@ -40,10 +41,12 @@ def load(
         ModelError: ``path`` is not an ONNX model.
         UsageError: it is not a path, ONNX Runtime has no such provider, or the model copies tensors
             to the host and ``providers`` is the CPU alone.
+        RuntimeUnavailableError: ONNX Runtime does not load.
     """
+    model = _model(path)
+    require_runtime()
     import onnxruntime
 
-    model = _model(path)
     metadata = get_metadata(model)
     chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
     require_device(model, "cpu" if list(chosen) == [PROVIDER_NAMES["cpu"]] else "")
@@ -63,6 +66,7 @@ def _model(model: onnx.ModelProto | PathLike[str] | str) -> onnx.ModelProto:
 
 def _options(metadata: Mapping[str, object]) -> Any:
     """The options that a file's metadata asks for."""
+    require_runtime()
     from memplan.runtime import options  # imports onnxruntime
 
     dims = metadata.get("dims", {})

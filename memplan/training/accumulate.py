@@ -24,7 +24,7 @@ from memplan.ir.contract import LOSS_SCALE, Contract, Role
 from memplan.proto.metadata import set_metadata
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.training.batches import Batch
-from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from memplan.training.checkpoint import Progress, Wanted, load_checkpoint, save_checkpoint
 from memplan.training.export import export_forward
 from memplan.training.knobs import Rate
 from memplan.training.step_file import StepFile, read_step
@@ -187,6 +187,15 @@ class AccumulatingTrainer:
     def _fingerprint(self) -> str:
         return self._gradients.file.fingerprint[:16] + self._update.file.fingerprint[:16]
 
+    @property
+    def _wanted(self) -> Wanted:
+        """What a checkpoint must be of: the state of both, without the sums."""
+        update = self._update.file
+        slots = {s.name: s for file in (self._gradients.file, update) for s in file.state}
+        for gradient, held in self._sums.items():
+            del slots[gradient], slots[held]
+        return Wanted(self._fingerprint, slots, update.knobs)
+
     def save(self, path: PathLike[str] | str) -> None:
         """Write a checkpoint, as of ``Trainer``.
 
@@ -202,7 +211,7 @@ class AccumulatingTrainer:
         Raises:
             UsageError: it cannot be read, or is of another model.
         """
-        state, about = load_checkpoint(path, self._fingerprint)
+        state, about = load_checkpoint(path, self._wanted)
         self._update.adopt(about.steps, about.hyperparameters)
         self.load_state_dict(state)
         return self.steps

@@ -20,7 +20,7 @@ from memplan.errors import UsageError
 from memplan.ir.contract import SHARED
 from memplan.shapes.dims import symbolic_dims
 from memplan.training.batches import Batch
-from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from memplan.training.checkpoint import TURNS, Progress, Wanted, load_checkpoint, save_checkpoint
 from memplan.training.initial import Init, fitting, is_ignored
 from memplan.training.knobs import Rate
 from memplan.training.step_file import Slot, StepFile, read_step
@@ -28,8 +28,6 @@ from memplan.training.trainer import Trainer
 from memplan.training.weights import Weights, read_weights
 
 Array = npt.NDArray[Any]
-
-_STEPS = "steps"
 
 
 class AlternatingTrainer:
@@ -82,11 +80,11 @@ class AlternatingTrainer:
     ) -> None:
         files = _read(steps, dims or {})
         _require_fitting(files)
-        self._fingerprint = _fingerprint(files)
-        given = {} if weights is None else read_weights(weights)
+        self._wanted = _wanted(files)
+        given = {} if weights is None else read_weights(weights, self._wanted.state)
         about = None
         if resume is not None:
-            given, about = load_checkpoint(resume, self._fingerprint)
+            given, about = load_checkpoint(resume, self._wanted)
         _require_known(files, given)
         _require_named(files, init)
         rates = lr if isinstance(lr, Mapping) else dict.fromkeys(files, lr)
@@ -234,7 +232,9 @@ class AlternatingTrainer:
             for name, one in self._trainers.items()
             for key, value in one.numbers.items()
         }
-        about = Progress(self._fingerprint, sum(self.steps.values()), numbers, {_STEPS: self.steps})
+        about = Progress(
+            self._wanted.fingerprint, sum(self.steps.values()), numbers, {TURNS: self.steps}
+        )
         save_checkpoint(path, self.state_dict(), about)
 
     def resume(self, path: PathLike[str] | str) -> dict[str, int]:
@@ -243,11 +243,11 @@ class AlternatingTrainer:
         Raises:
             UsageError: it cannot be read, or is of other steps.
         """
-        self._restore(*load_checkpoint(path, self._fingerprint))
+        self._restore(*load_checkpoint(path, self._wanted))
         return self.steps
 
     def _restore(self, state: Mapping[str, Array], about: Progress) -> None:
-        taken = (about.data or {}).get(_STEPS, {})
+        taken = (about.data or {})[TURNS]
         for name, one in self._trainers.items():
             prefix = f"{name}/"
             numbers = {
@@ -256,7 +256,7 @@ class AlternatingTrainer:
                 if key.startswith(prefix)
             }
             own = _own(name, one.file, state)
-            one.restore(own, Progress(about.fingerprint, int(taken.get(name, 0)), numbers))
+            one.restore(own, Progress(about.fingerprint, taken[name], numbers))
 
     def close(self) -> None:
         """Let go of the sessions and their memory."""
@@ -365,3 +365,13 @@ def _require_fitting(files: Mapping[str, StepFile]) -> None:
 def _fingerprint(files: Mapping[str, StepFile]) -> str:
     text = "\n".join(f"{name} {file.fingerprint}" for name, file in files.items())
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _wanted(files: Mapping[str, StepFile]) -> Wanted:
+    """What a checkpoint of all steps must be of."""
+    slots: dict[str, Slot] = {}
+    for name, file in files.items():
+        for slot in file.state:
+            slots.setdefault(_key(name, slot), slot)
+    knobs = [f"{name}/{knob}" for name, file in files.items() for knob in file.knobs]
+    return Wanted(_fingerprint(files), slots, knobs, list(files))

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
-from memplan.runtime.archive import BFLOAT16, load_arrays
+from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable
+from memplan.runtime.room import require_room
 from memplan.training.step_file import Slot, as_bits
 
 Array = npt.NDArray[Any]
@@ -121,8 +122,12 @@ class Batches:
         self._orders: dict[tuple[int, int, int], npt.NDArray[np.int64]] = {}
         wanted = {slot.name: slot for slot in slots}
         _no_others(arrays, wanted)
-        for name, array in arrays.items():
-            self._sort(wanted[name], np.asarray(array))
+        kinds = {"samples": self._samples, "batches": self._ready, "value": self._fixed}
+        for name, given in arrays.items():
+            array = np.asarray(given)
+            if wanted[name].dtype == BFLOAT16 and array.dtype == np.dtype("V2"):
+                array = array.view(BFLOAT16)
+            kinds[_kind(wanted[name], Header(array.shape, array.dtype))][name] = array
         missing = [s.name for s in slots if s.name not in arrays and s.default is None]
         if missing:
             raise UsageError(f"the data has no '{missing[0]}'", f"it takes {_names(wanted)}")
@@ -139,31 +144,6 @@ class Batches:
         if not self.count:
             raise UsageError(f"the data has {self.samples} samples, and a batch takes {self.size}")
         self.epoch, self.index = 0, 0
-
-    def _sort(self, slot: Slot, array: Array) -> None:
-        """Tell samples, batches and values for all steps apart by their shapes."""
-        if slot.dtype == BFLOAT16 and array.dtype == np.dtype("V2"):
-            array = array.view(BFLOAT16)
-        if array.dtype != slot.dtype:
-            raise UsageError(
-                f"'{slot.name}' of the data is {array.dtype}, the step wants {slot.dtype}"
-            )
-        if array.ndim == len(slot.shape) + 1 and _like(array.shape[1:], slot.shape):
-            self._ready[slot.name] = array
-        elif (
-            slot.shape
-            and array.ndim == len(slot.shape)
-            and _like(array.shape, ("", *slot.shape[1:]))
-        ):
-            self._samples[slot.name] = array
-        elif not slot.shape and not array.ndim:
-            self._fixed[slot.name] = array
-        else:
-            raise UsageError(
-                f"'{slot.name}' of the data is {array.dtype}{list(array.shape)}, the step wants "
-                f"{slot.words}",
-                "the first axis of data is that of the samples",
-            )
 
     def _find_fixed(self, wanted: Mapping[str, Slot]) -> None:
         """Where arrays of samples differ in length, one that is what the input takes is a value for
@@ -250,23 +230,53 @@ class Batches:
                     f"the checkpoint is of data with {key} {state.get(key)}, this has {own[key]}",
                     "resume with the same data, seed and size of a batch",
                 )
-        self.epoch, self.index = int(state["epoch"]), int(state["index"])
+        self.epoch, self.index = state["epoch"], state["index"]
 
 
-def load_data(path: PathLike[str] | str) -> dict[str, Array]:
-    """The arrays of an ``.npz`` file.
+def load_data(path: PathLike[str] | str, slots: Sequence[Slot] | None = None) -> dict[str, Array]:
+    """The arrays of an ``.npz`` file, which are read if ``slots``, the inputs that make up a batch,
+    can take them by their headers.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or does not fit.
+        RuntimeUnavailableError: it does not fit into memory.
     """
     file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"{file} is not a file", "data is an .npz file as numpy.savez writes it")
-    try:
-        return load_arrays(file)
-    except Exception as error:  # a damaged archive fails in any way
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{file} cannot be read as .npz: {line}") from None
+
+    def choose(headers: Mapping[str, Header]) -> list[str]:
+        if slots is not None:
+            wanted = {slot.name: slot for slot in slots}
+            _no_others(headers, wanted)
+            for name, header in headers.items():
+                _kind(wanted[name], header)
+        nbytes = sum(header.nbytes for header in headers.values())
+        require_room(nbytes, f"the arrays in {file}", "give fewer samples at a time")
+        return list(headers)
+
+    with readable(file, ".npz", "data is an .npz file as numpy.savez writes it"):
+        return load_arrays(file, choose)
+
+
+def _kind(slot: Slot, header: Header) -> str:
+    """Whether an array is of ``samples``, of whole ``batches``, or a ``value`` for all steps: its
+    shape says so.
+
+    Raises:
+        UsageError: it is of another type, or none of them.
+    """
+    shape, dtype = header.shape, header.dtype
+    if dtype != slot.dtype and not (slot.dtype == BFLOAT16 and dtype == np.dtype("V2")):
+        raise UsageError(f"'{slot.name}' of the data is {dtype}, the step wants {slot.dtype}")
+    if len(shape) == len(slot.shape) + 1 and _like(shape[1:], slot.shape):
+        return "batches"
+    if slot.shape and len(shape) == len(slot.shape) and _like(shape, ("", *slot.shape[1:])):
+        return "samples"
+    if not slot.shape and not shape:
+        return "value"
+    raise UsageError(
+        f"'{slot.name}' of the data is {dtype}{list(shape)}, the step wants {slot.words}",
+        "the first axis of data is that of the samples",
+    )
 
 
 def _one_length(arrays: Mapping[str, Array], what: str) -> int | None:

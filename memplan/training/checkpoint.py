@@ -2,14 +2,17 @@
 
 The members are the arrays of the state by name, and ``memplan.checkpoint``, a JSON text: which
 state it is of (:attr:`memplan.training.step_file.StepFile.fingerprint`), how many steps were taken,
-what changes per step, and where the data was.
+what changes per step, where the data was, and a digest of all of that. Nothing in a file is
+believed: it may be damaged, cut, edited or another's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,25 +21,51 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
+from memplan.ir.contract import Role
 from memplan.proto.write import check_output, followed, made_beside, put
-from memplan.runtime.archive import load_arrays, save_arrays
+from memplan.runtime.archive import Header, is_finite, opened_arrays, readable, save_arrays
+from memplan.training.step_file import Slot
 
 Array = npt.NDArray[Any]
 
 FORMAT = "memplan.checkpoint/1"
+TURNS = "steps"
+"""The one key of ``data`` where several steps are trained in turns: how often each was taken."""
 _ABOUT = "memplan.checkpoint"
+_MOST = 2**63 - 1
+_MOST_ABOUT = 1 << 24  # bytes
+_ANEW = "resume from another copy, or begin anew without it"
+_OTHER = "resume with the model that wrote it, or with what 'memplan rewrite' made of that"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a run has come: ``steps`` taken, ``hyperparameters`` by input, and ``data`` as
-    :meth:`memplan.training.batches.Batches.state` gives it, or None."""
+    :meth:`memplan.training.batches.Batches.state` gives it, or None. ``contents`` is a digest of
+    the other fields and of the arrays beside them."""
 
     fingerprint: str
     steps: int
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Any] | None = None
     format: str = FORMAT
+    contents: str = ""
+
+    def sealed(self, arrays: str) -> Progress:
+        """With the digest, ``arrays`` being that of the arrays."""
+        text = json.dumps([arrays, asdict(replace(self, contents=""))], sort_keys=True)
+        return replace(self, contents=hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a checkpoint must be of: ``state`` by the names in the file, ``knobs`` the names of
+    hyperparameters, ``turns`` those of steps that are trained in turns."""
+
+    fingerprint: str
+    state: Mapping[str, Slot]
+    knobs: Collection[str] = ()
+    turns: Collection[str] = ()
 
 
 def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about: Progress) -> None:
@@ -48,10 +77,14 @@ def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about
     target = Path(path)
     check_output(target, force=True)
     target = followed(target)
-    text = json.dumps(asdict(about), sort_keys=True)
+
+    def seal(arrays: str) -> tuple[str, Array]:
+        return _ABOUT, np.asarray(json.dumps(asdict(about.sealed(arrays)), sort_keys=True))
+
+    rows = {name: np.asarray(value, order="C") for name, value in state.items()}
     try:
         with made_beside(target) as made:
-            save_arrays(made.stream, {**state, _ABOUT: np.asarray(text)})
+            save_arrays(made.stream, rows, seal)
         put(made.name, target, force=True)
     except OSError as error:
         raise UsageError(
@@ -60,29 +93,147 @@ def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about
         ) from None
 
 
-def load_checkpoint(
-    path: PathLike[str] | str, fingerprint: str
-) -> tuple[dict[str, Array], Progress]:
-    """State and progress from a checkpoint.
+def load_checkpoint(path: PathLike[str] | str, wanted: Wanted) -> tuple[dict[str, Array], Progress]:
+    """State and progress from a checkpoint. Every field is looked at before any is used, and of the
+    arrays the headers before anything is read.
 
     Raises:
-        UsageError: it cannot be read, or is of another model.
+        UsageError: it cannot be read, was changed since it was written, or is of another model.
     """
     file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"checkpoint {file} does not exist")
+    with readable(file, "a checkpoint", _ANEW), opened_arrays(file) as archive:
+        header = archive.headers.get(_ABOUT)
+        if header is None or header.dtype.kind != "U" or header.shape:
+            raise ValueError(f"it has no text '{_ABOUT}'")
+        if header.nbytes > _MOST_ABOUT:
+            raise ValueError(f"its '{_ABOUT}' has {header.nbytes:,} bytes")
+        about = _progress(str(archive.read(_ABOUT)))
+        if about.fingerprint != wanted.fingerprint:
+            raise UsageError(
+                f"{file} is a checkpoint of another model: its state has other names, types or "
+                "shapes",
+                _OTHER,
+            )
+        _require_state(archive.headers, wanted.state)
+        _require_named(about, wanted)
+        if about.sealed(archive.digest(_ABOUT)) != about:
+            raise ValueError("it was changed since it was written: its digest is another")
+        state = {name: archive.read(name) for name in wanted.state}
+        _require_finite(state, wanted.state.values())
+    return state, about
+
+
+def _progress(text: str) -> Progress:
+    """What a checkpoint says of itself.
+
+    Raises:
+        ValueError: a field is missing, unknown, or has no value that is ever written.
+    """
     try:
-        arrays = load_arrays(file)
-        told = json.loads(str(arrays.pop(_ABOUT)))
-        about = Progress(**told)
-    except Exception as error:  # a damaged archive fails in any way
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{file} cannot be read as a checkpoint: {line}") from None
-    if about.format != FORMAT:
-        raise UsageError(f"{file} is a checkpoint of format {about.format}, not {FORMAT}")
-    if about.fingerprint != fingerprint:
+        told = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"its '{_ABOUT}' is nested too deep") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"its '{_ABOUT}' is not a JSON object")
+    if told.get("format") != FORMAT:
+        raise ValueError(f"its format is {told.get('format')!r:.40}, not '{FORMAT}'")
+    _require_fields(told, _FIELDS, "")
+    return Progress(**told)
+
+
+def _is_whole(value: object, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= _MOST
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    if type(value) is int:
+        return abs(value) <= _MOST
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _is_data(value: object) -> bool:
+    """Whether it is a place in data, or the numbers of steps that were taken in turns."""
+    if value is None:
+        return True
+    if not isinstance(value, dict):
+        return False
+    if value.keys() == {TURNS}:
+        taken = value[TURNS]
+        return isinstance(taken, dict) and all(map(_is_whole, taken.values()))
+    _require_fields(value, _PLACE, " of its data")
+    return bool(value["index"] < value["count"])
+
+
+_FIELDS: Mapping[str, Callable[[object], bool]] = {
+    "fingerprint": _is_text,
+    "steps": _is_whole,
+    "hyperparameters": _are_numbers,
+    "data": _is_data,
+    "format": _is_text,
+    "contents": _is_text,
+}
+_PLACE: Mapping[str, Callable[[object], bool]] = {
+    "epoch": _is_whole,
+    "index": _is_whole,
+    "seed": lambda value: type(value) is int,
+    "shuffle": lambda value: isinstance(value, bool),
+    "size": lambda value: _is_whole(value, 1),
+    "count": lambda value: _is_whole(value, 1),
+}
+
+
+def _require_fields(
+    told: Mapping[str, object], fields: Mapping[str, Callable[[object], bool]], where: str
+) -> None:
+    different = sorted(told.keys() ^ fields.keys())
+    if different:
+        what = "an unknown" if different[0] in told else "no"
+        raise ValueError(f"it has {what} field '{different[0]}'{where}")
+    for name, is_right in fields.items():
+        if not is_right(told[name]):
+            raise ValueError(f"its '{name}'{where} is {json.dumps(told[name]):.60}")
+
+
+def _require_state(headers: Mapping[str, Header], state: Mapping[str, Slot]) -> None:
+    """Check that a file has the arrays of the state, those alone, and as they are written."""
+    for name, slot in state.items():
+        header = headers.get(name)
+        if header is None:
+            raise ValueError(f"it has no '{name}'")
+        if (header.shape, header.dtype) != (slot.static_shape, slot.dtype) or not header.rows:
+            raise ValueError(f"'{name}' is {header.words}, the step wants {slot.words}")
+    other = sorted(headers.keys() - state.keys() - {_ABOUT})
+    if other:
+        raise ValueError(f"it has '{other[0]}', which is not state of the step")
+
+
+def _require_named(about: Progress, wanted: Wanted) -> None:
+    """Check the names of hyperparameters and steps."""
+    unknown = sorted(about.hyperparameters.keys() - set(wanted.knobs))
+    if unknown:
         raise UsageError(
-            f"{file} is a checkpoint of another model: its state has other names, types or shapes",
-            "resume with the model that wrote it, or with what 'memplan rewrite' made of that",
+            f"the checkpoint has a value for '{unknown[0]}', which is not a hyperparameter of the "
+            "step",
+            _OTHER,
         )
-    return arrays, about
+    taken = (about.data or {}).get(TURNS)
+    if (taken is None) == bool(wanted.turns) or set(taken or ()) != set(wanted.turns):
+        raise ValueError("it is not of the same steps, trained in turns")
+    if taken is not None and sum(taken.values()) != about.steps:
+        raise ValueError("its numbers of steps do not add up")
+
+
+def _require_finite(state: Mapping[str, Array], slots: Iterable[Slot]) -> None:
+    """Refuse trained parameters that no step can go on with. Other state may be infinite: what a
+    tracker begins with, or a mask."""
+    for name, slot in zip(state, slots, strict=True):
+        if slot.role is Role.PARAMETER and not is_finite(state[name]):
+            raise ValueError(f"'{name}' is not finite; go on from an earlier checkpoint")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from os import PathLike
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from memplan.errors import UsageError
 from memplan.ir.contract import Role, averaged_by
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
-from memplan.training.checkpoint import Progress, load_checkpoint
+from memplan.training.checkpoint import Progress, Wanted, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits
 from memplan.training.weights import Weights, read_weights
 from memplan.units import counted
@@ -27,6 +27,7 @@ Init = str | Mapping[str, Any] | None
 
 RANDOM = "random"
 _SHOWN = 4
+_PIECE = 1 << 18  # elements
 _IGNORED = ("num_batches_tracked",)  # PyTorch counts them; no graph reads them
 _VARIANCES = ("var", "variance")
 _SCALES = ("weight", "gamma", "scale", "_var")
@@ -56,11 +57,18 @@ def first_values(
         UsageError: see there; or the checkpoint cannot be read, or is of another model.
     """
     if resume is not None:
-        state, about = load_checkpoint(resume, step.fingerprint)
-        return First({s.name: fitting(s, state[s.name]) for s in step.state}, (), about)
-    given = None if weights is None else read_weights(weights)
+        values, about = load_checkpoint(resume, wanted_of(step))
+        return First(values, (), about)
+    given = (
+        None if weights is None else read_weights(weights, {slot.name: slot for slot in step.state})
+    )
     values, notes = initial_state(step, given, init, seed)
     return First(values, notes, Progress(step.fingerprint, 0))
+
+
+def wanted_of(step: StepFile) -> Wanted:
+    """What a checkpoint of a step must be of."""
+    return Wanted(step.fingerprint, {slot.name: slot for slot in step.state}, step.knobs)
 
 
 def initial_state(
@@ -199,8 +207,13 @@ def _random(slot: Slot, seed: int) -> Array:
         scale = slot.name.lower().endswith(_SCALES) and bool(shape)
         return _filled(slot, 1.0 if scale else 0.0)
     generator = np.random.default_rng([seed, zlib.crc32(slot.name.encode())])
-    bound = math.sqrt(6 / ((shape[0] + shape[1]) * math.prod(shape[2:])))
-    return _typed(slot, generator.uniform(-bound, bound, shape))
+    bound = math.sqrt(6 / ((shape[0] + shape[1]) * math.prod(shape[2:]))) if 0 not in shape else 0
+    values = np.empty(math.prod(shape), slot.dtype)
+    for start in range(0, len(values), _PIECE):  # not all at once: they are drawn as float64
+        piece = values[start : start + _PIECE]
+        drawn = generator.uniform(-bound, bound, len(piece))
+        piece[:] = _typed(replace(slot, shape=piece.shape), drawn)
+    return values.reshape(shape)
 
 
 def _first_number(step: StepFile, slot: Slot) -> float:
@@ -215,7 +228,9 @@ def _first_number(step: StepFile, slot: Slot) -> float:
 
 
 def _filled(slot: Slot, number: float) -> Array:
-    return _typed(slot, np.full(slot.static_shape, number))
+    if slot.dtype == BFLOAT16:
+        return _typed(slot, np.full(slot.static_shape, number))
+    return np.full(slot.static_shape, np.float64(number).astype(slot.dtype))
 
 
 def _typed(slot: Slot, values: Array) -> Array:

@@ -15,7 +15,7 @@ from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batches
 from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from memplan.training.export import averaged, export_forward
-from memplan.training.initial import fitting
+from memplan.training.initial import fitting, wanted_of
 from memplan.training.knobs import Knobs
 from memplan.training.placing import Placing
 from memplan.training.predict import Predicted, predict
@@ -97,7 +97,7 @@ class Kept:
         Raises:
             UsageError: it cannot be read, or is of another model.
         """
-        self.restore(*load_checkpoint(path, self._file.fingerprint))
+        self.restore(*load_checkpoint(path, wanted_of(self._file)))
         return self.steps
 
     def restore(self, state: Mapping[str, Array], about: Progress) -> None:

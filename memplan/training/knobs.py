@@ -82,9 +82,16 @@ class Knobs:
         self.set(self.rate, value)
 
     def adopt(self, values: Mapping[str, float]) -> None:
-        """Take over the numbers of a checkpoint; functions stay."""
+        """Take over the numbers of a checkpoint; functions stay.
+
+        Raises:
+            UsageError: one takes no such number.
+        """
         functions = {name: value for name, value in self._values.items() if callable(value)}
-        self._values = {k: v for k, v in values.items() if k in self._slots} | functions
+        numbers = {name: value for name, value in values.items() if name in self._slots}
+        for name, value in numbers.items():
+            _number(self._slots[name], value)
+        self._values = {**numbers, **functions}
 
     def require_all(self) -> None:
         """Refuse a hyperparameter that has no value.
@@ -129,9 +136,13 @@ def _number(slot: Slot, value: Any) -> Array:
     """A hyperparameter's value as an array."""
     try:
         number = float(np.asarray(value).reshape(()))
-    except (TypeError, ValueError):
-        raise UsageError(f"'{slot.name}' takes a number, not {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"'{slot.name}' takes a number, not {value!r:.80}") from None
     if not math.isfinite(number):
         raise UsageError(f"'{slot.name}' takes a finite number, not {number}")
-    typed = np.asarray(number, np.float32 if slot.dtype.names else slot.dtype)
+    try:
+        with np.errstate(over="raise"):
+            typed = np.asarray(number).astype(np.float32 if slot.dtype.names else slot.dtype)
+    except FloatingPointError:
+        raise UsageError(f"'{slot.name}' is {slot.words}, which has no {number:g}") from None
     return fitting(replace(slot, shape=()), typed).reshape(slot.static_shape)

@@ -17,6 +17,7 @@ from memplan.proto.write import check_output
 from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
 from memplan.training.log import TrainingLog
+from memplan.training.step_file import StepFile, read_step
 from memplan.training.synthetic import BATCHES, synthetic_batches
 from memplan.training.telling import Binding, StepReport
 from memplan.training.trainer import Trainer
@@ -167,6 +168,7 @@ def run(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    begin: Callable[[int], None] | None = None,
 ) -> TrainingRun:
     """Train with the step in ``path``.
 
@@ -177,13 +179,17 @@ def run(
         force: replace files that are there (a checkpoint and a log that are resumed are gone on
             with anyway).
         progress: is given the report of every step; False from it ends the run there.
+        begin: is given the bytes of the state, before any of it is made.
 
     Raises:
         ModelError, UsageError, RuntimeUnavailableError: see :class:`Trainer`.
         TrainingError: the loss is not a number. A checkpoint that was asked for is written first.
     """
     _check(options, force)
-    with closing(_trainer(as_path(path), options, dims or {})) as trainer:
+    step = read_step(as_path(path), dims, parse_state(options.state).pairs)
+    if begin is not None:
+        begin(step.state_bytes)
+    with closing(_trainer(step, options)) as trainer:
         resumed = trainer.steps
         batches, told = _batches(trainer, options, dims or {})
         log = None
@@ -229,17 +235,15 @@ def _check(options: TrainOptions, force: bool) -> None:
         check_output(options.export_forward, force)
 
 
-def _trainer(path: Path, options: TrainOptions, dims: Mapping[str, int]) -> Trainer:
+def _trainer(step: StepFile, options: TrainOptions) -> Trainer:
     return Trainer(
-        path,
+        step,
         weights=options.weights_file,
         init=_init(options.init),
         resume=options.checkpoint if _goes_on(options) else None,
         lr=options.lr,
         hyperparameters=_numbers(options.hyper),
-        state=parse_state(options.state).pairs,
         provider=None if options.provider == "auto" else options.provider,
-        dims=dims,
         threads=options.threads,
         in_place="apart" not in options.state,
         guard=options.guard,
@@ -292,7 +296,7 @@ def _batches(
     if options.data is not None:
         found = Batches(
             trainer.batch_slots,
-            load_data(options.data),
+            load_data(options.data, trainer.batch_slots),
             size=options.batch,
             shuffle=options.shuffle,
             seed=options.seed,

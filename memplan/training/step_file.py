@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role, fi
 from memplan.proto.metadata import get_metadata
 from memplan.proto.nodes import reads_of
 from memplan.proto.read import read_model
+from memplan.proto.weights import external_content
 from memplan.runtime.archive import BFLOAT16
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
@@ -88,6 +90,16 @@ class StepFile:
     def state(self) -> list[Slot]:
         """The inputs that live from one step to the next."""
         return self.named(*STATE)
+
+    @property
+    def knobs(self) -> list[str]:
+        """The names of hyperparameters."""
+        return [slot.name for slot in self.named(Role.HYPERPARAMETER)]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+        return sum(math.prod(s.static_shape) * s.dtype.itemsize for s in self.state)
 
     def without_values(self) -> StepFile:
         """The same without first values of state, which would be in memory beside the state."""
@@ -281,8 +293,19 @@ def numpy_type(element: int) -> np.dtype[Any]:
 
 
 def initial_array(tensor: onnx.TensorProto, folder: Path) -> Array:
-    """The values of an initializer."""
-    values: Array = np.asarray(onnx.numpy_helper.to_array(tensor, base_dir=str(folder)))
+    """The values of an initializer.
+
+    Raises:
+        UsageError: they lie in another file, below ``folder``, which cannot be read.
+    """
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        tensor = onnx.TensorProto(
+            name=tensor.name,
+            data_type=tensor.data_type,
+            dims=tensor.dims,
+            raw_data=external_content(tensor, folder),
+        )
+    values: Array = np.asarray(onnx.numpy_helper.to_array(tensor))
     return as_bits(values) if tensor.data_type == onnx.TensorProto.BFLOAT16 else np.array(values)
 
 

@@ -12,6 +12,7 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.room import require_room
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened
 from memplan.training.batches import Array
@@ -29,6 +30,7 @@ def synthetic_batches(
 
     Raises:
         UsageError: a size is not known, or a type cannot be generated.
+        RuntimeUnavailableError: they do not fit into memory.
     """
     slots = [slot for slot in step.named(Role.BATCH) if slot.default is None]
     sizes = {**step.dims, **sizes}
@@ -42,6 +44,8 @@ def synthetic_batches(
     graph = opened(prepare(copy, step.path, sizes, partly=True)).graph
     names = {slot.name for slot in slots}
     ids = tuple(index for index in graph.inputs if graph.tensors[index].name in names)
+    nbytes = sum(graph.tensors[index].nbytes for index in ids)
+    require_room(2 * count * nbytes, f"{count} synthetic batches and their copy")
     draws = [synthesize(replace(graph, inputs=ids), seed + k) for k in range(count)]
     return {name: np.stack([_scaled(draw[name]) for draw in draws]) for name in draws[0]}
 

@@ -15,7 +15,9 @@ from memplan.api.source import Model
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
 from memplan.proto.checks import require_device
+from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
+from memplan.runtime.room import require_room
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
 from memplan.training.kept import Kept
@@ -70,7 +72,8 @@ class Trainer(Kept):
     Raises:
         ModelError: the file cannot be read, or renews nothing.
         UsageError: a value is missing, or does not fit.
-        RuntimeUnavailableError: ONNX Runtime refuses the file or the provider.
+        RuntimeUnavailableError: ONNX Runtime is missing, or refuses the file or the provider; or
+            the state does not fit into memory.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class Trainer(Kept):
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         self._file = step
         require_update(step)
+        require_runtime()
+        require_room(2 * step.state_bytes, "the state of the step and its first values")
         first = first_values(step, weights, init, seed, resume)
         self.notes, about = first.notes, first.about
         self._pairs = dict(step.contract.new_values)
@@ -324,7 +329,7 @@ class Trainer(Kept):
         from memplan.training.batches import load_data
 
         if isinstance(data, str | PathLike):
-            data = load_data(data)
+            data = load_data(data, self._batch_slots)
         if isinstance(data, Mapping):
             return Batches(self._batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
         return data

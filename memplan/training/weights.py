@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -13,64 +13,81 @@ import numpy.typing as npt
 import onnx
 
 from memplan.errors import UsageError
+from memplan.proto.external import check_external_data
 from memplan.proto.read import parse_file
-from memplan.runtime.archive import BFLOAT16, load_arrays
-from memplan.training.step_file import initial_array
+from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable
+from memplan.training.safetensors import load_safetensors
+from memplan.training.step_file import Slot, initial_array, read_step
 
 Array = npt.NDArray[Any]
 Weights = Mapping[str, Any] | PathLike[str] | str
 
-_KINDS: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": BFLOAT16,
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-"""Element types of safetensors."""
+_NOTHING: Array = np.empty(0)
+"""In place of an array that is not read."""
+_HINT = (
+    "weights are .npz, .safetensors or .onnx; of a PyTorch file, "
+    "numpy.savez(file, **{k: v.numpy() for k, v in torch.load(...).items()})"
+)
 
 
-def read_weights(source: Weights) -> dict[str, Any]:
+def read_weights(source: Weights, wanted: Mapping[str, Slot] | None = None) -> dict[str, Any]:
     """Arrays by name.
 
     Args:
-        source: an ``.npz``, ``.safetensors`` or ``.onnx`` file (its initializers), or a mapping of
-            arrays, as of ``torch.nn.Module.state_dict()``.
+        source: an ``.npz``, ``.safetensors`` or ``.onnx`` file (its initializers; of a training
+            step, its state), or a mapping of arrays, as of ``torch.nn.Module.state_dict()``.
+        wanted: the state that they are for, by the names in the file. Other arrays are not read,
+            and come as empty ones, for the caller to refuse.
 
     Raises:
-        UsageError: it is neither, or the file cannot be read.
+        UsageError: it is neither, or the file cannot be read, or an array does not fit.
         ModelError: an ``.onnx`` file cannot be read.
     """
     if isinstance(source, Mapping):
         return {str(name): _as_array(value) for name, value in source.items()}
     path = Path(source)
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file", "weights are .npz, .safetensors or .onnx")
-    try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path)
+    with readable(path, "weights", _HINT):
         if path.suffix == ".onnx":
-            return {
-                tensor.name: initial_array(tensor, path.parent)
-                for tensor in parse_file(path).graph.initializer
-                if tensor.data_type != onnx.TensorProto.STRING
-            }
-        return dict(load_arrays(path))
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            return _read_onnx(path, wanted)
+        load = load_safetensors if path.suffix == ".safetensors" else load_arrays
+        unread: list[str] = []
+
+        def choose(headers: Mapping[str, Header]) -> list[str]:
+            if wanted is None:
+                return list(headers)
+            unread.extend(name for name in headers if name not in wanted)
+            chosen = [name for name in headers if name in wanted]
+            for name in chosen:
+                _require_fitting(wanted[name], headers[name])
+            return chosen
+
+        return {**load(path, choose), **dict.fromkeys(unread, _NOTHING)}
+
+
+def _require_fitting(slot: Slot, header: Header) -> None:
+    """Refuse an array by its header, where its size alone says that it does not fit."""
+    if math.prod(header.shape) != math.prod(slot.static_shape):
         raise UsageError(
-            f"{path} cannot be read as weights: {_first_line(error)}",
-            "weights are .npz, .safetensors or .onnx; of a PyTorch file, "
-            "numpy.savez(file, **{k: v.numpy() for k, v in torch.load(...).items()})",
-        ) from None
-    except Exception as error:  # a damaged archive fails in any way
-        if hasattr(error, "exit_code"):
-            raise
-        raise UsageError(f"{path} cannot be read as weights: {_first_line(error)}") from None
+            f"the value of '{slot.name}' is {header.words}, the step wants {slot.words}"
+        )
+
+
+def _read_onnx(path: Path, wanted: Mapping[str, Slot] | None) -> dict[str, Any]:
+    """The values in a model: of a training step its state, else all that it stores."""
+    model = parse_file(path)
+    check_external_data(model, path)
+    inputs = {value.name for value in model.graph.input}
+    stored = [t for t in model.graph.initializer if t.data_type != onnx.TensorProto.STRING]
+    if any(tensor.name in inputs for tensor in stored):
+        step = read_step(path)
+        if step.contract.new_values:
+            return {s.name: s.default for s in step.state if s.default is not None}
+    if wanted is None:
+        return {tensor.name: initial_array(tensor, path.parent) for tensor in stored}
+    return {
+        tensor.name: initial_array(tensor, path.parent) if tensor.name in wanted else _NOTHING
+        for tensor in stored
+    }
 
 
 def _as_array(value: Any) -> Any:
@@ -88,29 +105,3 @@ def _torch_int16(value: Any) -> Any:
     import importlib
 
     return importlib.import_module(type(value).__module__.partition(".")[0]).int16
-
-
-def _read_safetensors(path: Path) -> dict[str, Array]:
-    """The format is 8 bytes of length, a header in JSON, and the bytes of all tensors
-    (https://github.com/huggingface/safetensors#format)."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    if length > len(data) - 8:
-        raise ValueError("its header is cut off")
-    header = json.loads(data[8 : 8 + length])
-    found = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in _KINDS:
-            raise ValueError(f"'{name}' is of type {entry['dtype']}")
-        begin, end = (8 + length + int(place) for place in entry["data_offsets"])
-        if not 8 + length <= begin <= end <= len(data):
-            raise ValueError(f"'{name}' lies outside the file")
-        values = np.frombuffer(data[begin:end], _KINDS[entry["dtype"]])
-        found[str(name)] = values.reshape([int(size) for size in entry["shape"]])
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -3,21 +3,28 @@
     python tools/fuzz --command analyze --count 1000 --seed 7 --keep finds
 
 A defect is exit code 70 (a bug of ours), death by a signal, or no end in time; so is more than
-``--slow`` seconds of wall clock or ``--large`` bytes for less than 1 MB of files. ``--only N`` runs
-one mutant of a run again, and shows where it fails.
+``--slow`` seconds of wall clock or ``--large`` bytes for less than 1 MB of files; and a damaged
+checkpoint or file of weights that is read as other values than were written. ``--only N`` runs one
+mutant of a run again, and shows where it fails. Figures are printed on the way, and after
+``--seconds`` what was done until then is what is told.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import cases
 import pool
 import proofs
+import reading
 import seeds
 import telling
 
@@ -25,6 +32,7 @@ from memplan.solver.jit import is_cold
 
 _SMALL_FILES = 1_000_000
 _NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
+_LARGE_TO_READ = 5e7  # bytes that no small file takes that is read and no more
 _KEPT = 3  # mutants of each defect
 
 
@@ -34,11 +42,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=500, help="mutants per command")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other mutants")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=20.0, help="limit per mutant")
-    parser.add_argument("--within", type=float, help="seconds for all mutants (proof)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit per command")
+    parser.add_argument("--each", type=float, default=20.0, help="limit per mutant, in seconds")
     parser.add_argument("--memory", type=float, default=4.0, help="limit per mutant, in GiB")
     parser.add_argument("--slow", type=float, default=10.0, help="seconds that are too many")
     parser.add_argument("--large", type=float, default=1e9, help="bytes that are too many")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between figures")
     parser.add_argument("--unchanged", action="store_true", help="each of the seeds, as it is")
     parser.add_argument("--seeds", type=Path, action="append", default=[], help="folders of models")
     parser.add_argument("--node-tests", action="store_true", help="onnx's node tests are seeds too")
@@ -51,6 +60,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the mutants; 1 if there was a defect."""
     options = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.command == proofs.COMMAND:
         return int(telling.judged(options))
     models = {} if options.unchanged else seeds.built_in()
@@ -59,17 +69,19 @@ def main() -> int:
     if options.node_tests:
         models |= seeds.node_tests()
     count = len(models) if options.unchanged else options.count
-    if is_cold():
-        print("the planner is compiled first", file=sys.stderr)
-    _compile_planner()
+    commands = cases.COMMANDS if options.command == "all" else (options.command,)
+    if not set(commands) <= reading.FILES.keys():
+        if is_cold():
+            print("the planner is compiled first", file=sys.stderr, flush=True)
+        _compile_planner()
     failed = False
-    for command in cases.COMMANDS if options.command == "all" else (options.command,):
+    for command in commands:
         run = cases.Run(
             command,
             models,
             options.seed,
             count,
-            options.seconds,
+            options.each,
             int(options.memory * (1 << 30)),
             unchanged=options.unchanged,
         )
@@ -87,12 +99,14 @@ def _compile_planner() -> None:
 
 def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     """Run the mutants and tell how they ended; whether one found a defect."""
+    if run.command in reading.FILES:
+        reading.prepare(run.command)
     codes: Counter[str] = Counter()
     defects: dict[str, list[pool.Outcome]] = {}
     calls: Counter[str] = Counter()
     reasons: dict[str, list[int]] = {}
     slowest = largest = pool.Outcome(-1, 0)
-    for outcome in pool.outcomes(run, options.workers, options.only):
+    for outcome in _in_time(run, options, codes):
         codes["no end" if outcome.code is None else f"exit {outcome.code}"] += 1
         calls.update(outcome.counts)
         slowest = max(slowest, outcome, key=lambda each: each.seconds)
@@ -104,12 +118,15 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             reason = f"exit {outcome.code}: {_NAMED.sub('…', message)}"
             reasons.setdefault(reason, []).append(outcome.number)
         if not outcome.is_defect and run.mutant(outcome.number).nbytes < _SMALL_FILES:
-            if outcome.seconds > options.slow and _again(run, outcome) > options.slow:
+            most = options.slow * pool.patience()
+            if outcome.seconds > most and _again(run, outcome) > most:
                 defects.setdefault("slow", []).append(outcome)
-            if outcome.peak_bytes > options.large:
+            read_only = run.command in reading.FILES and not run.mutant(outcome.number).calls
+            grown = read_only and outcome.grown_bytes > _LARGE_TO_READ
+            if grown or outcome.peak_bytes > options.large:
                 defects.setdefault("large", []).append(outcome)
     print(
-        f"{run.command}: {sum(codes.values())} mutants, seed {run.seed}: {_counted(codes)}; "
+        f"{run.command}: {_done(run, codes, options)} mutants, seed {run.seed}: {_counted(codes)}; "
         f"slowest {slowest.seconds:.1f} s (--only {slowest.number}), largest "
         f"{largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})",
         flush=True,
@@ -125,6 +142,30 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             for outcome in sorted(found, key=lambda each: each.number)[:_KEPT]:
                 _keep(run, outcome, options.keep)
     return bool(defects)
+
+
+def _in_time(
+    run: cases.Run, options: argparse.Namespace, codes: Counter[str]
+) -> Iterator[pool.Outcome]:
+    """The outcomes that come in time; prints how far it is, as counted in ``codes``."""
+    begun = shown = time.monotonic()
+    with closing(pool.outcomes(run, options.workers, options.only)) as outcomes:
+        for outcome in outcomes:
+            yield outcome
+            now = time.monotonic()
+            if now - begun > options.seconds:
+                return
+            if now - shown > options.every:
+                rate = sum(codes.values()) / (now - begun)
+                done = f"{sum(codes.values())} of {run.count}, {rate:.1f} a second"
+                print(f"{run.command}: {done}: {_counted(codes)}", file=sys.stderr, flush=True)
+                shown = now
+
+
+def _done(run: cases.Run, codes: Counter[str], options: argparse.Namespace) -> str:
+    done = sum(codes.values())
+    whole = options.only is not None or done == run.count
+    return f"{done}" if whole else f"{done} of {run.count} (in {options.seconds:g} s)"
 
 
 def _counted(numbers: Counter[str]) -> str:

@@ -13,17 +13,20 @@ import os
 import random
 import resource
 import select
+import shutil
 import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import click
 import proofs
+import reading
 from cases import SESSIONS, Mutant, Run
 from measure import measured
 from plans import Ended, rewritten_at_ten_budgets
@@ -31,6 +34,8 @@ from questions import answer_by_forks
 
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan_cli.main import cli
+
+_MOST_PATIENT = 5  # times the limit, where a machine has so many other things to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     peak_bytes: int = 0
+    grown_bytes: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -58,8 +64,12 @@ def outcomes(run: Run, workers: int = 1, only: int | None = None) -> Iterator[Ou
     numbers = [only] if only is not None else list(range(run.count))
     ends = [len(numbers) * k // workers for k in range(workers + 1)]
     shares = [numbers[begin:end] for begin, end in itertools.pairwise(ends)]
-    active = {(worker := _Worker(run, share)).reader: worker for share in shares if share}
+    active: dict[int, _Worker] = {}
     try:
+        for share in shares:
+            if share:
+                worker = _Worker(run, share)
+                active[worker.reader] = worker
         while active:
             ready = select.select(list(active), [], [], 0.2)[0]
             for reader in list(active):
@@ -73,7 +83,12 @@ def outcomes(run: Run, workers: int = 1, only: int | None = None) -> Iterator[Ou
                         active[successor.reader] = successor
     finally:
         for worker in active.values():
-            worker.kill()
+            worker.end()
+
+
+def patience() -> float:
+    """By how much seconds are longer where the processors are also others'."""
+    return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_PATIENT)
 
 
 class _Worker:
@@ -81,10 +96,11 @@ class _Worker:
 
     def __init__(self, run: Run, numbers: list[int]) -> None:
         self.run, self.left = run, numbers
+        self.folder = tempfile.mkdtemp(prefix="memplan-fuzz-")
         self.reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _work(run, numbers, writer)
+            _work(run, numbers, writer, self.folder)
         os.close(writer)
         self.since, self.begun, self.late, self.ended = time.monotonic(), False, False, False
         self.text = b""
@@ -103,10 +119,20 @@ class _Worker:
 
     def overdue(self) -> Iterator[Outcome]:
         """Nothing; ends a child that takes too long."""
-        if self.begun and not self.late and time.monotonic() - self.since > self.run.seconds:
+        if self.begun and not self.late and self._takes_too_long():
             self.late = True
             self.kill()
         return iter(())
+
+    def _takes_too_long(self) -> bool:
+        return time.monotonic() - self.since > self.run.seconds * patience()
+
+    def end(self) -> None:
+        """Kill it in the middle."""
+        self.kill()
+        os.close(self.reader)
+        os.waitpid(self.pid, 0)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -116,15 +142,22 @@ class _Worker:
         """The outcome of the mutant of which the child died."""
         os.close(self.reader)
         status = os.waitpid(self.pid, 0)[1]
+        shutil.rmtree(self.folder, ignore_errors=True)
         if self.begun:
             number, *self.left = self.left
             code = None if self.late else -os.WTERMSIG(status) if os.WIFSIGNALED(status) else 70
             yield Outcome(number, code, "no end in time" if self.late else "died", "")
 
 
-def _work(run: Run, numbers: list[int], writer: int) -> NoReturn:
-    """In the child: run the mutants one by one, and tell the outcome of each."""
+def _work(run: Run, numbers: list[int], writer: int, folder: str) -> NoReturn:
+    """In the child: run the mutants one by one in ``folder``, which the parent removes, and tell
+    the outcome of each."""
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # What is killed leaves its own temporary folders behind.
+        os.environ["TMPDIR"] = tempfile.tempdir = os.path.join(folder, "tmp")
+        os.mkdir(tempfile.tempdir)
+        os.mkdir(os.path.join(folder, "work"))
         resource.setrlimit(resource.RLIMIT_AS, (run.memory_bytes, run.memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         quiet = os.open(os.devnull, os.O_RDWR)
@@ -132,20 +165,16 @@ def _work(run: Run, numbers: list[int], writer: int) -> NoReturn:
             os.dup2(quiet, stream)
         if run.command in SESSIONS:
             answer_by_forks()
-        with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as folder:
-            os.chdir(folder)
-            for number in numbers:
-                os.write(writer, b"null\n")
-                mutant = run.mutant(number)
-                for name, data in mutant.files.items():
-                    Path(name).write_bytes(data)
-                with measured() as spent:
-                    (code, place, message), counts = _ended(run, number, mutant)
-                outcome = Outcome(
-                    number, code, place, message[:300], counts=counts, **asdict(spent)
-                )
-                os.write(writer, json.dumps(asdict(outcome)).encode() + b"\n")
-            os.chdir("/")
+        os.chdir(os.path.join(folder, "work"))
+        for number in numbers:
+            os.write(writer, b"null\n")
+            mutant = run.mutant(number)
+            for name, data in mutant.files.items():
+                Path(name).write_bytes(data)
+            with measured() as spent:
+                (code, place, message), counts = _ended(run, number, mutant)
+            outcome = Outcome(number, code, place, message[:300], counts=counts, **asdict(spent))
+            os.write(writer, json.dumps(asdict(outcome)).encode() + b"\n")
     finally:
         os._exit(0)
 
@@ -160,6 +189,8 @@ def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, i
     if run.command in SESSIONS:
         r = random.Random(f"{run.seed}/{run.command}/{number}")
         return rewritten_at_ten_budgets(_called, SESSIONS[run.command], r)
+    if run.command in reading.FILES and not mutant.calls:
+        return _called_in(partial(reading.read, run.command, Path(reading.FILES[run.command]))), {}
     ended = (0, "", "")
     for arguments in mutant.calls:
         ended = _called(arguments)
@@ -169,8 +200,15 @@ def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, i
 
 
 def _called(arguments: Sequence[str]) -> Ended:
+    return _called_in(
+        partial(cli.main, list(arguments), prog_name="memplan", standalone_mode=False)
+    )
+
+
+def _called_in(work: Callable[[], object]) -> Ended:
+    """How a piece of work ended: by itself, with an exit code or a defect, or by an exception."""
     try:
-        result = cli.main(list(arguments), prog_name="memplan", standalone_mode=False)
+        result = work()
     except MemplanError as error:
         place = _place(error) if error.exit_code == EXIT_BUG else ""
         return error.exit_code, place, f"{error.message} | {error.hint}"
@@ -178,6 +216,8 @@ def _called(arguments: Sequence[str]) -> Ended:
         return error.exit_code, "", error.format_message()
     except BaseException as error:  # what nobody expected is what is looked for
         return EXIT_BUG, _place(error), f"{type(error).__name__}: {error}"
+    if isinstance(result, tuple):
+        return result
     return result if isinstance(result, int) else 0, "", ""
 
 

@@ -15,7 +15,7 @@ from memplan.pytorch.errors import reason_of
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import in_float64
-from memplan.runtime.device import available_bytes
+from memplan.runtime.room import available_bytes
 from memplan.units import format_bytes
 
 _FREE_SHARE = 0.8

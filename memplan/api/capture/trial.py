@@ -23,6 +23,7 @@ from memplan.ir.contract import STATE
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import subgraphs
 from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
+from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.units import counted
 
@@ -99,6 +100,8 @@ class Trial:
             RuntimeUnavailableError: the runtime refuses the graph.
         """
         from memplan.runtime.failures import explain
+
+        require_runtime()
         from memplan.runtime.options import session_options
         from memplan.runtime.sessions import open_session, run_step
 

@@ -11,6 +11,7 @@ from memplan.api.analyze import analyze
 from memplan.api.rewrite.run import rewrite
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task, versions
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, MemplanError, RuntimeUnavailableError
+from memplan.proto.paths import opened_file
 
 
 def file_digest(path: Path) -> str:
@@ -24,7 +25,7 @@ def file_digest(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(path: str, modified: int, size: int) -> str:
-    with open(path, "rb") as stream:
+    with opened_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memplan.api.sweep.point import Answer, Failure, Task, answer_from, answer_json
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, UsageError
+from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.proto.write import check_output, write_atomically
 
 SCHEMA = "memplan.sweep-points/1"
@@ -61,12 +62,12 @@ class Store:
 
 def _read(path: Path) -> dict[str, Answer]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path, MOST_TEXT))
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA}")
         return {str(key): answer_from(kept) for key, kept in content["points"].items()}
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {file_problem(error)}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} does not hold points of a sweep ({type(error).__name__}: {error})",

@@ -93,7 +93,7 @@ def test_an_archive_that_cannot_be_unpacked(tmp_path: Path, offset: int, value: 
 
 def test_a_pipe_as_inputs_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="pipe is not a file"):
+    with pytest.raises(UsageError, match=r"pipe cannot be read as \.npz: it is not"):
         load_inputs(tmp_path / "pipe", graph_of(MODEL))
 
 

@@ -153,7 +153,7 @@ def test_other_data_is_refused() -> None:
 
 
 def test_files_that_are_no_data_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError, match="does not exist"):
         load_data(tmp_path / "none.npz")
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"PK\x03\x04 and no more")

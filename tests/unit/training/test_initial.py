@@ -166,5 +166,5 @@ def test_cut_files_of_weights_are_told(length: int, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04")
     with pytest.raises(UsageError, match="cannot be read as weights"):
         read_weights(tmp_path / "a.npz")
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError, match="does not exist"):
         read_weights(tmp_path / "none.npz")

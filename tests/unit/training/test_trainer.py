@@ -19,7 +19,7 @@ from helpers.graphs import parse
 from helpers.networks import batches, training_step
 from memplan import Trainer
 from memplan.errors import MemplanError, UsageError
-from memplan.training.checkpoint import load_checkpoint
+from memplan.training.checkpoint import Wanted, load_checkpoint
 
 pytestmark = pytest.mark.ort
 
@@ -245,10 +245,10 @@ def test_checkpoints_that_are_cut_are_refused(model: onnx.ModelProto, tmp_path: 
     for length in (0, 10, len(content) // 2, len(content) - 1):
         good.write_bytes(content[:length])
         with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
-            load_checkpoint(good, "")
+            load_checkpoint(good, Wanted("", {}))
     np.savez(good, a=np.zeros(3))
     with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
-        load_checkpoint(good, "")
+        load_checkpoint(good, Wanted("", {}))
 
 
 def test_a_function_for_the_rate_is_given_again_behind_a_checkpoint(

@@ -52,14 +52,6 @@ def bfloat16_values(bits: Array) -> npt.NDArray[np.float32]:
     return wide.view(np.float32)
 
 
-def is_finite(values: npt.NDArray[Any]) -> bool:
-    """Whether no element is infinite or not a number."""
-    if values.dtype == BFLOAT16:
-        exponent = np.uint16(0x7F80)
-        return not np.any(values.view(np.uint16) & exponent == exponent)
-    return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
-
-
 def save_arrays(
     path: Path | IO[bytes], arrays: Mapping[str, Any], seal: Seal | None = None
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -23,7 +23,14 @@ import numpy.typing as npt
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
 from memplan.proto.write import check_output, followed, made_beside, put
-from memplan.runtime.archive import Header, is_finite, opened_arrays, readable, save_arrays
+from memplan.runtime.archive import (
+    BFLOAT16,
+    Header,
+    bfloat16_values,
+    opened_arrays,
+    readable,
+    save_arrays,
+)
 from memplan.training.step_file import Slot
 
 Array = npt.NDArray[Any]
@@ -119,7 +126,7 @@ def load_checkpoint(path: PathLike[str] | str, wanted: Wanted) -> tuple[dict[str
         if about.sealed(archive.digest(_ABOUT)) != about:
             raise ValueError("it was changed since it was written: its digest is another")
         state = {name: archive.read(name) for name in wanted.state}
-        _require_finite(state, wanted.state.values())
+        _require_numbers(state, wanted.state)
     return state, about
 
 
@@ -231,9 +238,10 @@ def _require_named(about: Progress, wanted: Wanted) -> None:
         raise ValueError("its numbers of steps do not add up")
 
 
-def _require_finite(state: Mapping[str, Array], slots: Iterable[Slot]) -> None:
-    """Refuse trained parameters that no step can go on with. Other state may be infinite: what a
-    tracker begins with, or a mask."""
-    for name, slot in zip(state, slots, strict=True):
-        if slot.role is Role.PARAMETER and not is_finite(state[name]):
-            raise ValueError(f"'{name}' is not finite; go on from an earlier checkpoint")
+def _require_numbers(state: Mapping[str, Array], slots: Mapping[str, Slot]) -> None:
+    """Refuse parameters that no step can go on with. Infinite ones may be meant: masks are."""
+    for name, slot in slots.items():
+        value = state[name]
+        numbers = bfloat16_values(value) if value.dtype == BFLOAT16 else value
+        if slot.role is Role.PARAMETER and np.isnan(numbers).any():
+            raise ValueError(f"'{name}' holds nan; go on from an earlier checkpoint")

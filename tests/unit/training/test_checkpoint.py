@@ -186,12 +186,14 @@ def test_no_byte_of_a_value_changes_unseen(good: Path, step: StepFile) -> None:
         load_checkpoint(good, wanted_of(step))
 
 
-def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(
+def test_a_parameter_that_holds_nan_is_no_state_to_go_on_with(
     step: StepFile, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.npz"
-    save_checkpoint(path, {**STATE, "w": STATE["w"] / 0}, Progress(step.fingerprint, 3))
-    with pytest.raises(UsageError, match="'w' is not finite; go on from an earlier checkpoint"):
+    save_checkpoint(
+        path, {**STATE, "w": np.full((2, 3), np.nan, np.float32)}, Progress(step.fingerprint, 3)
+    )
+    with pytest.raises(UsageError, match="'w' holds nan; go on from an earlier checkpoint"):
         load_checkpoint(path, wanted_of(step))
 
 

@@ -170,13 +170,11 @@ def _gather(call: Call, operands: Sequence[Operand], slot: int, axis: int) -> Fo
 
 
 def _elements(call: Call, operands: Sequence[Operand], slot: int, axis: int) -> Found | None:
-    """Ranges of an axis that is not indexed, if all are as long there."""
+    """Ranges of an axis that is not indexed; that all are as long there, who reads them asks."""
     rank = _rank(operands[0])
     if any(o.shape is None or len(o.shape) != rank for o in operands) or not rank:
         return None
     if axis == int(call.attributes.get("axis", 0)) % rank:
-        return None
-    if len({(o.shape or ())[axis] for o in operands}) != 1:
         return None
     return Found(tuple(axis for _ in operands), (axis,))
 

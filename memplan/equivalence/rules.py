@@ -137,6 +137,8 @@ def _unsqueeze(call: Call) -> int | None:
         return None
     rank = len(shape) + len(axes)
     added = {axis % rank for axis in axes}
+    if len(added) < len(axes):  # one twice: no runtime takes that
+        return None
     rest = iter(shape)
     return view(call.terms, call.read(0), [1 if i in added else next(rest) for i in range(rank)])
 

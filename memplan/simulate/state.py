@@ -7,8 +7,8 @@ that looks at ``X``, and looks at it element by element:
 1. ``X`` is a graph input and ``X_new`` a computed output of its type and shape, which the runtime
    knows before it runs; neither is in another such pair.
 2. The maker reads ``X`` only in slots that its kernel may overwrite while it reads them
-   (:data:`memplan.ops.memory.OVERWRITES`), or not at all; it has no body; where it reads ``X``
-   it has one output.
+   (:data:`memplan.ops.memory.OVERWRITES`, operators with one output), or not at all; it has no
+   body.
 3. Whatever else reads ``X``, or a view of it, runs before the maker.
 4. No graph output is a view of ``X`` or another view of ``X_new``, and nothing that reads them puts
    them into a sequence or is of an unknown domain.
@@ -248,8 +248,6 @@ def _judge(
         # A view has as many elements, so broadcasting leaves each at its place.
         if not whole:
             return f"{maker.name} ({maker.op}) does not read it element by element"
-        if len(maker.writes) > 1:
-            return f"{maker.name} ({maker.op}) makes other outputs, too"
     before = {known, *(reader for t in views for reader in graph.tensors[t].readers)}
     return _Pair(maker.id, frozenset(views), frozenset(before - {ABSENT, maker.id}))
 

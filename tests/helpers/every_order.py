@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
 
 import numpy as np
 
 from helpers.problems import Case, Op
+from memplan.planning.tokens import in_turn
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
-from memplan.solver.problem import NONE, Ints
+from memplan.solver.problem import NONE, Flags, Ints, Pack, Problem
 
 
 def loose_case(seed: int) -> Case:
@@ -62,11 +63,90 @@ def _with_rule(ops: list[Op], draw: Random) -> Case:
     return Case(*ops, resident="x")
 
 
-def every_sequence(case: Case, again: int) -> Iterator[Ints]:
+@dataclass(frozen=True)
+class Asked:
+    """A case with all that a rewrite may ask of it: masks that may be kept packed, state that is
+    written over, tensors that stay (``--keep``) or are made again in any case (``--recompute``)."""
+
+    case: Case
+    packs: tuple[Pack, ...]
+    start: Ints
+    protected: Flags
+
+    def problem(self, budget: int) -> Problem:
+        """The problem for a budget."""
+        movable = np.ones(len(self.case.ops), np.bool_)
+        case = self.case
+        return Problem(
+            case.arrays, case.order, budget, self.start, self.protected, movable, packs=self.packs
+        )
+
+
+def asked_case(seed: int) -> Asked:
+    """A :func:`loose_case` of which some tensors may be packed, are kept or made again, and whose
+    input is written over by a node behind all that read it."""
+    draw, case = Random(f"asked {seed}"), loose_case(seed)
+    ops = [replace(op, again=False) if draw.random() < 0.1 else op for op in case.ops]
+    ruled = {op.rebuilds for op in ops}
+    plain = [op for op in ops if not (op.like or op.rebuilds or op.output or op.name in ruled)]
+    packed = [draw.choice(large)] if (large := [op for op in plain if op.nbytes > 1]) else []
+    if draw.random() < 0.6:
+        ops = [replace(op, again=False) if op in packed else op for op in ops]
+    else:
+        packed = []
+    for op in packed:
+        small, cost = draw.randint(1, op.nbytes - 1), float(draw.randint(0, 3))
+        name = f"{op.name}small"
+        pack = Op(name, op.name, small, cost, again=False, fleeting=True)
+        ops.append(replace(pack, rebuilds=name, behind=op.name))
+        ops.append(Op(f"{op.name}back", name, op.nbytes, float(draw.randint(1, 3))))
+        ops[-1] = replace(ops[-1], rebuilds=op.name)
+    case = Case(*ops, resident="x")
+    packs = tuple(
+        Pack(case.tensors[op.behind], (k,))
+        for k, op in enumerate(ops)
+        if op.behind and not op.again
+    )
+    if draw.random() < 0.5:
+        _write_over(case, draw)
+    start, protected = case.order, np.zeros(len(ops), np.bool_)
+    again = [k for k in case.order.tolist() if k in case.arrays.maker.tolist()]
+    if again and draw.random() < 0.4:
+        node = draw.choice(again)
+        there = np.append(case.order, node)  # wherever it is: a bound may not count on its place
+        if evaluate(case.arrays, there).total.max() < IMPOSSIBLE:
+            start, protected[node] = there, True
+    return Asked(case, packs, start, protected)
+
+
+def _write_over(case: Case, draw: Random) -> None:
+    """Let a node write over the input, behind all that read it or a view of it."""
+    arrays = case.arrays
+    lying = {case.tensors["x"]}
+    for w, t in enumerate(arrays.writes.tolist()):
+        if int(arrays.alias_of[w]) in lying and not arrays.pinned[t]:
+            lying.add(t)
+    readers = [
+        node
+        for node in case.order.tolist()
+        if lying & set(arrays.reads[arrays.read_start[node] : arrays.read_start[node + 1]].tolist())
+    ]
+    writers = [node for node in case.order.tolist() if node >= max(readers)]
+    writer = draw.choice(writers)
+    overwriter = np.full(len(arrays.nbytes), NONE, np.int64)
+    overwriter[sorted(lying)] = writer
+    pairs = [(node, writer) for node in readers if node != writer]
+    arrays = in_turn(arrays._replace(overwriter=overwriter), pairs)
+    unmade = np.full(len(arrays.nbytes) - len(arrays.maker), NONE, np.int64)
+    case.arrays = arrays._replace(maker=np.append(arrays.maker, unmade))
+
+
+def every_sequence(case: Case, again: int, packs: Sequence[Pack] = ()) -> Iterator[Ints]:
     """Every sequence in every order that dependences allow, with up to ``again`` runs more."""
     arrays = case.arrays
     count, wanted = len(case.ops), set(case.order.tolist())
     makers = {int(node) for node in arrays.maker if node != NONE}
+    makers |= {node for pack in packs for node in pack.nodes}
     reads = [
         [int(t) for t in arrays.reads[arrays.read_start[n] : arrays.read_start[n + 1]]]
         for n in range(count)
@@ -92,13 +172,20 @@ def every_sequence(case: Case, again: int) -> Iterator[Ints]:
     yield from grow([], frozenset(resident), again)
 
 
-def cheapest_by_peak(case: Case, again: int, most: int = 20_000) -> dict[int, float]:
-    """Peak → the least extra cost of the sequences tried that reach it."""
+def cheapest_by_peak(
+    case: Case, again: int, most: int = 20_000, asked: Asked | None = None
+) -> dict[int, float]:
+    """Peak → the least extra cost of the sequences tried that reach it, and do as ``asked``."""
     base = float(case.arrays.cost[case.order].sum())
     found: dict[int, float] = {}
-    for sequence in islice(every_sequence(case, again), most):
+    packs = asked.packs if asked is not None else ()
+    for sequence in islice(every_sequence(case, again, packs), most):
         peak = int(evaluate(case.arrays, sequence).total.max())
-        assert peak < IMPOSSIBLE
+        if peak >= IMPOSSIBLE:  # it reads what was written over
+            assert len(case.arrays.overwriter)
+            continue
+        if asked is not None and asked.problem(0).leaves_out_asked(sequence):
+            continue
         cost = float(case.arrays.cost[sequence].sum()) - base
         found[peak] = min(cost, found.get(peak, cost))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx
+
 from helpers.graphs import TUNED, open_text
 from memplan.passes.manager import (
     PassManager,
@@ -10,7 +12,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 
 
-def applied(text: str, *passes: object) -> OpenModel:
+def applied(text: str | onnx.ModelProto, *passes: object) -> OpenModel:
     """The model in ``text`` behind ``passes``."""
     model = open_text(text)
     return PassManager(passes).run(model, simulate(model.graph, TUNED))[-1].model  # type: ignore[arg-type]

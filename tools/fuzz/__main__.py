@@ -23,8 +23,10 @@ from pathlib import Path
 
 import cases
 import pool
+import proofs
 import reading
 import seeds
+import telling
 
 from memplan.solver.jit import is_cold
 
@@ -59,6 +61,8 @@ def main() -> int:
     """Run the mutants; 1 if there was a defect."""
     options = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if options.command == proofs.COMMAND:
+        return int(telling.judged(options))
     models = {} if options.unchanged else seeds.built_in()
     for folder in options.seeds:
         models |= seeds.from_folder(folder)

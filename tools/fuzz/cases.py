@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import proofs
 import reading
 from google.protobuf.message import DecodeError
 from graphs import random_step
@@ -26,7 +27,7 @@ from memplan.check.run import CheckRequest, run_update
 MUTATED = ("analyze", "rewrite", "grad", "validate", "check", "configuration")
 SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 """Commands that take random training graphs instead of seeds: the kind of session they plan for."""
-COMMANDS = (*MUTATED, *reading.FILES, *SESSIONS)
+COMMANDS = (*MUTATED, *reading.FILES, *SESSIONS, proofs.COMMAND)
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _LOCKED = "step"  # the seed of which there is a lock
 # Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:
@@ -82,6 +83,9 @@ class Run:
         if self.command in SESSIONS:
             r = random.Random(f"{self.seed}/{number}")  # the same graphs for both sessions
             return Mutant({"model.onnx": random_step(r).SerializeToString()}, ())
+        if self.command == proofs.COMMAND:
+            edit = proofs.mutant(self.seed, number)
+            return Mutant(edit.files(), ())
         if self.command in reading.FILES:
             return _file(self.command, r)
         names = sorted(self.seeds)

@@ -7,6 +7,7 @@ on behind it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+import proofs
 import reading
 from cases import SESSIONS, Mutant, Run
 from measure import measured
@@ -60,7 +62,8 @@ class Outcome:
 def outcomes(run: Run, workers: int = 1, only: int | None = None) -> Iterator[Outcome]:
     """The outcomes of all mutants of a run, in no order; of one if ``only`` is given."""
     numbers = [only] if only is not None else list(range(run.count))
-    shares = [numbers[k::workers] for k in range(workers)]
+    ends = [len(numbers) * k // workers for k in range(workers + 1)]
+    shares = [numbers[begin:end] for begin, end in itertools.pairwise(ends)]
     active: dict[int, _Worker] = {}
     try:
         for share in shares:
@@ -178,6 +181,11 @@ def _work(run: Run, numbers: list[int], writer: int, folder: str) -> NoReturn:
 
 def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, int]]:
     """How the first call ended that did not with exit code 0, or the last; for many, counts."""
+    if run.command == proofs.COMMAND:
+        try:
+            return proofs.examined(run.seed, number, proofs.Edited.of(mutant.files))
+        except Exception as error:  # of the proof, which never raises
+            return (EXIT_BUG, _place(error), f"{type(error).__name__}: {error}"), {}
     if run.command in SESSIONS:
         r = random.Random(f"{run.seed}/{run.command}/{number}")
         return rewritten_at_ten_budgets(_called, SESSIONS[run.command], r)

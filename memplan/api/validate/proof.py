@@ -60,6 +60,8 @@ def proof_line(found: Equivalence, *, contradicted: bool = False) -> str:
         (found.pins, "pins"),
     ]
     nodes = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    if found.redrawn and (found.rounded or found.assumed):
+        nodes += "; random numbers are drawn in another order"
     if found.rounded:
         many = len(found.rounded) > 1
         more = f" and {len(found.rounded) - 1} more" if many else ""

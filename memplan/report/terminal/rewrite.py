@@ -101,6 +101,8 @@ def _how_good(plan: Plan) -> str:
 
 def _bits_line(result: Rewrite) -> str:
     """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
+    if result.equivalence.redrawn:
+        return "its bits: not those of the original, as random numbers are drawn in another order"
     if result.equivalence.rounded:
         fused = "" if result.optimize_level == "none" else f" ({result.optimize_level})"
         return f"its bits: those of the original under the same fusions{fused}, but for rounding"
@@ -120,6 +122,7 @@ def equivalence_line(found: Equivalence) -> str:
     counts += [f"{found.recomputed} recomputed"] if found.recomputed else []
     counts += [f"{found.explained} explained by a rule"] if found.explained else []
     counts += [counted(found.pins, "pin")] if found.pins else []
+    counts += ["random numbers drawn in another order"] if found.redrawn else []
     if found.assumed:
         loops = counted(len(found.assumed), "loop")
         return (

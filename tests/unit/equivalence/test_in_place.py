@@ -46,6 +46,11 @@ IF = "g_if = If(c) <then_branch = t () => (float[4] y) {{ y = Add({0}, {0}) }}, 
     "else_branch = e () => (float[4] z) {{ z = Neg(g) }}>"
 )
 TRUE = "c = Constant<value = bool {1}>() "
+IF_IN_IF = "g_if = If(c) <then_branch = t () => (float[4] y) {{ y = If(c) <" + (
+    "then_branch = tt () => (float[4] a) {{ a = Add({0}, {0}) }}, "
+    "else_branch = te () => (float[4] b) {{ b = Neg(g) }}> }}, "
+    "else_branch = e () => (float[4] z) {{ z = Neg(g) }}>"
+)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,7 @@ TRUE = "c = Constant<value = bool {1}>() "
         ),
         ("v = Identity(w) x = Identity(v) " + GOOD + " d = Neg(x)", "reads 'x' after"),
         (TRUE + GOOD + IF.format("w"), "a body of node 3 (If) reads 'w' after"),
+        (TRUE + GOOD + IF_IN_IF.format("w"), "a body of node 3 (If) reads 'w' after"),
         ("v = Identity(w) " + TRUE + GOOD + IF.format("v"), "a body of node 4 (If) reads 'v'"),
         (TRUE + IF.format("w").replace("g_if", "w_new"), "has a body"),
         ("w_new = Softmax(w)", "may read 'w' after it has overwritten it"),

@@ -85,6 +85,39 @@ def test_wrong_rows_are_refused(old: str, new: str) -> None:
     assert proof(WHOLE, text).reason is not None
 
 
+def test_rows_without_the_last_ones_are_not_the_whole() -> None:
+    """A reduction takes any number of rows, so that no shape tells."""
+    largest = "[m] z = ReduceMax <keepdims: int = 0>(y)"
+    whole = WHOLE.replace("(float[4, 2] y)", "(float z)").replace(
+        "(h, w) }", f"(h, w) {largest} }}"
+    )
+    chunks = CHUNKS.replace("(float[4, 2] y)", "(float z)").replace(
+        "(y0, y1)", f"(y0, y1) {largest}"
+    )
+    assert proof(whole, chunks).rounded == ("y",)
+    short = chunks.replace("Slice(h, two, four, zero)", "Slice(h, two, three, zero)")
+    short = short.replace("int64[1] four = {4}", "int64[1] four = {4}, int64[1] three = {3}")
+    assert proof(whole, short).reason is not None
+
+
+def test_a_bias_with_rows_of_its_own_is_cut_like_the_rows() -> None:
+    whole = """g (float[4, 3] x, float[3, 2] w, float[4, 2] c) => (float[4, 2] y)
+    { [a] h = Exp(x) [n] y = Gemm(h, w, c) }"""
+    chunks = """g (float[4, 3] x, float[3, 2] w, float[4, 2] c) => (float[4, 2] y)
+    <int64[1] zero = {0}, int64[1] two = {2}, int64[1] four = {4}> {
+        [a] h = Exp(x)
+        [s0] h0 = Slice(h, zero, two, zero)
+        [c0] b0 = Slice(c, zero, two, zero)
+        [n0] y0 = Gemm(h0, w, b0)
+        [s1] h1 = Slice(h, two, four, zero)
+        [c1] b1 = Slice(c, two, four, zero)
+        [n1] y1 = Gemm(h1, w, b1)
+        [j] y = Concat <axis: int = 0>(y0, y1)
+    }"""
+    assert proof(whole, chunks).rounded == ("y",)
+    assert proof(whole, chunks.replace("w, b1", "w, b0")).reason is not None
+
+
 @pytest.mark.parametrize("text", [SUMMED, LATE], ids=["from the addend on", "added behind"])
 @pytest.mark.parametrize(
     ("old", "new"),

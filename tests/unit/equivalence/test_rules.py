@@ -297,6 +297,13 @@ def test_the_mask_of_another_operator_says_nothing() -> None:
         assert prove(Side(first, Path(), known), Side(second, Path())).proved == proved
 
 
+def test_an_axis_that_is_added_twice_is_followed_by_no_rule() -> None:
+    """No runtime takes that, but a file may have it; the proof never raises."""
+    text = "g (float[2, 3] a) => (float[1, 2, 3] y) <int64[2] x = {0, 0}> { y = Unsqueeze (a, x) }"
+    first = Side(parse(text), Path(), {"a": Fact(1, (2, 3))})
+    assert prove(first, Side(parse(text), Path())).proved
+
+
 def test_a_fence_adds_no_axis() -> None:
     """Axes that are computed have no elements: a product of a size and nothing."""
     fence = "[s] s = Size (other) [m] axes = Mul (s, empty) [n] b = Unsqueeze (a, axes)"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
-from helpers.graphs import TUNED, open_text, tensor
+from helpers.graphs import TUNED, open_text, parse, tensor
 from helpers.passes import applied
 from memplan.passes.change import facts_of
 from memplan.passes.manager import PassManager
@@ -25,7 +26,7 @@ POOL = """g (float[2, 4, 600, 600] x) => (float[2, 4, 600, 600] y, int64[2, 4, 3
   [e] e = Add(b, c) [f] f = Mul(e, b) [g] y = Mul(f, a) [use] z = Add(t, one) }"""
 
 
-def casts(text: str, *passes: object) -> list[int]:
+def casts(text: str | onnx.ModelProto, *passes: object) -> list[int]:
     """The types that the pass casts to, in order."""
     graph = applied(text, *passes).graph
     made = [node for node in graph.nodes if node.op == "Cast"]
@@ -125,3 +126,18 @@ def test_ranges(node: str) -> None:
       {{ [s] s = ArgMin <axis: int = 1>(x) [t] t = {node} }}"""
     facts = facts_of(open_text(text))
     assert Ranges(facts).of(tensor(facts.graph, "t").id) == RANGES[node]
+
+
+def test_what_a_body_reads_stays_as_it_is() -> None:
+    """Cast back before the body, it would be wide from there on."""
+    text = POOL.replace("(float[2, 4, 600, 600] x)", "(float[2, 4, 600, 600] x, bool up)")
+    inside = """If(up) <then_branch = yes () => (int64[2, 4, 300, 300] p) { p = Add(t, one) },
+        else_branch = no () => (int64[2, 4, 300, 300] q) { q = Sub(t, one) }>"""
+    assert casts(text.replace("Add(t, one)", inside), Narrow()) == []
+
+
+def test_what_the_author_wants_kept_stays_as_it_is() -> None:
+    model = parse(POOL)
+    within = next(node for node in model.graph.node if node.name == "within")
+    within.metadata_props.add(key="memplan.checkpoint", value="true")
+    assert casts(model, Narrow()) == []

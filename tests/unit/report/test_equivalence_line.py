@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from memplan.api.validate.proof import proof_line
 from memplan.equivalence.prove import Equivalence
 from memplan.report.terminal.rewrite import equivalence_line
 
@@ -26,3 +29,12 @@ from memplan.report.terminal.rewrite import equivalence_line
 )
 def test_the_line_says_what_was_proved(found: Equivalence, text: str) -> None:
     assert equivalence_line(found) == text
+
+
+@pytest.mark.parametrize(
+    "taken", [{}, {"rounded": ("y",)}, {"assumed": ("loop",)}], ids=["alone", "rounded", "assumed"]
+)
+def test_random_numbers_in_another_order_are_told_beside_all_else(taken: dict[str, Any]) -> None:
+    found = Equivalence(None, kept=5, redrawn=True, **taken)
+    assert "drawn in another order" in equivalence_line(found)
+    assert "drawn in another order" in proof_line(found)

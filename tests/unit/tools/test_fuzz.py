@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from memplan.equivalence.prove import Equivalence
+
 ROOT = Path(__file__).resolve().parents[3]
 COUNTS = {"analyze": 150, "rewrite": 20, "grad": 100, "check": 40, "configuration": 40}
 COUNTS |= {"checkpoints": 300, "safetensors": 300}
@@ -38,10 +40,11 @@ def fuzz() -> Any:
     try:
         import cases
         import pool
+        import proofs
         import reading
         import seeds
 
-        yield SimpleNamespace(cases=cases, pool=pool, reading=reading, seeds=seeds)
+        yield SimpleNamespace(cases=cases, pool=pool, proofs=proofs, reading=reading, seeds=seeds)
     finally:
         sys.path.remove(str(ROOT / "tools" / "fuzz"))
 
@@ -85,6 +88,37 @@ def test_node_tests_of_onnx(command: str, fuzz: Any, node_tests: dict[str, bytes
     assert [outcome for outcome in found if outcome.is_defect] == []
     if command == "analyze":  # each of these is a valid model
         assert [outcome.message for outcome in found if outcome.code] == []
+
+
+@pytest.mark.slow
+def test_no_edit_is_called_equal_whose_bits_differ(fuzz: Any) -> None:
+    run = fuzz.cases.Run("proof", {}, seed=3, count=60, seconds=600)
+    found = list(fuzz.pool.outcomes(run))
+    assert sorted(outcome.number for outcome in found) == list(range(run.count))
+    assert [outcome for outcome in found if outcome.is_defect] == []
+    said = {what for outcome in found for what in outcome.counts}
+    assert {"refused", "proved, same"} <= said
+
+
+@pytest.mark.slow
+def test_a_proof_that_believes_everything_is_found_out(
+    fuzz: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = Equivalence(None)
+    monkeypatch.setattr(fuzz.proofs, "prove", lambda *_: everything)
+    monkeypatch.setattr(fuzz.proofs, "equivalence_of", lambda *_: everything)
+    run = fuzz.cases.Run("proof", {}, seed=3, count=30, seconds=600)
+    found = [outcome.place for outcome in fuzz.pool.outcomes(run) if outcome.is_defect]
+    assert len(found) > 3
+    assert all(place.startswith("proved, and ") for place in found)
+
+
+@pytest.mark.slow
+def test_an_edit_is_known_by_its_number(fuzz: Any) -> None:
+    edits = [fuzz.proofs.mutant(3, number) for number in (1, 1, 2)]
+    assert edits[0] == edits[1]
+    assert edits[0].edited != edits[2].edited
+    assert edits[0].original == edits[2].original
 
 
 @pytest.mark.parametrize("command", ["checkpoints", "safetensors"])

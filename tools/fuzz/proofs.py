@@ -1,0 +1,300 @@
+"""The proof against the runtime: rewritten files with an edit, and whether bits differ that are
+called equal.
+
+Most edits cost milliseconds: the proof refuses them, and nothing runs. Where it says that a file
+computes what the original does, both run, with 1 and 2 threads, on draws some of which are full of
+NaN, infinities, zeros of both signs and denormals. And where new values of the state may be written
+over the old ones, says :mod:`memplan.equivalence.in_place`, the edited file gives what it gives
+with both apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from edits import Type, edited
+from pairs import Pair, made
+
+from memplan.api.validate.proof import equivalence_of
+from memplan.equivalence.in_place import unsafe_pairs
+from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
+from memplan.errors import EXIT_BUG, MemplanError
+from memplan.runtime.compare import output_difference, same_bits
+from memplan.runtime.inputs import synthesize
+from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.prepare import PreparedModel, prepare
+from memplan.simulate.opened import opened
+
+COMMAND = "proof"
+EDITS = 250
+"""Edits of each pair."""
+THREADS = (1, 2)
+_DRAWS = 4
+_SIZE = 4  # of every symbolic dimension
+_SHARE_IN_PLACE = 0.1  # of edits of steps with state that are run in place, proved or not
+
+Array = npt.NDArray[np.generic]
+Feeds = Mapping[str, Array]
+Runs = list[list[Array] | None]
+"""Outputs by draw, then thread count; None where there are none to compare."""
+Ended = tuple[int, str, str]
+
+
+@dataclass(slots=True)
+class _Subject:
+    """A pair with what its edits are held against. ``noisy``: places of outputs in which a run of
+    the original differs from the next."""
+
+    pair: Pair
+    model: onnx.ModelProto
+    reference: PreparedModel
+    types: dict[str, Type]
+    names: list[str]
+    feeds: list[Feeds]
+    runs: Runs = field(default_factory=list)
+    noisy: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A rewritten file with an edit, beside the original; ``what`` says what was done."""
+
+    original: bytes
+    edited: bytes
+    what: str
+
+    def files(self) -> dict[str, bytes]:
+        """As files; :meth:`of` reads them."""
+        return dict(zip(_FILES, (self.original, self.edited, self.what.encode()), strict=True))
+
+    @staticmethod
+    def of(files: Mapping[str, bytes]) -> Edited:
+        """What :meth:`files` gave."""
+        original, edit, what = (files[name] for name in _FILES)
+        return Edited(original, edit, what.decode())
+
+
+_FILES = ("original.onnx", "edited.onnx", "what.txt")
+
+
+def mutant(seed: int, number: int) -> Edited:
+    """The edit ``number`` of a run."""
+    subject = _subject(seed, number // EDITS)
+    model = onnx.ModelProto()
+    model.CopyFrom(subject.model)
+    said: list[str] = []
+    if number % EDITS:  # the first is the file as it was written
+        said = edited(model, subject.types, random.Random(f"{seed}/{COMMAND}/edit {number}"))
+    what = f"{subject.pair.what}: {'; '.join(said) or 'as written'}"
+    return Edited(subject.pair.original, model.SerializeToString(), what)
+
+
+@lru_cache(maxsize=2)
+def _subject(seed: int, number: int) -> _Subject:
+    pair = made(random.Random(f"{seed}/{COMMAND}/pair {number}"))
+    original = onnx.load_from_string(pair.original)
+    model = onnx.load_from_string(pair.rewritten)
+    dims = dict.fromkeys(symbolic_dims(original), _SIZE)
+    reference = prepare(original, Path("original.onnx"), dims)
+    known = prepare(onnx.load_from_string(pair.rewritten), Path("rewritten.onnx"), dims).types
+    types = {
+        name: (found.dtype, found.sizes if not dims else None) for name, found in known.items()
+    }
+    graph = opened(reference).graph
+    given = [value.name for value in original.graph.input]  # also what has a default
+    drawn = [synthesize(graph, 7, draw, given) for draw in range(_DRAWS)]
+    numbers = np.random.default_rng(number)
+    feeds = [_special(feeds, draw, numbers) for draw, feeds in enumerate(drawn)]
+    names = [value.name for value in original.graph.output]
+    return _Subject(pair, model, reference, types, names, feeds)
+
+
+_EXTREME = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, 0.5, 6.0)
+_TIES = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0)
+
+
+def _special(feeds: Feeds, draw: int, numbers: np.random.Generator) -> Feeds:
+    """The draw 2 with rare extreme numbers in it, the draw 3 of few different numbers."""
+    if draw < 2:
+        return feeds
+    found = {}
+    for name, value in feeds.items():
+        if value.dtype.kind == "f" and value.size > 1:
+            chosen = _EXTREME if draw == 2 else _TIES
+            share = min(0.2, 2 / value.size) if draw == 2 else 1.0
+            drawn = numbers.choice(np.asarray(chosen), value.shape).astype(value.dtype)
+            value = np.where(numbers.random(value.shape) < share, drawn, value)
+        found[name] = value
+    return found
+
+
+def examined(seed: int, number: int, edit: Edited) -> tuple[Ended, dict[str, int]]:
+    """How an edit ended, with exit code 70 where bits differ that should not, and a count of what
+    was said of it."""
+    subject = _subject(seed, number // EDITS)
+    model = onnx.load_from_string(edit.edited)
+    found = prove(reference_side(subject.reference, model), Side(model, Path()))
+    if found.reason is None:  # only then is it worth reading as validate does
+        try:
+            prepared = prepare(model, Path("edited.onnx"), subject.reference.dims)
+        except MemplanError:
+            return (0, "", ""), {"no valid model": 1}
+        found = equivalence_of(subject.reference, prepared, "cpu")
+    as_written = number % EDITS == 0
+    if found.reason is not None:
+        place = "a file as written is not proved"
+        ended = (EXIT_BUG, place, f"{edit.what}: {found.reason}") if as_written else (0, "", "")
+        said = "refused"
+    else:
+        ended, said = _held(subject, edit, found)
+    inside = random.Random(f"{seed}/{COMMAND}/in place {number}").random() < _SHARE_IN_PLACE
+    if not ended[0] and subject.pair.state and inside:
+        ended, more = _in_place(subject, model, edit)
+        return ended, {said: 1, more: 1}
+    return ended, {said: 1}
+
+
+def _said(found: Equivalence) -> str:
+    if found.proved:
+        return "proved"
+    taken = {
+        "redrawn": found.redrawn,
+        "assumed": bool(found.assumed),
+        "up to rounding": bool(found.rounded),
+    }
+    return " and ".join(word for word, is_so in taken.items() if is_so)
+
+
+def _held(subject: _Subject, edit: Edited, found: Equivalence) -> tuple[Ended, str]:
+    """Both files run, and what was said of them is held against what they give."""
+    said = _said(found)
+    ours = list(_runs(edit.edited, subject.feeds))
+    if all(run is None for run in ours):
+        return (0, "", ""), f"{said}, does not run"
+    if not subject.runs:
+        subject.runs = list(_runs(subject.pair.original, subject.feeds))
+        again = list(_runs(subject.pair.original, subject.feeds))
+        subject.noisy = set(_differing(subject, subject.names, subject.runs, again))
+    names = [value.name for value in onnx.load_from_string(edit.edited).graph.output]
+    differing = _differing(subject, names, subject.runs, ours, rounded=said != "proved")
+    if not differing:
+        return (0, "", ""), f"{said}, same{'' if said == 'proved' else ' but for rounding'}"
+    words = f"{edit.what}: {len(differing)} outputs, first {next(iter(differing.items()))}"
+    if found.redrawn or (found.assumed and "inside," in edit.what):
+        return (0, "", ""), f"{said}, differs"  # as it says
+    return (EXIT_BUG, f"{said}, and {_kind(edit)} differs", words), f"{said}, DIFFERS"
+
+
+def _kind(edit: Edited) -> str:
+    """The edit without what is particular to the file."""
+    return edit.what.partition(": ")[2]
+
+
+def _differing(
+    subject: _Subject, names: list[str], first: Runs, second: Runs, *, rounded: bool = False
+) -> dict[str, str]:
+    """Outputs of the original that differ, and by how much in which run."""
+    found: dict[str, str] = {}
+    for k, (was, now) in enumerate(zip(first, second, strict=True)):
+        if was is None:
+            continue
+        where = f"draw {k // len(THREADS)}, {THREADS[k % len(THREADS)]} threads"
+        if now is None:
+            found.setdefault("", f"does not run in {where}")
+            continue
+        if rounded and not _ordinary(k):
+            continue
+        kept = dict(zip(subject.names, was, strict=True))
+        for name, value in zip(names, now, strict=True):
+            if name in subject.noisy or name in found or same_bits(kept[name], value):
+                continue
+            difference = output_difference(name, kept[name], value)
+            if not (rounded and difference.is_rounding):
+                found[name] = f"{difference.max_rel_diff:.3g} relative in {where}"
+    return found
+
+
+def _ordinary(run: int) -> bool:
+    """Whether the numbers of a run are finite and differ: then rounding is small."""
+    return run // len(THREADS) < 2
+
+
+def _runs(
+    model: bytes, feeds: list[Feeds], state: Mapping[str, str] | None = None
+) -> Iterator[Any]:
+    """The outputs in every draw, with every number of threads; None where it cannot run."""
+    opened_sessions = [_session(model, threads) for threads in THREADS]
+    for given in feeds:
+        for session in opened_sessions:
+            yield None if session is None else _outputs(session, given, state or {})
+
+
+def _session(model: bytes, threads: int) -> Any:
+    import onnxruntime as ort
+
+    from memplan.runtime.options import session_options
+
+    ort.set_default_logger_severity(4)
+    options = session_options("tuned")
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    ort.set_seed(1_000_003)
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:  # whatever the runtime refuses a model with
+        return None
+
+
+def _outputs(session: Any, feeds: Feeds, state: Mapping[str, str]) -> list[Array] | None:
+    """``state``: output → input over which it is written."""
+    import onnxruntime as ort
+
+    inputs = (*session.get_inputs(), *session.get_overridable_initializers())
+    taken = {value.name for value in inputs}
+    binding = session.io_binding()
+    held = {}
+    for name, value in feeds.items():
+        if name in taken:
+            held[name] = ort.OrtValue.ortvalue_from_numpy(np.array(value, order="C"))
+            binding.bind_ortvalue_input(name, held[name])
+    for output in session.get_outputs():
+        if output.name in state:
+            binding.bind_ortvalue_output(output.name, held[state[output.name]])
+        else:
+            binding.bind_output(output.name)
+    try:
+        session.run_with_iobinding(binding)
+    except Exception:  # an index out of bounds, a shape that does not fit
+        return None
+    return [np.array(value.numpy()) for value in binding.get_outputs()]
+
+
+def _in_place(subject: _Subject, model: onnx.ModelProto, edit: Edited) -> tuple[Ended, str]:
+    """The edited file with what may be written over the old values there, and apart."""
+    outputs = {value.name for value in model.graph.output}
+    pairs = {new: old for new, old in subject.pair.state if new in outputs}
+    refused = unsafe_pairs(model, pairs)
+    taken = {value.name for value in model.graph.input}
+    safe = {new: old for new, old in pairs.items() if new not in refused and old in taken}
+    if not safe:
+        return (0, "", ""), "in place, none"
+    feeds = subject.feeds[1:2]
+    apart, again, over = (list(_runs(edit.edited, feeds, state)) for state in ({}, {}, safe))
+    names = [value.name for value in model.graph.output]
+    for was, same, now in zip(apart, again, over, strict=True):
+        if was is None or now is None or same is None:
+            continue
+        for name, *values in zip(names, was, same, now, strict=True):
+            if same_bits(values[0], values[1]) and not same_bits(values[0], values[2]):
+                place = f"written over the old value, {_kind(edit)} differs"
+                return (EXIT_BUG, place, f"{edit.what}: {name}"), "in place, DIFFERS"
+    return (0, "", ""), "in place, same"

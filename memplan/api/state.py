@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract, find_contract
+from memplan.ir.doubts import sound_contract
 from memplan.ir.graph import Graph
 from memplan.proto.metadata import IN_PLACE, STATE, get_metadata, set_metadata
 from memplan.simulate.opened import OpenModel, with_state
@@ -108,7 +109,7 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
         if STATE in metadata:
             set_metadata(proto, {k: v for k, v in metadata.items() if k != STATE} | {STATE: APART})
         return model if model.graph.state is None else replace(model, graph=unbound(model.graph))
-    contract = find_contract(model.graph, model.phases, metadata, request.pairs)
+    contract = sound_contract(model.graph, model.phases, metadata, request.pairs)
     if not contract.new_values:
         raise ModelError(
             "--state in-place: no output of the graph is the next value of an input",

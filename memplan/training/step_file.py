@@ -17,8 +17,9 @@ import onnx
 
 from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role, find_contract
-from memplan.proto.metadata import get_metadata
+from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role
+from memplan.ir.doubts import sound_contract
+from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.nodes import reads_of
 from memplan.proto.read import read_model
 from memplan.runtime.archive import BFLOAT16
@@ -180,18 +181,18 @@ def read_step(
         state: output → input pairs that the file does not tell, as ``--state OUT=IN``.
 
     Raises:
-        ModelError: the file cannot be read, or a shape stays unknown.
+        ModelError: the file cannot be read, contradicts itself, or a shape stays unknown.
         UsageError: ``dims`` or ``state`` do not fit; two outputs are the next value of one input.
     """
     with as_file(model) as path:
         whole = read_model(path)
         metadata = get_metadata(whole)
+        planned_for(metadata)
         found = _dims(whole, metadata, dims or {})
         contract = _contract(whole, path, found, state or {})
         in_memory = isinstance(model, onnx.ModelProto)
         folder = None if in_memory else path.parent
         slots = _slots(whole, contract, found, path.parent)
-    _one_to_one(contract)
     stripped = onnx.ModelProto()
     stripped.CopyFrom(whole)
     kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
@@ -220,20 +221,7 @@ def _contract(
     copy.CopyFrom(model)
     sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(dims)
     graph = opened(prepare(copy, path, sizes, partly=True))
-    return find_contract(graph.graph, graph.phases, get_metadata(model), state)
-
-
-def _one_to_one(contract: Contract) -> None:
-    """Refuse two outputs for one input."""
-    claimed: dict[str, str] = {}
-    for output, given in contract.new_values.items():
-        if given in claimed:
-            raise UsageError(
-                f"outputs '{claimed[given]}' and '{output}' are both the next value of '{given}'",
-                f"say whose next value '{output}' is: state={{'{output}': NAME}} or --state "
-                f"{output}=NAME; '' says that it is nobody's",
-            )
-        claimed[given] = output
+    return sound_contract(graph.graph, graph.phases, get_metadata(model), state)
 
 
 def _slots(

@@ -15,6 +15,7 @@ from memplan.api.source import Model
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
 from memplan.proto.checks import require_device
+from memplan.proto.metadata import planned_for
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from memplan.runtime.training_session import TrainingSession
 
 Array = npt.NDArray[Any]
-
-_TUNED = "tuned"
 
 
 class Trainer(Kept):
@@ -96,7 +95,7 @@ class Trainer(Kept):
         self._file = step
         require_update(step)
         first = first_values(step, weights, init, seed, resume)
-        self.notes, about = first.notes, first.about
+        self.notes, about = (*step.contract.notes, *first.notes), first.about
         self._pairs = dict(step.contract.new_values)
         self._batch_slots = step.named(Role.BATCH)
         self._knobs = Knobs(step.named(Role.HYPERPARAMETER), about.hyperparameters)
@@ -105,9 +104,10 @@ class Trainer(Kept):
         if lr is not None:
             self.lr = lr
         self._knobs.require_all()
+        session, planned = planned_for(step.metadata)
         self.request = RunRequest(
-            session="default" if step.metadata.get("session") == "default" else _TUNED,
-            provider=provider or str(step.metadata.get("provider", "cpu")),
+            session=session,
+            provider=provider or planned,
             dims=dict(step.dims),
             seed=seed,
             threads=threads,

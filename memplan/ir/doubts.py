@@ -122,14 +122,13 @@ class _Doubts:
 
     def _missing_values(self) -> None:
         """Roles that speak of pairs that are not there."""
-        kinds = {
-            Role.NEW_VALUE: (self.contract.new_values, "a next value"),
-            Role.GRADIENT: (self.contract.gradients, "a gradient"),
+        pairs = {
+            Role.NEW_VALUE: self.contract.new_values,
+            Role.GRADIENT: self.contract.gradients,
         }
         for name, role in self.contract.claims.roles.items():
-            pairs, what = kinds.get(role, ({name: ""}, ""))
-            if name not in pairs and name not in self.asked:
-                self.refused.append(f"'{name}' has the role of {what}, and of nothing")
+            if role in pairs and name not in pairs[role] and name not in self.asked:
+                self.refused.append(f"'{name}' has the role '{role}', and belongs to no input")
 
     def _lost_values(self) -> None:
         """Rule 2, and what looks like a next value to data flow alone."""
@@ -146,7 +145,7 @@ class _Doubts:
                 continue
             other = self.maker.get(given)
             if other is None:
-                self.refused.append(f"'{out}' is named as the next value of '{given}', and is not")
+                self.refused.append(f"'{out}' is not the next value of '{given}', as its name says")
             elif other not in self.asked and given not in renewed_names(other):
                 self.notes.append(
                     f"'{out}' is named as the next value of '{given}', and the file says that "

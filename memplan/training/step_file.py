@@ -211,6 +211,13 @@ def _dims(
     if unknown:
         raise UsageError(f"the model has no dimension '{unknown[0]}'", f"it has {_listed(names)}")
     found = dict(planned) if isinstance(planned, dict) else {}
+    for name, size in found.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ModelError(
+                f"memplan.dims of the file says that '{name}' is {str(size)[:40]!r}: expected a "
+                "whole number",
+                "its metadata is damaged: take the file that 'memplan rewrite' wrote",
+            )
     return {k: v for k, v in {**found, **given}.items() if k in names}
 
 

@@ -213,7 +213,7 @@ class Trainer(Kept):
         """
         if self._broken:
             raise UsageError(self._broken, "load a checkpoint: resume(path)")
-        given = {**(batch or {}), **arrays}
+        given = {**_named(batch), **arrays}
         knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
         checked = checked_batch(self._batch_slots, given)
         for name, value in checked.items():
@@ -391,6 +391,17 @@ class Trainer(Kept):
 
     def __repr__(self) -> str:
         return description(self)
+
+
+def _named(batch: Any) -> Mapping[str, Any]:
+    """A batch, if it is one."""
+    if batch is None:
+        return {}
+    if not isinstance(batch, Mapping) or not all(isinstance(name, str) for name in batch):
+        raise UsageError(
+            f"expected a mapping of arrays by name, got {str(batch)[:40]}", "step({'x': array})"
+        )
+    return batch
 
 
 def _as_float(value: Array) -> Any:

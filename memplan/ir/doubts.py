@@ -23,8 +23,9 @@ Pairs that the user names (``--state OUT=IN``) are no claims.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract, find_contract
@@ -33,6 +34,7 @@ from memplan.ir.naming import differentiated_names, is_counter_name, is_rate_nam
 from memplan.ir.phases import Phases
 from memplan.ir.roles import RENEWED, Role, averaged_by
 from memplan.ir.stated import alike, some
+from memplan.proto.metadata import ASKED
 
 # Elementwise operators that lead from an old value to a new one.
 _ELEMENTWISE = frozenset(
@@ -44,6 +46,7 @@ _ADJUSTED = frozenset({Role.BATCH, Role.FROZEN, Role.HYPERPARAMETER})
 
 
 def sound_contract(
+    model: Path,
     graph: Graph,
     phases: Phases,
     metadata: Mapping[str, object],
@@ -51,7 +54,12 @@ def sound_contract(
 ) -> Contract:
     """The contract of a step that is to be trained, and in its ``notes`` what is odd about it.
 
-    Args: those of :func:`memplan.ir.contract.find_contract`.
+    Args:
+        model: the file, for messages.
+        graph: see :func:`memplan.ir.contract.find_contract`, as for the others.
+        phases: see there.
+        metadata: see there.
+        asked: see there.
 
     Raises:
         ModelError: the file contradicts itself.
@@ -59,17 +67,31 @@ def sound_contract(
     """
     contract = find_contract(graph, phases, metadata, asked)
     _one_to_one(contract)
-    found = _Doubts(graph, phases, contract, asked or {})
-    found.look()
-    refused = [*contract.claims.contradictions, *found.refused]
+    weighed, refused = weigh(graph, phases, metadata, contract, asked or ())
     if refused:
         more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
         raise ModelError(
-            f"what the file says of its inputs and outputs cannot be true: {refused[0]}{more}",
+            f"{model}: what it says of its inputs and outputs cannot be true: {refused[0]}{more}",
             "mend its metadata (memplan.roles, memplan.new_values, memplan.gradients), or say whose"
             " next value an output is: --state OUT=IN; OUT= for nobody's",
         )
-    return replace(contract, notes=(*contract.notes, *found.notes))
+    return weighed
+
+
+def weigh(
+    graph: Graph,
+    phases: Phases,
+    metadata: Mapping[str, object],
+    contract: Contract,
+    asked: Collection[str] = (),
+) -> tuple[Contract, list[str]]:
+    """A contract with what is odd about it in its ``notes``, and why it cannot be true."""
+    before = metadata.get(ASKED)
+    outputs = {*asked, *(map(str, before) if isinstance(before, list) else ())}
+    found = _Doubts(graph, phases, contract, outputs)
+    found.look()
+    refused = [*contract.claims.contradictions, *found.refused]
+    return replace(contract, notes=(*contract.notes, *found.notes)), refused
 
 
 def _one_to_one(contract: Contract) -> None:
@@ -91,7 +113,7 @@ class _Doubts:
     graph: Graph
     phases: Phases
     contract: Contract
-    asked: Mapping[str, str]
+    asked: Collection[str]
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)

@@ -15,13 +15,13 @@ What the graph alone cannot tell, names and data flow can (:mod:`memplan.ir.doub
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from memplan.ir.graph import Graph, Tensor
 from memplan.ir.naming import is_counter_name
 from memplan.ir.roles import OF_INPUTS, OF_OUTPUTS, RENEWED, Role
-from memplan.proto.metadata import GRADIENTS, NEW_VALUES, PREFIX, ROLES, Unreadable
+from memplan.proto.metadata import GRADIENTS, NEW_VALUES, PREFIX, ROLES, Names, Unreadable
 from memplan.shapes.tensor_type import FLOATS
 from memplan.units import counted
 
@@ -95,7 +95,8 @@ class _Reader:
         self.gone = {x for names in lists if isinstance(names, list) for x in map(str, names)}
         self.gone -= self.known.keys()
         self.removed: set[str] = set()
-        self.foreign: dict[str, None] = {}
+        self.foreign = 0
+        self.first_foreign: dict[str, None] = {}
         self.contradictions: list[str] = []
         self.notes: list[str] = []
 
@@ -108,10 +109,10 @@ class _Reader:
             del gradients[name]
         self._believe(roles, new_values)
         if self.foreign:
-            entries = counted(len(self.foreign), "entry", "entries")
+            entries = counted(self.foreign, "entry", "entries")
             self.notes.append(
-                f"{entries} of the file's metadata: no input or output is named "
-                f"{some(self.foreign)}"
+                f"{entries} of the file's metadata are of no input or output: "
+                f"'{next(iter(self.first_foreign))}'"
             )
         return Stated(
             roles,
@@ -125,25 +126,31 @@ class _Reader:
     def _refuse(self, what: str) -> None:
         self.contradictions.append(what)
 
-    def _mapping(self, key: str) -> dict[str, str]:
+    def _mapping(self, key: str) -> Names:
         """A mapping of names to names or words."""
         value = self.metadata.get(key, {})
+        if isinstance(value, Names):
+            return value
         if isinstance(value, Unreadable):
             self._refuse(f"{PREFIX}{key} {value}")
         elif isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
-            return value
+            return Names(value)
         else:
             self._refuse(f"{PREFIX}{key} is not a mapping of names")
-        return {}
+        return Names({})
 
-    def _miss(self, names: Collection[str]) -> None:
-        self.foreign.update(dict.fromkeys(name for name in names if name not in self.gone))
+    def _miss(self, said: Names, here: Set[str]) -> None:
+        """Count what speaks of names that are not there."""
+        missed = len(said) - len(here) - len(said.keys() & (self.gone - here))
+        if missed:
+            self.foreign += missed
+            names = (name for name in said if name not in here and name not in self.gone)
+            self.first_foreign[next(names)] = None
 
     def _roles(self) -> dict[str, Role]:
         said = self._mapping(ROLES)
         here = {name: word for name in self.known if (word := said.get(name)) is not None}
-        if len(here) < len(said):
-            self._miss([name for name in said if name not in self.known])
+        self._miss(said, here.keys())
         roles = {name: Role(word) for name, word in here.items() if word in _ROLES}
         unknown = {name: word for name, word in here.items() if word not in _ROLES}
         if unknown:
@@ -173,10 +180,11 @@ class _Reader:
     def _pairs(self, key: str, made: Mapping[str, Tensor], what: str) -> dict[str, str]:
         said = self._mapping(key)
         ends = said.keys() & self.known.keys()
-        ends |= {out for out, given in said.items() if given in self.inputs}
+        if not said.told & self.inputs.keys() <= {said[out] for out in ends}:
+            ends |= {out for out, given in said.items() if given in self.inputs}
         pairs: dict[str, str] = {}
         of: dict[str, str] = {}
-        for out in [out for out in said if out in ends]:
+        for out in [*(out for out in self.known if out in ends), *sorted(ends - self.known.keys())]:
             given = said[out]
             if out in self.asked or out in self.gone or given in self.gone:
                 self.removed |= {given} & self.inputs.keys()
@@ -191,8 +199,7 @@ class _Reader:
             else:
                 of[given] = out
                 pairs[out] = given
-        if len(ends) < len(said):
-            self._miss([out for out in said if out not in ends])
+        self._miss(said, ends)
         return pairs
 
     def _believe(self, roles: dict[str, Role], new_values: Mapping[str, str]) -> None:

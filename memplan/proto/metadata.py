@@ -32,6 +32,8 @@ ROLES = "roles"
 (:class:`memplan.ir.contract.Role`)."""
 GRADIENTS = "gradients"
 """On a model, ``memplan.gradients``: graph output → the graph input that it is the gradient of."""
+ASKED = "asked"
+"""On a model, ``memplan.asked``: outputs of which a user said whose next value they are."""
 STATE = "state"
 """On a model, ``memplan.state``: :data:`IN_PLACE` if it was planned for sessions that write new
 values over the old ones."""
@@ -42,7 +44,7 @@ to rounding."""
 BOUND_DIMS = "bound_dims"
 """On a model, ``memplan.bound_dims``: symbolic dimensions of the original, for whose sizes alone
 this model is."""
-_CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, STATE)
+_CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, ASKED, STATE)
 _PLANNED_FOR = {"session": ("tuned", "default"), "provider": ("cpu", "cuda")}
 _SHOWN = 40  # characters of a value
 _YES = frozenset({"1", "true"})
@@ -50,6 +52,14 @@ _YES = frozenset({"1", "true"})
 
 class Unreadable(str):
     """In place of a value that cannot be read: why."""
+
+
+class Names(dict[str, str]):
+    """A mapping of strings, read once and not to be changed; ``told`` are its values."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.told = frozenset(values.values())
 
 
 def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
@@ -78,14 +88,17 @@ def get_metadata(model: onnx.ModelProto) -> dict[str, object]:
             key, value = item.key.removeprefix(PREFIX), _parsed(item.value)
             if key in found:
                 value = Unreadable("is there twice")
-            found[key] = dict(value) if isinstance(value, dict) else value
+            found[key] = dict(value) if type(value) is dict else value
     return found
 
 
 @lru_cache(maxsize=16)  # a file is looked at many times, and what it says may be long
 def _parsed(text: str) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+        if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
+            return Names(value)
+        return value
     except RecursionError:
         return Unreadable("is nested too deep")
     except json.JSONDecodeError:

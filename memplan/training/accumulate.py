@@ -111,9 +111,8 @@ class AccumulatingTrainer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of both files and of first values, as of ``Trainer``."""
-        both = (*self._claims, *self._gradients.notes, *self._update.notes)
-        return tuple(dict.fromkeys(both))
+        """What is odd about the two files."""
+        return self._claims
 
     @property
     def trainers(self) -> tuple[Trainer, Trainer]:

@@ -189,7 +189,7 @@ def read_step(
         metadata = get_metadata(whole)
         planned_for(metadata)
         found = _dims(whole, metadata, dims or {})
-        contract = _contract(whole, path, found, state or {})
+        contract = _contract(whole, shown_path(model), path, found, state or {})
         in_memory = isinstance(model, onnx.ModelProto)
         folder = None if in_memory else path.parent
         slots = _slots(whole, contract, found, path.parent)
@@ -222,13 +222,17 @@ def _dims(
 
 
 def _contract(
-    model: onnx.ModelProto, path: Path, dims: Mapping[str, int], state: Mapping[str, str]
+    model: onnx.ModelProto,
+    shown: Path,
+    path: Path,
+    dims: Mapping[str, int],
+    state: Mapping[str, str],
 ) -> Contract:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(dims)
     graph = opened(prepare(copy, path, sizes, partly=True))
-    return sound_contract(graph.graph, graph.phases, get_metadata(model), state)
+    return sound_contract(shown, graph.graph, graph.phases, get_metadata(model), state)
 
 
 def _slots(

@@ -180,7 +180,7 @@ class _Reader:
     def _pairs(self, key: str, made: Mapping[str, Tensor], what: str) -> dict[str, str]:
         said = self._mapping(key)
         ends = said.keys() & self.known.keys()
-        if not said.told & self.inputs.keys() <= {said[out] for out in ends}:
+        if not {x for x in self.inputs if x in said.told} <= {said[out] for out in ends}:
             ends |= {out for out, given in said.items() if given in self.inputs}
         pairs: dict[str, str] = {}
         of: dict[str, str] = {}

@@ -72,11 +72,15 @@ def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
         item for item in model.metadata_props if not item.key.startswith(PREFIX) or item.key in told
     ]
     copies = [(item.key, item.value) for item in kept]
+    texts = {item.key: item.value for item in model.metadata_props}
     del model.metadata_props[:]
     for key, value in copies:
         model.metadata_props.add(key=key, value=value)
     for key, value in values.items():
-        model.metadata_props.add(key=PREFIX + key, value=json.dumps(value, sort_keys=True))
+        text = texts.get(PREFIX + key)
+        if text is None or not isinstance(value, Names) or _parsed(text) is not value:
+            text = json.dumps(value, sort_keys=True)  # else it is as it was read
+        model.metadata_props.add(key=PREFIX + key, value=text)
 
 
 def get_metadata(model: onnx.ModelProto) -> dict[str, object]:

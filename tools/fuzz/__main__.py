@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import cases
+import metadata
 import pool
 import seeds
 
@@ -24,15 +25,18 @@ from memplan.solver.jit import is_cold
 _SMALL_FILES = 1_000_000
 _NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
 _KEPT = 3  # mutants of each defect
+_APART = {metadata.COMMAND: metadata.main}  # not through the program, and not among "all"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__)
-    parser.add_argument("--command", choices=[*cases.COMMANDS, "all"], default="all")
+    parser.add_argument("--command", choices=[*cases.COMMANDS, *_APART, "all"], default="all")
     parser.add_argument("--count", type=int, default=500, help="mutants per command")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other mutants")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=20.0, help="limit per mutant")
+    parser.add_argument(
+        "--seconds", type=float, help="limit per mutant (20), or of metadata in all (none)"
+    )
     parser.add_argument("--memory", type=float, default=4.0, help="limit per mutant, in GiB")
     parser.add_argument("--slow", type=float, default=10.0, help="seconds that are too many")
     parser.add_argument("--large", type=float, default=1e9, help="bytes that are too many")
@@ -48,6 +52,9 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the mutants; 1 if there was a defect."""
     options = _arguments()
+    if options.command in _APART:
+        return _APART[options.command](options)
+    options.seconds = options.seconds or 20.0
     models = {} if options.unchanged else seeds.built_in()
     for folder in options.seeds:
         models |= seeds.from_folder(folder)

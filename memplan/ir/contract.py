@@ -246,7 +246,9 @@ class _Finder:
             if tensor.id == self.phases.loss or tensor.producer < 0 or tensor.dtype not in FLOATS:
                 continue
             node = self.graph.nodes[tensor.producer]
-            ahead = self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS)
+            # What serves no known pair counts as forward work, so where the file names the pairs
+            # that says nothing.
+            ahead = not self.stated and self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS)
             scaled = node.key in _PRODUCTS and self.phases.loss in node.reads
             if node.key in _ENDS and not ahead and not scaled:
                 found.append(out)

@@ -42,6 +42,7 @@ _ELEMENTWISE = frozenset(
     | {":Cast", ":Identity", ":Sign", ":Abs", ":Clip", ":Exp", ":Log", ":Reciprocal"}
 )
 _FARTHEST = 200  # nodes that are looked at behind one output
+_NEVER = 1 << 30  # farther than any input
 _ADJUSTED = frozenset({Role.BATCH, Role.FROZEN, Role.HYPERPARAMETER})
 
 
@@ -196,51 +197,61 @@ class _Doubts:
     def _flow(self) -> None:
         """Rule 4 by data flow, for next values whose names say nothing."""
         pairs = self.contract.new_values
-        read: dict[str, set[str]] = {}
-        unread: dict[str, str] = {}
-        for out, given in pairs.items():
-            if out in self.asked or given in renewed_names(out):
-                continue
-            read[out] = self._led_back(out)
-            if given not in read[out]:
-                unread[out] = given
-        if not unread:
+        silent = {
+            out: given
+            for out, given in pairs.items()
+            if out not in self.asked and given not in renewed_names(out)
+        }
+        if not silent:
             return
-        for out in self.outputs:
-            if out not in pairs and out not in self.contract.gradients:
-                read[out] = self._led_back(out)
-        for out, given in list(unread.items()):
-            rival = next((o for o, names in read.items() if given in names and o != out), None)
-            if rival is not None and pairs.get(rival) not in read[rival]:
+        free = [x for x in self.outputs if x not in pairs and x not in self.contract.gradients]
+        far = {out: self._distances(out) for out in (*silent, *free)}
+        unread: list[str] = []
+        for out, given in silent.items():
+            own = far[out].get(given, _NEVER)
+            rival = next((o for o in far if o != out and self._nearer(o, out, far)), None)
+            if rival is not None:
                 self.refused.append(
                     f"'{out}' is the next value of '{given}', which '{rival}' is made of"
                 )
-                del unread[out]
+            elif own == _NEVER:
+                unread.append(f"{out} of {given}")
         if unread:
-            pairs_of = [f"{out} of {given}" for out, given in unread.items()]
             self.notes.append(
-                f"next values, as the file says, and not made of the old ones: {some(pairs_of)}"
+                f"next values, as the file says, and not made of the old ones: {some(unread)}"
             )
 
-    def _led_back(self, output: str) -> set[str]:
-        """The inputs that elementwise operators lead back to from an output, other outputs left
-        out; the nearest part of a large graph."""
+    def _nearer(self, rival: str, out: str, far: Mapping[str, Mapping[str, int]]) -> bool:
+        """Whether another output is nearer to the input that an output renews, and neither is the
+        nearest to its own."""
+        pairs = self.contract.new_values
+        given, other = pairs[out], pairs.get(rival, "")
+        own, theirs = far[out].get(given, _NEVER), far[rival].get(other, _NEVER)
+        reach = far[rival].get(given, _NEVER)
+        exchanged = own == _NEVER or far[out].get(other, _NEVER) < own
+        return reach < own and reach < theirs and exchanged
+
+    def _distances(self, output: str) -> dict[str, int]:
+        """How many elementwise operators lie between an output and the inputs that they lead back
+        to, other outputs left out; in the nearest part of a large graph."""
         graph = self.graph
         first = self.outputs[output].id
         ends = set(graph.outputs) - {first}
-        seen, stack, found, nodes = {first}, [first], set[str](), 0
-        while stack and nodes < _FARTHEST:
-            tensor = graph.tensors[stack.pop()]
-            if tensor.name in self.inputs:
-                found.add(tensor.name)
-            if tensor.producer < 0 or tensor.id in ends:
-                continue
-            node = graph.nodes[tensor.producer]
-            if node.key in _ELEMENTWISE:
-                nodes += 1
-                fresh = [t for t in node.reads if t not in seen]
-                seen.update(fresh)
-                stack.extend(fresh)
+        seen, found, nodes, level = {first}, dict[str, int](), 0, 0
+        nearest = [first]
+        while nearest and nodes < _FARTHEST:
+            behind: list[int] = []
+            for tensor in map(graph.tensors.__getitem__, nearest):
+                if tensor.name in self.inputs:
+                    found[tensor.name] = level
+                if tensor.producer < 0 or tensor.id in ends:
+                    continue
+                node = graph.nodes[tensor.producer]
+                if node.key in _ELEMENTWISE:
+                    nodes += 1
+                    behind += [t for t in node.reads if t not in seen]
+                    seen.update(node.reads)
+            nearest, level = behind, level + 1
         return found
 
     def _untrained(self) -> None:

@@ -189,8 +189,8 @@ class _Reader:
             if out in self.asked or out in self.gone or given in self.gone:
                 self.removed |= {given} & self.inputs.keys()
                 continue
-            missing = out if out not in made else given if given not in self.inputs else ""
-            if missing:
+            missing = out if out not in made else given if given not in self.inputs else None
+            if missing is not None:
                 self._refuse(f"'{out}' is {what} of '{given}', and there is no '{missing}'")
             elif not alike(made[out], self.inputs[given]) or out == given:
                 self._refuse(f"'{out}' is {what} of '{given}', of another type or shape")

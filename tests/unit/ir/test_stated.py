@@ -82,7 +82,8 @@ def test_what_does_not_fit_is_not_believed(said: dict[str, Any]) -> None:
     model = step(said)
     found = read_stated(model.graph, said)
     assert found.contradictions
-    assert not found.roles and not found.pairs
+    assert not found.roles
+    assert not found.pairs
     assert by_name(model) == by_name(step({}))
 
 

@@ -111,7 +111,7 @@ class _Reader:
         if self.foreign:
             entries = counted(self.foreign, "entry", "entries")
             self.notes.append(
-                f"{entries} of the file's metadata are of no input or output: "
+                f"no input or output for {entries} of the file's metadata: "
                 f"'{next(iter(self.first_foreign))}'"
             )
         return Stated(

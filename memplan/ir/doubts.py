@@ -263,7 +263,7 @@ class _Doubts:
         idle = [x for x in self.inputs if x not in self.maker and x not in denied]
         graded = {*self.contract.gradients.values()}
         for out in self.outputs:
-            graded.update(x for x in differentiated_names(out) if x in self.inputs)
+            graded.update(x for x in differentiated_names(out) if self._fit(out, x))
         parameters = []
         for name in idle:
             role = roles[name]

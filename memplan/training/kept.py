@@ -30,15 +30,15 @@ Array = npt.NDArray[Any]
 
 
 def require_names(state: Any, wanted: Collection[str] = ()) -> Mapping[str, Any]:
-    """Values by name, as :meth:`Kept.load_state_dict` takes them.
+    """Values by name: a batch, or state.
 
     Raises:
-        UsageError: they are no mapping, or one of ``wanted`` is missing.
+        UsageError: they are no mapping of names, or one of ``wanted`` is missing.
     """
-    if not isinstance(state, Mapping):
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise UsageError(
-            f"expected a mapping of arrays by name, got {type(state).__name__}",
-            "load_state_dict(trainer.state_dict())",
+            f"expected a mapping of arrays by name, got {str(state)[:40]}",
+            "as in {'x': array}, or as state_dict() gives it",
         )
     missing = sorted(name for name in wanted if name not in state)
     if missing:

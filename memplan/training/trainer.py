@@ -19,7 +19,7 @@ from memplan.proto.metadata import planned_for
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
-from memplan.training.kept import Kept
+from memplan.training.kept import Kept, require_names
 from memplan.training.knobs import Knobs, Rate
 from memplan.training.placing import place
 from memplan.training.predict import Predicted
@@ -213,7 +213,7 @@ class Trainer(Kept):
         """
         if self._broken:
             raise UsageError(self._broken, "load a checkpoint: resume(path)")
-        given = {**_named(batch), **arrays}
+        given = {**require_names({} if batch is None else batch), **arrays}
         knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
         checked = checked_batch(self._batch_slots, given)
         for name, value in checked.items():
@@ -391,17 +391,6 @@ class Trainer(Kept):
 
     def __repr__(self) -> str:
         return description(self)
-
-
-def _named(batch: Any) -> Mapping[str, Any]:
-    """A batch, if it is one."""
-    if batch is None:
-        return {}
-    if not isinstance(batch, Mapping) or not all(isinstance(name, str) for name in batch):
-        raise UsageError(
-            f"expected a mapping of arrays by name, got {str(batch)[:40]}", "step({'x': array})"
-        )
-    return batch
 
 
 def _as_float(value: Array) -> Any:

@@ -287,6 +287,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
     patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
     provider = (*_provider_notes(model, session), *version_notes(session.provider))
     wrong, failing = ((), ()) if held else runtime_faults(model, session.provider)
+    contract = contract_of(model)
     return Analysis(
         path=model.prepared.path,
         fingerprint=model.prepared.fingerprint,
@@ -302,6 +303,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),
         assumptions=(
+            *(contract.notes if model.graph.state is not None else ()),
             *prepared.assumptions,
             *fallback_notes(model.devices),
             *timeline.assumptions,
@@ -315,7 +317,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         ),
         scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
-        contract=contract_of(model),
+        contract=contract,
         as_loaded=not changes,
         inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider, *failing),
     )

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract, find_contract
+from memplan.ir.doubts import sound_contract, weigh
 from memplan.ir.graph import Graph
-from memplan.proto.metadata import IN_PLACE, STATE, get_metadata, set_metadata
+from memplan.proto.metadata import ASKED, IN_PLACE, STATE, get_metadata, set_metadata
 from memplan.simulate.opened import OpenModel, with_state
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state import names_of, unbound
@@ -108,13 +109,16 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
         if STATE in metadata:
             set_metadata(proto, {k: v for k, v in metadata.items() if k != STATE} | {STATE: APART})
         return model if model.graph.state is None else replace(model, graph=unbound(model.graph))
-    contract = find_contract(model.graph, model.phases, metadata, request.pairs)
+    shown = model.prepared.path
+    contract = sound_contract(shown, model.graph, model.phases, metadata, request.pairs)
     if not contract.new_values:
         raise ModelError(
             "--state in-place: no output of the graph is the next value of an input",
             "outputs named X_new or X.new are; --state OUT=IN names others",
         )
     told = contract.as_metadata() if request.pairs or not contract.stated else {}
+    if request.pairs:
+        told |= {ASKED: sorted(request.pairs)}
     set_metadata(proto, {**metadata, **told, STATE: IN_PLACE})
     return with_state(model, contract.new_values)
 
@@ -137,8 +141,10 @@ def like_state(model: OpenModel, like: OpenModel) -> OpenModel:
 
 
 def contract_of(model: OpenModel) -> Contract:
-    """The training contract of an open model."""
-    return find_contract(model.graph, model.phases, get_metadata(model.prepared.proto))
+    """The training contract of an open model; if its state is bound, with what is odd about it."""
+    graph, phases, metadata = model.graph, model.phases, get_metadata(model.prepared.proto)
+    contract = find_contract(graph, phases, metadata)
+    return contract if graph.state is None else weigh(graph, phases, metadata, contract)[0]
 
 
 def state_report(graph: Graph) -> StateReport | None:

@@ -19,70 +19,49 @@ capture from PyTorch write it. For any other file it is found, one input or outp
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Phase, Tensor
-from memplan.ir.naming import differentiated_names, renewed_names
+from memplan.ir.naming import differentiated_names, is_counter_name, is_rate_name, renewed_names
 from memplan.ir.phases import Phases
-from memplan.ir.stated import alike, read_stated
+from memplan.ir.roles import (
+    EMA_DECAY,
+    FOUND_INF,
+    LOSS_SCALE,
+    OF_INPUTS,
+    OF_OUTPUTS,
+    RENEWED,
+    SHARED,
+    STATE,
+    Role,
+    average_of,
+    averaged_by,
+)
+from memplan.ir.stated import NOTHING, Stated, alike, read_stated
 from memplan.proto.metadata import GRADIENTS, NEW_VALUES, ROLES
 from memplan.shapes.tensor_type import FLOATS
 from memplan.units import counted
 
-_STEP_NAME = re.compile(r"(^|[._/])([a-z]+_)?(step|t|iteration|iter)$", re.IGNORECASE)
-_RATE_NAME = re.compile(r"(^|[._/])(lr|learning_rate|eta)$", re.IGNORECASE)
+__all__ = [
+    "EMA_DECAY",
+    "FOUND_INF",
+    "LOSS_SCALE",
+    "SHARED",
+    "STATE",
+    "Contract",
+    "Role",
+    "average_of",
+    "averaged_by",
+    "find_contract",
+]
+
 # Arithmetic that an update ends with, and what may lie before that.
 _ENDS = frozenset({":Add", ":Sub", ":Sum", ":Mul", ":Div", ":Where"})
 _ARITHMETIC = _ENDS | {":Neg", ":Max", ":Min", ":Pow", ":Sqrt", ":Cast", ":Identity"}
 # With the loss in them, they scale it.
 _PRODUCTS = frozenset({":Mul", ":Div"})
-
-
-class Role(StrEnum):
-    """What a graph input or output is to a training step.
-
-    ``FROZEN``: a weight or buffer that the step reads and neither trains nor renews. ``AVERAGE``: a
-    moving average of a parameter, which gets no gradient (``X.ema``, or a teacher's weight).
-    """
-
-    PARAMETER = "parameter"
-    FROZEN = "frozen"
-    AVERAGE = "average"
-    OPTIMIZER_STATE = "optimizer-state"
-    RUNNING_STATISTIC = "running-statistic"
-    STEP_COUNTER = "step-counter"
-    BATCH = "batch"
-    HYPERPARAMETER = "hyperparameter"
-    LOSS = "loss"
-    GRADIENT = "gradient"
-    NEW_VALUE = "new-value"
-    OUTPUT = "output"
-
-
-LOSS_SCALE, FOUND_INF = "loss_scale", "found_inf"
-"""Of a step whose loss is scaled: the input that gradients begin with, and the output that says
-that one of them is not finite, so that nothing but the scale has a new value."""
-EMA_DECAY = "ema_decay"
-"""Of a step that keeps averages of its weights: the share of the old average in the next one."""
-_EMA = ".ema"
-SHARED = frozenset({Role.PARAMETER, Role.FROZEN, Role.AVERAGE, Role.RUNNING_STATISTIC})
-"""The roles of state that is the model's: steps of one model have it in common."""
-STATE = SHARED | {Role.OPTIMIZER_STATE, Role.STEP_COUNTER}
-"""The roles of inputs that live from one step to the next."""
-
-
-def average_of(parameter: str) -> str:
-    """The name of the average of a parameter that stands beside the model."""
-    return f"{parameter}{_EMA}"
-
-
-def averaged_by(name: str) -> str | None:
-    """The parameter whose average stands beside the model under this name."""
-    return name.removesuffix(_EMA) if name.endswith(_EMA) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +71,8 @@ class Contract:
     ``new_values`` maps an output to the input whose value it is in the next step, ``gradients`` one
     to the input that it is the gradient of (an input, in a graph of updates). ``stated``: the file
     itself says what it renews; else ``notes`` say what was concluded from less than a name.
+    ``claims`` are what it says; ``likely`` are outputs of which it says nothing, and the inputs
+    whose next values they would be by their data flow.
     """
 
     roles: Mapping[str, Role]
@@ -99,6 +80,8 @@ class Contract:
     gradients: Mapping[str, str]
     stated: bool = False
     notes: tuple[str, ...] = ()
+    claims: Stated = NOTHING
+    likely: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, *roles: Role) -> tuple[str, ...]:
         """The inputs or outputs that have one of these roles, in the order of the graph."""
@@ -135,7 +118,7 @@ def find_contract(
         graph: the graph.
         phases: its phases.
         metadata: the file's (:func:`memplan.proto.metadata.get_metadata`); what does not fit the
-            graph is not believed.
+            graph is not believed (:func:`memplan.ir.doubts.sound_contract` refuses it).
         asked: output → the input whose next value it is (``--state``); an empty input says that
             the output is nobody's.
 
@@ -160,26 +143,32 @@ class _Finder:
         tensors = graph.tensors
         self.inputs = {tensors[t].name: tensors[t] for t in graph.inputs}
         self.outputs = {tensors[t].name: tensors[t] for t in graph.outputs}
-        said = read_stated(graph, metadata)
+        said = self.said = read_stated(graph, metadata, asked)
         self.roles = said.roles
         self.new_values = dict(said.new_values)
-        self.stated = bool(self.new_values or self.roles)
+        self.stated = bool(said.new_values or (said.roles and NEW_VALUES in metadata))
         self.gradients = dict(said.gradients)
-        self.notes: list[str] = []
+        self.notes = list(said.notes)
         self.denied: set[str] = set()
         self.new_of: dict[str, Tensor] = {}
         self.behind_loss = _behind_loss(graph, phases)
         self._ask(asked)
 
     def run(self) -> Contract:
-        if not self.stated:
+        likely: dict[str, str] = {}
+        if self.stated:
+            likely = self._claims(self._read_by)
+        else:
             self._by_name()
             self._by_flow()
             self._by_order()
         self.new_of = {given: self.outputs[out] for out, given in self.new_values.items()}
         roles = {name: self._input_role(tensor) for name, tensor in self.inputs.items()}
         roles |= {name: self._output_role(tensor) for name, tensor in self.outputs.items()}
-        return Contract(roles, self.new_values, self.gradients, self.stated, tuple(self.notes))
+        notes = tuple(self.notes)
+        return Contract(
+            roles, self.new_values, self.gradients, self.stated, notes, self.said, likely
+        )
 
     def _fits(self, out: str, given: str) -> bool:
         """Whether two names are an output and an input of one type and shape."""
@@ -226,19 +215,27 @@ class _Finder:
 
     def _by_flow(self) -> None:
         """Rule 3: first what a node reads itself, then what only the update reads, further away."""
+        found: dict[str, str] = {}
         for near in (self._read_by, self._renewed_by):
-            claims: dict[str, list[str]] = {}
-            for out in self._unclaimed():
-                found = near(out)
-                if len(found) == 1:
-                    claims.setdefault(found[0], []).append(out)
-            for given, outs in claims.items():
-                if len(outs) == 1:
-                    self.new_values[outs[0]] = given
-                    self.notes.append(
-                        f"'{outs[0]}' is taken for the next value of '{given}', from the data "
-                        f"flow; --state {outs[0]}=NAME says otherwise"
-                    )
+            claims = self._claims(near)
+            self.new_values |= claims
+            found |= claims
+        if found:
+            out, given = next(iter(found.items()))
+            more = f", and {len(found) - 1:,} more alike" if len(found) > 1 else ""
+            self.notes.append(
+                f"'{out}' is taken for the next value of '{given}', from the data flow{more}; "
+                f"--state {out}=NAME says otherwise"
+            )
+
+    def _claims(self, near: Callable[[str], list[str]]) -> dict[str, str]:
+        """Outputs that alone seem to be the next value of one input."""
+        claims: dict[str, list[str]] = {}
+        for out in self._unclaimed():
+            found = near(out)
+            if len(found) == 1:
+                claims.setdefault(found[0], []).append(out)
+        return {outs[0]: given for given, outs in claims.items() if len(outs) == 1}
 
     def _unclaimed(self) -> list[str]:
         """Float outputs behind the loss that arithmetic makes and that belong to no input yet."""
@@ -249,7 +246,9 @@ class _Finder:
             if tensor.id == self.phases.loss or tensor.producer < 0 or tensor.dtype not in FLOATS:
                 continue
             node = self.graph.nodes[tensor.producer]
-            ahead = self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS)
+            # What serves no known pair counts as forward work, so where the file names the pairs
+            # that says nothing.
+            ahead = not self.stated and self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS)
             scaled = node.key in _PRODUCTS and self.phases.loss in node.reads
             if node.key in _ENDS and not ahead and not scaled:
                 found.append(out)
@@ -258,6 +257,7 @@ class _Finder:
     def _fitting(self, out: str, tensors: Iterable[int]) -> list[str]:
         """Inputs among some tensors that an output may renew and that nothing claims yet."""
         taken = {*self.new_values.values(), *self.gradients.values()}
+        taken |= {x for x, role in self.roles.items() if role in OF_INPUTS - RENEWED}
         names = dict.fromkeys(self.graph.tensors[t].name for t in tensors)
         return [x for x in names if x in self.inputs and x not in taken and self._fits(out, x)]
 
@@ -315,18 +315,20 @@ class _Finder:
 
     def _input_role(self, tensor: Tensor) -> Role:
         said = self.roles.get(tensor.name)
-        if said in set(Role):
-            return Role(said)
         renewed = tensor.name in self.new_of
+        if said in OF_INPUTS and (said in RENEWED or not renewed):
+            return said
         number = math.prod(tensor.shape) == 1
-        if number and _STEP_NAME.search(tensor.name):
+        if number and is_counter_name(tensor.name):
             return Role.STEP_COUNTER
         if tensor.id in self.phases.parameters or tensor.name in self.gradients.values():
             return Role.PARAMETER
+        if renewed and averaged_by(tensor.name) in self.inputs:
+            return Role.AVERAGE
         if renewed:
             made = self.new_of[tensor.name].producer
             return Role.OPTIMIZER_STATE if made in self.behind_loss else Role.RUNNING_STATISTIC
-        if number and tensor.dtype in FLOATS and (_RATE_NAME.search(tensor.name)):
+        if number and tensor.dtype in FLOATS and is_rate_name(tensor.name):
             return Role.HYPERPARAMETER
         phases = {self.phases.of[reader] for reader in tensor.readers}
         if number and phases and phases <= {Phase.BACKWARD, Phase.UPDATE}:
@@ -342,7 +344,7 @@ class _Finder:
         if tensor.name in self.gradients:
             return Role.GRADIENT
         kinds = (Role.LOSS, Role.GRADIENT, Role.NEW_VALUE)
-        return Role(said) if said in set(Role) and said not in kinds else Role.OUTPUT
+        return said if said in OF_OUTPUTS and said not in kinds else Role.OUTPUT
 
 
 def _behind_loss(graph: Graph, phases: Phases) -> set[int]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 NEW_SUFFIXES = ("_new", ".new", "_next", ".next", "_updated", ".updated")
@@ -13,6 +14,18 @@ _GRADIENT_SUFFIXES = ("_grad", ".grad")
 _GRADIENT_PREFIXES = ("adj_", "grad_")
 # Of ONNX Runtime's training artifacts: what is accumulated, and a flag.
 _OTHER_SUFFIXES = ("_grad.accumulation.out", ".out")
+_COUNTER = re.compile(r"(^|[._/])([a-z]+_)?(step|t|iteration|iter)$", re.IGNORECASE)
+_RATE = re.compile(r"(^|[._/])(lr|learning_rate|eta)$", re.IGNORECASE)
+
+
+def is_counter_name(name: str) -> bool:
+    """Whether an input that is a number is named as the number of the step."""
+    return _COUNTER.search(name) is not None
+
+
+def is_rate_name(name: str) -> bool:
+    """Whether an input that is a number is named as a learning rate."""
+    return _RATE.search(name) is not None
 
 
 def renewed_names(output: str) -> Iterator[str]:

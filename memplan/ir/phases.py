@@ -23,15 +23,14 @@ from dataclasses import dataclass, field
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
 from memplan.ir.pairs import WEIGHTED, is_scalar_float, pair_outputs, weights_by_use
+from memplan.ir.roles import Role
 from memplan.ir.stated import NOTHING, Stated, read_stated
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import FLOATS
 
 _PHASES = {phase.value: phase for phase in Phase}
 _LOSS_NAME = re.compile(r"loss|cost|objective", re.IGNORECASE)
-# Roles that a file may state; the others are not asked for here (memplan.ir.contract has all).
-_LOSS_ROLE, _PARAMETER_ROLE = "loss", "parameter"
-_FIXED_ROLES = frozenset({"frozen", "average"})
+_FIXED_ROLES = frozenset({Role.FROZEN, Role.AVERAGE})
 _BOUNDARY_OP = "com.microsoft:YieldOp"
 _ACCUMULATORS = frozenset(
     {"com.microsoft:InPlaceAccumulatorV2", "com.microsoft:InPlaceAccumulator"}
@@ -137,7 +136,7 @@ class _Finder:
                 )
             return found
         scalars = [t for t in outputs if is_scalar_float(t)]
-        told = [t for t in scalars if self.stated.roles.get(t.name) == _LOSS_ROLE]
+        told = [t for t in scalars if self.stated.roles.get(t.name) is Role.LOSS]
         if told:
             return told[0].id
         scalars = [t for t in scalars if t.id not in self.pairs]
@@ -160,9 +159,9 @@ class _Finder:
         found = set()
         for source in self.pairs.values():
             tensor = self.graph.tensors[source]
-            role = self.stated.roles.get(tensor.name, _PARAMETER_ROLE)
+            role = self.stated.roles.get(tensor.name, Role.PARAMETER)
             read = any(reader in forward for reader in tensor.readers)
-            if tensor.dtype in FLOATS and role == _PARAMETER_ROLE and read:
+            if tensor.dtype in FLOATS and role is Role.PARAMETER and read:
                 found.add(source)
         return found or weights_by_use(self.graph)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 
 import onnx
+
+from memplan.errors import ModelError
 
 PREFIX = "memplan."
 PHASE_KEY = "memplan.phase"
@@ -29,6 +32,8 @@ ROLES = "roles"
 (:class:`memplan.ir.contract.Role`)."""
 GRADIENTS = "gradients"
 """On a model, ``memplan.gradients``: graph output → the graph input that it is the gradient of."""
+ASKED = "asked"
+"""On a model, ``memplan.asked``: outputs of which a user said whose next value they are."""
 STATE = "state"
 """On a model, ``memplan.state``: :data:`IN_PLACE` if it was planned for sessions that write new
 values over the old ones."""
@@ -39,8 +44,22 @@ to rounding."""
 BOUND_DIMS = "bound_dims"
 """On a model, ``memplan.bound_dims``: symbolic dimensions of the original, for whose sizes alone
 this model is."""
-_CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, STATE)
+_CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, ASKED, STATE)
+_PLANNED_FOR = {"session": ("tuned", "default"), "provider": ("cpu", "cuda")}
+_SHOWN = 40  # characters of a value
 _YES = frozenset({"1", "true"})
+
+
+class Unreadable(str):
+    """In place of a value that cannot be read: why."""
+
+
+class Names(dict[str, str]):
+    """A mapping of strings, read once and not to be changed; ``told`` are its values."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.told = frozenset(values.values())
 
 
 def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
@@ -53,23 +72,71 @@ def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
         item for item in model.metadata_props if not item.key.startswith(PREFIX) or item.key in told
     ]
     copies = [(item.key, item.value) for item in kept]
+    texts = {item.key: item.value for item in model.metadata_props}
     del model.metadata_props[:]
     for key, value in copies:
         model.metadata_props.add(key=key, value=value)
     for key, value in values.items():
-        model.metadata_props.add(key=PREFIX + key, value=json.dumps(value, sort_keys=True))
+        text = texts.get(PREFIX + key)
+        if text is None or not isinstance(value, Names) or _parsed(text) is not value:
+            text = json.dumps(value, sort_keys=True)  # else it is as it was read
+        model.metadata_props.add(key=PREFIX + key, value=text)
 
 
 def get_metadata(model: onnx.ModelProto) -> dict[str, object]:
-    """The values that :func:`set_metadata` stored; an unreadable one is left out."""
+    """The values that :func:`set_metadata` stored; one that cannot be read is :class:`Unreadable`,
+    and so is one that is there twice, or has a name twice."""
     found: dict[str, object] = {}
     for item in model.metadata_props:
         if item.key.startswith(PREFIX):
-            try:
-                found[item.key.removeprefix(PREFIX)] = json.loads(item.value)
-            except (ValueError, RecursionError):  # also numbers of thousands of digits
-                continue
+            key, value = item.key.removeprefix(PREFIX), _parsed(item.value)
+            if key in found:
+                value = Unreadable("is there twice")
+            found[key] = dict(value) if type(value) is dict else value
     return found
+
+
+@lru_cache(maxsize=16)  # a file is looked at many times, and what it says may be long
+def _parsed(text: str) -> object:
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+        if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
+            return Names(value)
+        return value
+    except RecursionError:
+        return Unreadable("is nested too deep")
+    except json.JSONDecodeError:
+        return Unreadable("is not JSON")
+    except ValueError as error:  # a name twice; also numbers of thousands of digits
+        return Unreadable(str(error))
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        left = dict(found)
+        twice = next(key for key, _ in pairs if left.pop(key, pairs) is pairs)
+        raise ValueError(f"says two things of '{twice}'")
+    return found
+
+
+def planned_for(metadata: Mapping[str, object]) -> tuple[str, str]:
+    """The kind of session and the provider that a file was planned for.
+
+    Raises:
+        ModelError: there is no such kind or provider.
+    """
+    found = []
+    for key, known in _PLANNED_FOR.items():
+        value = metadata.get(key, known[0])
+        if not isinstance(value, str) or value not in known:
+            raise ModelError(
+                f"{PREFIX}{key} of the file is {str(value)[:_SHOWN]!r}: expected "
+                + " or ".join(known),
+                "its metadata is damaged: take the file that 'memplan rewrite' wrote",
+            )
+        found.append(value)
+    return found[0], found[1]
 
 
 def node_metadata(node: onnx.NodeProto) -> dict[str, str]:

@@ -10,7 +10,7 @@ import onnx
 
 from memplan.errors import UsageError
 from memplan.proto.checks import require_device
-from memplan.proto.metadata import get_metadata
+from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.paths import as_path
 from memplan.proto.read import parse_file
 from memplan.runtime.installed import require_runtime
@@ -48,7 +48,7 @@ def load(
     import onnxruntime
 
     metadata = get_metadata(model)
-    chosen = providers or [PROVIDER_NAMES[str(metadata.get("provider", "cpu"))]]
+    chosen = providers or [PROVIDER_NAMES[planned_for(metadata)[1]]]
     require_device(model, "cpu" if list(chosen) == [PROVIDER_NAMES["cpu"]] else "")
     known = onnxruntime.get_all_providers()
     for each in chosen:
@@ -70,5 +70,5 @@ def _options(metadata: Mapping[str, object]) -> Any:
     from memplan.runtime import options  # imports onnxruntime
 
     dims = metadata.get("dims", {})
-    kind = str(metadata.get("session", "tuned"))
+    kind, _ = planned_for(metadata)
     return options.session_options(kind, dims if isinstance(dims, dict) else {})

@@ -26,6 +26,7 @@ from memplan.proto.names import NameAuthority, defined_names
 from memplan.training.batches import Batch
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint, save_checkpoint
 from memplan.training.export import export_forward
+from memplan.training.kept import require_names
 from memplan.training.knobs import Rate
 from memplan.training.step_file import StepFile, read_step
 from memplan.training.trainer import Trainer
@@ -72,6 +73,7 @@ class AccumulatingTrainer:
     ) -> None:
         first, second = read_step(step, dims), read_step(update)
         self._sums = _sums(first, second)
+        self._claims = tuple(dict.fromkeys((*first.contract.notes, *second.contract.notes)))
         shared: dict[str, Any] = {"provider": provider, "threads": threads}
         self._gradients = Trainer(
             _summing(first, self._sums), weights, init=init, dims=dims, **shared
@@ -106,6 +108,11 @@ class AccumulatingTrainer:
     @lr.setter
     def lr(self, value: Rate) -> None:
         self._update.lr = value
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the two files."""
+        return self._claims
 
     @property
     def trainers(self) -> tuple[Trainer, Trainer]:
@@ -173,15 +180,23 @@ class AccumulatingTrainer:
             del found[gradient], found[held]
         return found
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Give state new values, as of ``Trainer``.
 
         Raises:
-            UsageError: a name, type or shape does not fit.
+            UsageError: a name, type or shape does not fit, or one is missing.
         """
         of_update = {slot.name for slot in self._update.file.state}
-        self._update.load_state_dict({k: v for k, v in state.items() if k in of_update})
-        self._gradients.load_state_dict({k: v for k, v in state.items() if k not in of_update})
+        names = of_update | {slot.name for slot in self._gradients.file.state}
+        names -= {*self._sums, *self._sums.values()}
+        given = require_names(state, names if strict else ())
+        unknown = next((name for name in given if name not in names), None)
+        if unknown is not None:
+            raise self._update.file.no_state(unknown)
+        own = {k: v for k, v in given.items() if k in of_update}
+        self._update.load_state_dict(own, strict=False)
+        rest = {k: v for k, v in given.items() if k not in of_update}
+        self._gradients.load_state_dict(rest, strict=False)
 
     @property
     def _fingerprint(self) -> str:
@@ -235,7 +250,21 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
     Raises:
         ModelError: the update takes a gradient that the step does not give, or the other way round.
     """
+    if Role.PARAMETER not in {update.slots[x].role for x in update.contract.new_values.values()}:
+        raise ModelError(
+            f"{update.path} is no graph of updates: it renews no parameter",
+            "memplan grad --update-output writes one",
+        )
     made, taken = step.contract.gradients, update.contract.gradients
+    for name in made.keys() & taken.keys():
+        apart = made[name] if step.slots[made[name]].role is not Role.PARAMETER else ""
+        if made[name] != taken[name] or apart:
+            raise ModelError(
+                f"{step.path} and {update.path} do not belong together: '{name}' is the gradient "
+                f"of '{made[name]}'"
+                + (", which the step does not train" if apart else f" here, '{taken[name]}' there"),
+                "memplan grad --update-output writes two that do",
+            )
     missing = sorted(made.keys() ^ taken.keys())
     alone = [LOSS_SCALE] if step.scales_loss != update.scales_loss else []
     if missing or alone or not made:
@@ -288,7 +317,7 @@ def _emptying(update: StepFile, sums: Mapping[str, str]) -> onnx.ModelProto:
         if value.name not in sums:
             continue
         slot = update.slots[value.name]
-        shape, new = names.fresh(f"{value.name}.shape"), names.fresh(f"{value.name}.zeros")
+        shape, new = names.fresh(f"{value.name}.shape"), names.fresh(f"{value.name}_new")
         sizes = slot.static_shape
         graph.initializer.append(
             helper.make_tensor(shape, onnx.TensorProto.INT64, [len(sizes)], sizes)

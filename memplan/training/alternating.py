@@ -22,6 +22,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.training.batches import Batch
 from memplan.training.checkpoint import TURNS, Progress, Wanted, load_checkpoint, save_checkpoint
 from memplan.training.initial import Init, fitting, is_ignored
+from memplan.training.kept import require_names
 from memplan.training.knobs import Rate
 from memplan.training.step_file import Slot, StepFile, read_step
 from memplan.training.trainer import Trainer
@@ -203,21 +204,23 @@ class AlternatingTrainer:
                 found.setdefault(_key(name, one.file.slots[key]), value)
         return found
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give state new values, by the names of :meth:`state_dict`; what is not named keeps its
-        value.
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Give state new values, by the names of :meth:`state_dict`, as of ``Trainer``.
 
         Raises:
-            UsageError: a name, type or shape does not fit; nothing was changed.
+            UsageError: a name, type or shape does not fit, or one is missing; nothing was changed.
         """
         files = {name: one.file for name, one in self._trainers.items()}
+        names = {_key(name, slot) for name, file in files.items() for slot in file.state}
+        state = require_names(state)
         _require_known(files, state, exact=True)
         own = {name: _own(name, file, state) for name, file in files.items()}
         for name, file in files.items():
             for key, value in own[name].items():
                 fitting(file.slots[key], value)
+        require_names(state, names if strict else ())
         for name, one in self._trainers.items():
-            one.load_state_dict(own[name])
+            one.load_state_dict(own[name], strict=False)
 
     def save(self, path: PathLike[str] | str) -> None:
         """Write a checkpoint of all steps, from which :meth:`resume` goes on to the bit.

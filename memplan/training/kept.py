@@ -3,7 +3,7 @@ memory that this takes. The other half of :class:`memplan.training.trainer.Train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
+from memplan.ir.stated import some
 from memplan.runtime.messages import RunRequest
 from memplan.training.batches import Batches
 from memplan.training.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -20,11 +21,32 @@ from memplan.training.knobs import Knobs
 from memplan.training.placing import Placing
 from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import Slot, StepFile
+from memplan.units import counted
 
 if TYPE_CHECKING:
     from memplan.runtime.training_session import TrainingSession
 
 Array = npt.NDArray[Any]
+
+
+def require_names(state: Any, wanted: Collection[str] = ()) -> Mapping[str, Any]:
+    """Values by name: a batch, or state.
+
+    Raises:
+        UsageError: they are no mapping of names, or one of ``wanted`` is missing.
+    """
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UsageError(
+            f"expected a mapping of arrays by name, got {str(state)[:40]}",
+            "as in {'x': array}, or as state_dict() gives it",
+        )
+    missing = sorted(name for name in wanted if name not in state)
+    if missing:
+        raise UsageError(
+            f"no value for {some(missing)} of {counted(len(wanted), 'tensor')} of state",
+            "strict=False leaves them as they are",
+        )
+    return state
 
 
 class Kept:
@@ -57,17 +79,23 @@ class Kept:
             found[name] = np.asarray((first + self.steps).astype(first.dtype))
         return found
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give state new values; what is not named keeps its value. Steps are counted on.
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Give state new values. Steps are counted on.
+
+        Args:
+            state: arrays by name, as :meth:`state_dict` gives them.
+            strict: whether all state must be named; else what is not named keeps its value.
 
         Raises:
-            UsageError: a name, type or shape does not fit; nothing was changed.
+            UsageError: a name, type or shape does not fit, or one is missing; nothing was changed.
         """
         slots = {slot.name: slot for slot in self._file.state}
-        for name in state:
+        given = require_names(state)
+        for name in given:
             if name not in slots:
                 raise self._file.no_state(name)
-        checked = {name: fitting(slots[name], value) for name, value in state.items()}
+        checked = {name: fitting(slots[name], value) for name, value in given.items()}
+        require_names(given, slots if strict else ())
         for name, value in checked.items():
             if name in self._counters:
                 self._counters[name] = (value - self.steps).astype(value.dtype)
@@ -104,11 +132,13 @@ class Kept:
         """Go on with a state that was as far as ``about`` says.
 
         Raises:
-            UsageError: a name, type or shape does not fit.
+            UsageError: a name, type or shape does not fit, or one is missing.
         """
+        require_names(state, self._state_names)
         self._knobs.adopt(about.hyperparameters)
         self.steps = 0
-        self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
+        own = {n: v for n, v in state.items() if n not in self._counters}
+        self.load_state_dict(own, strict=False)
         self.steps = about.steps
         self._data_state = about.data
         if self._data is not None and about.data is not None:

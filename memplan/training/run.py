@@ -69,7 +69,7 @@ class TrainingRun:
     ``reports`` are those of the steps that this run took, ``resumed`` the number of steps before
     them. ``data`` says where batches came from. Bytes: ``predicted_dynamic_bytes`` and
     ``resident_bytes`` as of every step, ``measured_bytes`` dynamic per step (where it was asked
-    for).
+    for). ``doubts``: those of the notes that say what is odd about the file.
     """
 
     path: Path
@@ -86,6 +86,7 @@ class TrainingRun:
     notes: tuple[str, ...]
     checkpoint: Path | None
     stopped: bool
+    doubts: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -215,6 +216,7 @@ def run(
             notes=(*trainer.notes, *problems),
             checkpoint=options.checkpoint,
             stopped=stopped,
+            doubts=trainer.file.contract.notes,
         )
         if options.export_forward is not None and not stopped:
             trainer.export_forward(options.export_forward, force=force)

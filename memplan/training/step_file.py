@@ -18,8 +18,9 @@ import onnx
 
 from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role, find_contract
-from memplan.proto.metadata import get_metadata
+from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role
+from memplan.ir.doubts import sound_contract
+from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.nodes import reads_of
 from memplan.proto.read import read_model
 from memplan.proto.weights import external_content
@@ -192,18 +193,18 @@ def read_step(
         state: output → input pairs that the file does not tell, as ``--state OUT=IN``.
 
     Raises:
-        ModelError: the file cannot be read, or a shape stays unknown.
+        ModelError: the file cannot be read, contradicts itself, or a shape stays unknown.
         UsageError: ``dims`` or ``state`` do not fit; two outputs are the next value of one input.
     """
     with as_file(model) as path:
         whole = read_model(path)
         metadata = get_metadata(whole)
+        planned_for(metadata)
         found = _dims(whole, metadata, dims or {})
-        contract = _contract(whole, path, found, state or {})
+        contract = _contract(whole, shown_path(model), path, found, state or {})
         in_memory = isinstance(model, onnx.ModelProto)
         folder = None if in_memory else path.parent
         slots = _slots(whole, contract, found, path.parent)
-    _one_to_one(contract)
     stripped = onnx.ModelProto()
     stripped.CopyFrom(whole)
     kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
@@ -222,30 +223,28 @@ def _dims(
     if unknown:
         raise UsageError(f"the model has no dimension '{unknown[0]}'", f"it has {_listed(names)}")
     found = dict(planned) if isinstance(planned, dict) else {}
+    for name, size in found.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ModelError(
+                f"memplan.dims of the file says that '{name}' is {str(size)[:40]!r}: expected a "
+                "whole number",
+                "its metadata is damaged: take the file that 'memplan rewrite' wrote",
+            )
     return {k: v for k, v in {**found, **given}.items() if k in names}
 
 
 def _contract(
-    model: onnx.ModelProto, path: Path, dims: Mapping[str, int], state: Mapping[str, str]
+    model: onnx.ModelProto,
+    shown: Path,
+    path: Path,
+    dims: Mapping[str, int],
+    state: Mapping[str, str],
 ) -> Contract:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(dims)
     graph = opened(prepare(copy, path, sizes, partly=True))
-    return find_contract(graph.graph, graph.phases, get_metadata(model), state)
-
-
-def _one_to_one(contract: Contract) -> None:
-    """Refuse two outputs for one input."""
-    claimed: dict[str, str] = {}
-    for output, given in contract.new_values.items():
-        if given in claimed:
-            raise UsageError(
-                f"outputs '{claimed[given]}' and '{output}' are both the next value of '{given}'",
-                f"say whose next value '{output}' is: state={{'{output}': NAME}} or --state "
-                f"{output}=NAME; '' says that it is nobody's",
-            )
-        claimed[given] = output
+    return sound_contract(shown, graph.graph, graph.phases, get_metadata(model), state)
 
 
 def _slots(

@@ -15,12 +15,13 @@ from memplan.api.source import Model
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
 from memplan.proto.checks import require_device
+from memplan.proto.metadata import planned_for
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import require_room
 from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
-from memplan.training.kept import Kept
+from memplan.training.kept import Kept, require_names
 from memplan.training.knobs import Knobs, Rate
 from memplan.training.placing import place
 from memplan.training.predict import Predicted
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from memplan.runtime.training_session import TrainingSession
 
 Array = npt.NDArray[Any]
-
-_TUNED = "tuned"
 
 
 class Trainer(Kept):
@@ -101,7 +100,7 @@ class Trainer(Kept):
         require_runtime()
         require_room(2 * step.state_bytes, "the state of the step and its first values")
         first = first_values(step, weights, init, seed, resume)
-        self.notes, about = first.notes, first.about
+        self.notes, about = (*step.contract.notes, *first.notes), first.about
         self._pairs = dict(step.contract.new_values)
         self._batch_slots = step.named(Role.BATCH)
         self._knobs = Knobs(step.named(Role.HYPERPARAMETER), about.hyperparameters)
@@ -110,9 +109,10 @@ class Trainer(Kept):
         if lr is not None:
             self.lr = lr
         self._knobs.require_all()
+        session, planned = planned_for(step.metadata)
         self.request = RunRequest(
-            session="default" if step.metadata.get("session") == "default" else _TUNED,
-            provider=provider or str(step.metadata.get("provider", "cpu")),
+            session=session,
+            provider=provider or planned,
             dims=dict(step.dims),
             seed=seed,
             threads=threads,
@@ -218,7 +218,7 @@ class Trainer(Kept):
         """
         if self._broken:
             raise UsageError(self._broken, "load a checkpoint: resume(path)")
-        given = {**(batch or {}), **arrays}
+        given = {**require_names({} if batch is None else batch), **arrays}
         knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
         checked = checked_batch(self._batch_slots, given)
         for name, value in checked.items():

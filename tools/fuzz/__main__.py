@@ -22,6 +22,7 @@ from contextlib import closing
 from pathlib import Path
 
 import cases
+import metadata
 import pool
 import proofs
 import reading
@@ -34,11 +35,12 @@ _SMALL_FILES = 1_000_000
 _NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
 _LARGE_TO_READ = 5e7  # bytes that no small file takes that is read and no more
 _KEPT = 3  # mutants of each defect
+_APART = {metadata.COMMAND: metadata.main}  # not through the program, and not among "all"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__)
-    parser.add_argument("--command", choices=[*cases.COMMANDS, "all"], default="all")
+    parser.add_argument("--command", choices=[*cases.COMMANDS, *_APART, "all"], default="all")
     parser.add_argument("--count", type=int, default=500, help="mutants per command")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other mutants")
     parser.add_argument("--workers", type=int, default=1)
@@ -63,6 +65,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.command == proofs.COMMAND:
         return int(telling.judged(options))
+    if options.command in _APART:
+        return _APART[options.command](options)
     models = {} if options.unchanged else seeds.built_in()
     for folder in options.seeds:
         models |= seeds.from_folder(folder)

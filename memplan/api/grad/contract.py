@@ -91,7 +91,7 @@ def _frozen_role(default: onnx.TensorProto | None) -> Role:
     """What an input is that the step neither trains nor renews."""
     if default is None:
         return Role.BATCH
-    return Role.HYPERPARAMETER if math.prod(default.dims) == 1 else Role.PARAMETER
+    return Role.HYPERPARAMETER if math.prod(default.dims) == 1 else Role.FROZEN
 
 
 def _new_values(

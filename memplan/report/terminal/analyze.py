@@ -11,7 +11,7 @@ from memplan.api.analyze import NO_BACKWARD
 from memplan.report.terminal.loops import stored_tables
 from memplan.report.terminal.passes import narrowing_table
 from memplan.report.terminal.scans import scan_line, untabled_scans
-from memplan.report.terminal.state import offer_line, state_lines
+from memplan.report.terminal.state import doubt_lines, offer_line, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.simulate.explain import Live, TensorClass
 from memplan.units import counted, format_bytes
@@ -58,7 +58,12 @@ def render(
         parts += section(_live_table(analysis.at_peak, top))
     if points:
         parts += section(_frontier_table(points))
-    told = [note for note in analysis.assumptions if not note.startswith(NO_BACKWARD)]
+    above = doubt_lines(analysis)
+    told = [
+        note
+        for note in analysis.assumptions
+        if not note.startswith(NO_BACKWARD) and note not in above
+    ]
     return group([*parts, *notes(told, details)])
 
 
@@ -69,6 +74,7 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
     floor = analysis.floor.line
     facts = [
         *_inexact(analysis),
+        *doubt_lines(analysis),
         f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
         f"{analysis.session.name} session on {analysis.session.provider}{bound}",
         f"resident {format_bytes(timeline.resident_bytes)} + dynamic "

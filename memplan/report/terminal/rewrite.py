@@ -12,7 +12,7 @@ from memplan.ir.contract import Role
 from memplan.report.terminal.loops import changed_table
 from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.scans import scan_line
-from memplan.report.terminal.state import state_lines
+from memplan.report.terminal.state import doubt_lines, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, echo_size, format_bytes, format_delta
 
@@ -32,6 +32,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
     parts: list[RenderableType] = [
         line(_headline(result), "bold"),
         line(f"budget {echo_size(result.options.budget, result.budget_bytes)}"),
+        *(line(text) for text in doubt_lines(result.original)),
         *section(_steps_table(result)),
         *section(_recomputed_table(result) if result.plan.clones else None),
         *section(changed_table(result)),
@@ -54,7 +55,9 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         parts += [line(text) for text in _loading_lines(result)]
     else:
         parts.append(line("dry run: nothing was written"))
-    return group([*parts, *notes(result.assumptions, details)])
+    above = doubt_lines(result.original)
+    told = [note for note in result.assumptions if note not in above]
+    return group([*parts, *notes(told, details)])
 
 
 def _headline(result: Rewrite) -> str:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from memplan.api.state import state_report
 from memplan.ir.graph import Graph
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted, format_bytes
 
+if TYPE_CHECKING:
+    from memplan.api.analyze import Analysis
+
 _REASONS_SHOWN = 3
+
+
+def doubt_lines(analysis: Analysis) -> list[str]:
+    """What is odd about the inputs and outputs of a step whose state is bound."""
+    bound = analysis.graph.state is not None and analysis.contract is not None
+    return list(analysis.contract.notes) if bound and analysis.contract else []
 
 
 def state_lines(graph: Graph) -> list[str]:

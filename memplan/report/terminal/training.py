@@ -15,7 +15,9 @@ _METRICS = 3
 
 def render(result: TrainingRun, *, details: bool = False) -> Group:
     """Headline, data, memory, and a table of losses; ``details`` shows every step."""
-    parts: list[RenderableType] = [line(_headline(result), "bold"), line(f"data: {result.data}")]
+    parts: list[RenderableType] = [line(_headline(result), "bold")]
+    parts += [line(f"- {note}") for note in result.doubts]
+    parts.append(line(f"data: {result.data}"))
     if result.loss_scale is not None:
         parts.append(line(_scale(result, details)))
     parts += [line(text) for text in _memory(result)]
@@ -23,7 +25,8 @@ def render(result: TrainingRun, *, details: bool = False) -> Group:
     parts += section(_table(result, details))
     if result.checkpoint is not None:
         parts.append(line(f"{result.checkpoint} holds the state after step {result.steps}"))
-    return group([*parts, *(line(f"- {note}") for note in result.notes)])
+    others = [note for note in result.notes if note not in result.doubts]
+    return group([*parts, *(line(f"- {note}") for note in others)])
 
 
 def _headline(result: TrainingRun) -> str:

@@ -12,7 +12,7 @@ import memplan
 from helpers.graphs import open_text, parse
 from memplan.ir.contract import Role, find_contract
 from memplan.ir.reach import trained_outputs
-from memplan.ir.stated import NOTHING, read_stated
+from memplan.ir.stated import read_stated
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.simulate.opened import OpenModel
 
@@ -74,11 +74,16 @@ def test_pairs_loss_and_parameters_are_those_that_the_file_states() -> None:
         {"new_values": {"o3": "w1", "o1": "o2", "x": "w1", "none": "w1", "o2": 3}},
         {"gradients": {"o1": "mean", "none": "w1", "w1": "w1", "o2": "none"}},
         {"roles": {"none": "loss", "second": ["loss"]}},
+        {"roles": {"w1": "loss", "second": "batch"}},
+        {"gradients": {"first": "w1"}, "new_values": {"o3": "o3"}},
     ],
 )
 def test_what_does_not_fit_is_not_believed(said: dict[str, Any]) -> None:
     model = step(said)
-    assert read_stated(model.graph, said) == NOTHING
+    found = read_stated(model.graph, said)
+    assert found.contradictions
+    assert not found.roles
+    assert not found.pairs
     assert by_name(model) == by_name(step({}))
 
 

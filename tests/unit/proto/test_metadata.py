@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers import odd_models as odd
 from helpers.odd_models import saved
-from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.metadata import Unreadable, get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.shapes.prepare import prepare
 
@@ -16,7 +16,7 @@ def test_metadata_survives_others_and_damage() -> None:
     model.metadata_props.add(key="author", value="somebody")
     model.metadata_props.add(key="memplan.old", value="1")
     model.metadata_props.add(key="memplan.broken", value="{")
-    assert get_metadata(model) == {"old": 1}
+    assert get_metadata(model) == {"old": 1, "broken": Unreadable("is not JSON")}
     set_metadata(model, {"dims": {"N": 3}})
     assert get_metadata(model) == {"dims": {"N": 3}}
     assert [item.value for item in model.metadata_props if item.key == "author"] == ["somebody"]

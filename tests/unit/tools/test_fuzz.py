@@ -39,12 +39,20 @@ def fuzz() -> Any:
     sys.path.insert(0, str(ROOT / "tools" / "fuzz"))
     try:
         import cases
+        import metadata
         import pool
         import proofs
         import reading
         import seeds
 
-        yield SimpleNamespace(cases=cases, pool=pool, proofs=proofs, reading=reading, seeds=seeds)
+        yield SimpleNamespace(
+            cases=cases,
+            metadata=metadata,
+            pool=pool,
+            proofs=proofs,
+            reading=reading,
+            seeds=seeds,
+        )
     finally:
         sys.path.remove(str(ROOT / "tools" / "fuzz"))
 
@@ -164,3 +172,9 @@ def test_the_same_number_is_the_same_mutant(fuzz: Any) -> None:
     runs = [fuzz.cases.Run("analyze", seeds, seed=3, count=1) for _ in range(2)]
     assert runs[0].mutant(7) == runs[1].mutant(7)
     assert runs[0].mutant(7) != runs[0].mutant(8)
+
+
+@pytest.mark.slow
+def test_no_mutant_of_metadata_is_trained_otherwise_without_a_word(fuzz: Any) -> None:
+    ends = [fuzz.metadata.outcome(7, number)[3] for number in range(150)]
+    assert set(ends) == {"refused", "said", "same"}

@@ -32,9 +32,9 @@ def test_it_is_two_trainers_whose_weights_are_copied(steps: Any, in_place: bool)
     apart = {name: memplan.Trainer(model, threads=1) for name, model in steps.items()}
     for batch in BATCHES:
         first = apart["d"].step(batch)
-        apart["g"].load_state_dict({"dw": apart["d"].state_dict()["dw"]})
+        apart["g"].load_state_dict({"dw": apart["d"].state_dict()["dw"]}, strict=False)
         second = apart["g"].step(z=batch["z"])
-        apart["d"].load_state_dict({"gw": apart["g"].state_dict()["gw"]})
+        apart["d"].load_state_dict({"gw": apart["g"].state_dict()["gw"]}, strict=False)
         assert in_turns(trainer, batch) == (first, second)
         assert trainer["d"].metrics == apart["d"].metrics
     state = trainer.state_dict()

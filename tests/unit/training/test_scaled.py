@@ -204,7 +204,7 @@ def test_several_batches_share_one_scale() -> None:
     while trainer.skipped:
         trainer.step(data[2:4])
     fresh = AccumulatingTrainer(graph.model, graph.update.model, threads=1)
-    fresh.load_state_dict({"loss_scale": np.float32(trainer.loss_scale)})
+    fresh.load_state_dict({"loss_scale": np.float32(trainer.loss_scale)}, strict=False)
     fresh.step(data[2:4])
     assert not fresh.skipped
     own, other = trainer.state_dict(), fresh.state_dict()

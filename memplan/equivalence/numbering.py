@@ -7,13 +7,14 @@ statements are never believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
 from memplan.equivalence.call import Call
+from memplan.equivalence.facts import inferred
 from memplan.equivalence.forms import (
     Applied,
     Broadcast,
@@ -44,6 +45,7 @@ from memplan.ops.memory import (
     has_effects,
 )
 from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
+from memplan.shapes.fold import constant_value
 
 _SEED = "seed"
 
@@ -138,18 +140,19 @@ class Numbering:
             return Numbered(node, Applied("", "Constant", (term,)), (term,), True)
         if node.op_type == "Scan" and not domain_of(node) and ABSENT not in reads:
             applied, found = self._scan(node, reads, names, depth)
+            facts = self._facts(node, applied, names, depth)
         else:
             applied = self._applied(node, reads, names, depth)
+            facts = self._facts(node, applied, names, depth)
             found = self._in_parts(node, applied) if self.parts and not depth else {}
             if not found:
-                first = self._by_rule(node, applied, depth)
+                first = self._by_rule(node, applied, facts[0] if facts else UNKNOWN)
                 found = {} if first is None else {0: first}
         outputs = []
-        for slot, name in enumerate(node.output):
+        for slot, (name, fact) in enumerate(zip(node.output, facts, strict=True)):
             if not name:
                 outputs.append(ABSENT)
                 continue
-            fact = self.facts.get(name, UNKNOWN) if not depth else UNKNOWN
             term = found[slot] if slot in found else self.terms.output(applied, slot, fact)
             self.terms.learn(term, fact)
             outputs.append(term)
@@ -159,6 +162,19 @@ class Numbering:
         if self.parts is None and not depth:
             self._note_product(node, applied, outputs)
         return Numbered(node, applied, tuple(outputs), bool(found))
+
+    def _facts(
+        self, node: onnx.NodeProto, applied: Applied, names: Mapping[str, int], depth: int
+    ) -> Sequence[Fact]:
+        """What is known of a node's outputs: of the reference what it was given, of the other graph
+        what follows from what is known of the reference."""
+        if depth:
+            return (UNKNOWN,) * len(node.output)
+        if self.parts is None:
+            return [self.facts.get(name, UNKNOWN) for name in node.output]
+        if applied in self.terms.first or self.terms.has(Output(applied, 0)):
+            return (UNKNOWN,) * len(node.output)
+        return inferred(node, names, self.terms, self.opset)
 
     def _in_parts(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
         """Output terms of an operator on chunks. What the reference computes alike is none."""
@@ -171,12 +187,11 @@ class Numbering:
         if product is not None and outputs[0] != ABSENT:
             self.terms.products.setdefault(product, outputs[0])
 
-    def _by_rule(self, node: onnx.NodeProto, applied: Applied, depth: int) -> int | None:
+    def _by_rule(self, node: onnx.NodeProto, applied: Applied, known: Fact) -> int | None:
         if applied.domain or not node.output:
             return None
         if applied in self.terms.first:
             return self.terms.first[applied]
-        known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
         attributes, reads = plain_attributes(node), applied.reads
         call = Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
         found = self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
@@ -236,6 +251,8 @@ class Numbering:
         attribute = node.attribute[0]
         if attribute.name == "value":
             return self.terms.tensor(attribute.t, self.folder)
+        if (value := constant_value(attribute)) is not None:
+            return self.terms.constant(value)
         return self.terms.of(Opaque(attributes_key([attribute], self.folder, self.terms)))
 
     def _applied(

@@ -18,8 +18,9 @@ from memplan.equivalence.either import either_mask
 from memplan.equivalence.forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pools import first_index
-from memplan.equivalence.ranges import added_again, narrowed_and_back
+from memplan.equivalence.ranges import added_again, narrowed_and_back, type_bounds
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
+from memplan.shapes.tensor_type import FLOATS
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
@@ -53,7 +54,7 @@ def _cast(call: Call) -> int | None:
     wanted, fact = call.attributes.get("to"), call.fact()
     if fact.dtype == wanted:
         return call.read(0)
-    if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
+    if not isinstance(wanted, int) or _rounds_by_attribute(call):
         return None
     if (whole := narrowed_and_back(call)) is not None:
         return whole
@@ -61,6 +62,13 @@ def _cast(call: Call) -> int | None:
         return mask
     free = call.terms.free[call.read(0)]
     return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
+
+
+def _rounds_by_attribute(call: Call) -> bool:
+    """Whether attributes beside the type count: they say how types of eight bits are rounded to,
+    and the runtime writes them with any."""
+    wanted = call.attributes["to"]
+    return set(call.attributes) != {"to"} and wanted not in FLOATS and type_bounds(wanted) is None
 
 
 def _unpacked(call: Call) -> int | None:

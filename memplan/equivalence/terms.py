@@ -88,9 +88,11 @@ class Terms:
         return form in self._numbers
 
     def learn(self, term: int, fact: Fact) -> None:
-        """Note what is known of a term, unless something is already."""
-        if self.facts[term] == UNKNOWN:
-            self.facts[term] = fact
+        """Note what is known of a term, as far as it is not known already."""
+        known = self.facts[term]
+        if known.dtype == 0 or known.shape is None:
+            shape = fact.shape if known.shape is None else known.shape
+            self.facts[term] = Fact(known.dtype or fact.dtype, shape)
 
     def output(self, applied: Applied, slot: int, fact: Fact = UNKNOWN) -> int:
         """The term of an output of an operator."""

@@ -301,7 +301,7 @@ def test_a_fence_adds_no_axis() -> None:
     text = graph(fence).replace(CONSTANTS, f"{CONSTANTS}, int64[0] empty = {{}}")
     plain = graph("", "a").replace(CONSTANTS, f"{CONSTANTS}, int64[0] empty = {{}}")
     assert proof(plain, text).proved
-    for old, new in (("empty)", "zero)"), ("Mul (s, empty)", "Mul (s, s)"), ("Mul", "Add")):
+    for old, new in (("empty)", "zero)"), ("Mul (s, empty)", "Mul (s, s)")):
         assert not proof(plain, text.replace(old, new)).proved, new
 
 

@@ -144,10 +144,7 @@ class Numbering:
         else:
             applied = self._applied(node, reads, names, depth)
             facts = self._facts(node, applied, names, depth)
-            found = self._in_parts(node, applied) if self.parts and not depth else {}
-            if not found:
-                first = self._by_rule(node, applied, facts[0] if facts else UNKNOWN)
-                found = {} if first is None else {0: first}
+            found = self._found(node, applied, facts[0] if facts else UNKNOWN, depth)
         outputs = []
         for slot, (name, fact) in enumerate(zip(node.output, facts, strict=True)):
             if not name:
@@ -176,11 +173,26 @@ class Numbering:
             return (UNKNOWN,) * len(node.output)
         return inferred(node, names, self.terms, self.opset)
 
-    def _in_parts(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
-        """Output terms of an operator on chunks. What the reference computes alike is none."""
-        if self.parts is None or self.terms.has(Output(applied, 0)) or applied in self.terms.first:
+    def _found(
+        self, node: onnx.NodeProto, applied: Applied, known: Fact, depth: int
+    ) -> dict[int, int]:
+        """Output terms by a rule, or of an operator on chunks. What the reference computes is none
+        of the latter."""
+        first = self._by_rule(node, applied, known)
+        theirs = (first is not None and first < self.terms.known) or applied in self.terms.first
+        if (
+            self.parts is not None
+            and not depth
+            and not theirs
+            and not self.terms.has(Output(applied, 0))
+        ):
+            found = self.parts.outputs(applied, plain_attributes(node), len(node.output))
+            if found:
+                return found
+        if first is None:
             return {}
-        return self.parts.outputs(applied, plain_attributes(node), len(node.output))
+        self.terms.first[applied] = first
+        return {0: first}
 
     def _note_product(self, node: onnx.NodeProto, applied: Applied, outputs: list[int]) -> None:
         product = product_of(applied, plain_attributes(node), self.terms)
@@ -194,10 +206,7 @@ class Numbering:
             return self.terms.first[applied]
         attributes, reads = plain_attributes(node), applied.reads
         call = Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
-        found = self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
-        if found is not None:
-            self.terms.first[applied] = found
-        return found
+        return self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
 
     def _filled(self, applied: Applied, call: Call) -> int | None:
         """One value, repeated: known by that and the shape, however the shape is written."""

@@ -26,6 +26,8 @@ FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+# These keep every element where it is if the shape stays.
+_KEEPING = frozenset({"Tile", "Split"})
 _OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
 
 
@@ -38,9 +40,13 @@ def same_as(call: Call) -> int | None:
     if rule is None or call.read(0) == ABSENT:
         return None
     found = rule(call)
-    if found is None and call.op in _VIEWS and call.result.shape is not None:
+    if found is not None or call.result.shape is None:
+        return found
+    if call.op in _VIEWS:
         return view(call.terms, call.read(0), call.result.shape)
-    return found
+    if call.op in _KEEPING and call.result.shape == call.fact().shape:
+        return call.read(0)
+    return None
 
 
 def _identity(call: Call) -> int | None:
@@ -116,8 +122,11 @@ def view(terms: Terms, source: int, shape: Sequence[int]) -> int:
 
 
 def view_root(terms: Terms, term: int) -> int:
-    """What a view shows, through views of views."""
+    """What a view shows, through views of views, also of those whose shape is not known."""
     form = terms.forms[term]
+    while (made := terms.made_by(term, 0)) is not None and made.op in _VIEWS and not made.domain:
+        term = made.reads[0]
+        form = terms.forms[term]
     return form.root if isinstance(form, View) else term
 
 
@@ -208,10 +217,12 @@ def _slice(call: Call) -> int | None:
     """All elements, forwards."""
     shape = call.fact().shape
     starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
-    if shape is None or starts is None or ends is None or not shape:
-        return None
     axes, steps = call.ints(3, "axes"), call.ints(4, "steps")
-    if (axes is None and call.read(3) != ABSENT) or (steps is None and call.read(4) != ABSENT):
+    if not shape or (steps is None and call.read(4) != ABSENT):
+        return None
+    if shape == call.result.shape and all(step > 0 for step in steps or ()):
+        return call.read(0)
+    if starts is None or ends is None or (axes is None and call.read(3) != ABSENT):
         return None
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps

@@ -59,7 +59,7 @@ class Terms:
     ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
     constants; ``first`` the first output of what was applied, where a rule has found it: the
     reference may know a shape that the other graph does not state; ``products`` are those of the
-    reference. ``provider``: whose kernels run.
+    reference, and ``known`` is how many terms it has. ``provider``: whose kernels run.
     """
 
     provider: str = "cpu"
@@ -69,6 +69,7 @@ class Terms:
     values: dict[int, Array] = field(default_factory=dict)
     first: dict[Applied, int] = field(default_factory=dict)
     products: dict[Product, int] = field(default_factory=dict)
+    known: int = 0
     _numbers: dict[Form, int] = field(default_factory=dict)
 
     def of(self, form: Form, fact: Fact = UNKNOWN, free: int = 0) -> int:
@@ -84,8 +85,8 @@ class Terms:
         return number
 
     def has(self, form: Form) -> bool:
-        """Whether there is such a term already."""
-        return form in self._numbers
+        """Whether the reference has such a term, once it is numbered."""
+        return self._numbers.get(form, self.known) < self.known
 
     def learn(self, term: int, fact: Fact) -> None:
         """Note what is known of a term, as far as it is not known already."""

@@ -8,13 +8,14 @@ statements are never believed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
 from memplan.equivalence.call import Call
+from memplan.equivalence.facts import inferred
 from memplan.equivalence.forms import (
     Applied,
     Broadcast,
@@ -49,6 +50,7 @@ from memplan.ops.memory import (
     packed_inputs,
 )
 from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
+from memplan.shapes.fold import constant_value
 
 _SEED = "seed"
 
@@ -150,19 +152,16 @@ class Numbering:
             return Numbered(node, Applied("", "Constant", (term,)), (term,), True)
         if node.op_type == "Scan" and not domain_of(node) and ABSENT not in reads:
             applied, found = self._scan(node, reads, names, depth)
+            facts = self._facts(node, applied, names, depth)
         else:
             applied = self._applied(node, reads, names, depth)
-            found = self._row_by_row(node, applied) if self.parts and depth else {}
-            found = self._in_parts(node, applied) if self.parts and not depth else found
-            if not found:
-                first = self._by_rule(node, applied, depth)
-                found = {} if first is None else {0: first}
+            facts = self._facts(node, applied, names, depth)
+            found = self._found(node, applied, facts[0] if facts else UNKNOWN, depth)
         outputs = []
-        for slot, name in enumerate(node.output):
+        for slot, (name, fact) in enumerate(zip(node.output, facts, strict=True)):
             if not name:
                 outputs.append(ABSENT)
                 continue
-            fact = self.facts.get(name, UNKNOWN) if not depth else UNKNOWN
             term = found[slot] if slot in found else self.terms.output(applied, slot, fact)
             self.terms.learn(term, fact)
             outputs.append(term)
@@ -174,11 +173,42 @@ class Numbering:
             self._note_product(node, applied, outputs)
         return Numbered(node, applied, tuple(outputs), bool(found))
 
-    def _in_parts(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
-        """Output terms of an operator on chunks. What the reference computes alike is none."""
-        if self.parts is None or self.terms.has(Output(applied, 0)) or applied in self.terms.first:
+    def _facts(
+        self, node: onnx.NodeProto, applied: Applied, names: Mapping[str, int], depth: int
+    ) -> Sequence[Fact]:
+        """What is known of a node's outputs: of the reference what it was given, of the other graph
+        what follows from what is known of the reference."""
+        if depth:
+            return (UNKNOWN,) * len(node.output)
+        if self.parts is None:
+            return [self.facts.get(name, UNKNOWN) for name in node.output]
+        if applied in self.terms.first or self.terms.has(Output(applied, 0)):
+            return (UNKNOWN,) * len(node.output)
+        return inferred(node, names, self.terms, self.opset)
+
+    def _found(
+        self, node: onnx.NodeProto, applied: Applied, known: Fact, depth: int
+    ) -> dict[int, int]:
+        """Output terms by a rule, or of an operator on chunks. What the reference computes is none
+        of the latter."""
+        row = self._row_by_row(node, applied) if self.parts is not None and depth else {}
+        if row:
+            return row
+        first = self._by_rule(node, applied, known)
+        theirs = (first is not None and first < self.terms.known) or applied in self.terms.first
+        if (
+            self.parts is not None
+            and not depth
+            and not theirs
+            and not self.terms.has(Output(applied, 0))
+        ):
+            found = self.parts.outputs(applied, plain_attributes(node), len(node.output))
+            if found:
+                return found
+        if first is None:
             return {}
-        return self.parts.outputs(applied, plain_attributes(node), len(node.output))
+        self.terms.first[applied] = first
+        return {0: first}
 
     def _row_by_row(self, node: onnx.NodeProto, applied: Applied) -> dict[int, int]:
         """The slice of a product that the reference makes as a whole, up to rounding."""
@@ -195,18 +225,14 @@ class Numbering:
         if product is not None and outputs[0] != ABSENT:
             self.terms.products.setdefault(product, outputs[0])
 
-    def _by_rule(self, node: onnx.NodeProto, applied: Applied, depth: int) -> int | None:
+    def _by_rule(self, node: onnx.NodeProto, applied: Applied, known: Fact) -> int | None:
         if applied.domain or not node.output:
             return None
         if applied in self.terms.first:
             return self.terms.first[applied]
-        known = self.facts.get(node.output[0], UNKNOWN) if not depth else UNKNOWN
         attributes, reads = plain_attributes(node), applied.reads
         call = Call(node.op_type, reads, attributes, self.opset, self.terms, known, applied)
-        found = self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
-        if found is not None:
-            self.terms.first[applied] = found
-        return found
+        return self._filled(applied, call) if node.op_type == "ConstantOfShape" else same_as(call)
 
     def _filled(self, applied: Applied, call: Call) -> int | None:
         """One value, repeated: known by that and the shape, however the shape is written."""
@@ -262,6 +288,8 @@ class Numbering:
         attribute = node.attribute[0]
         if attribute.name == "value":
             return self.terms.tensor(attribute.t, self.folder)
+        if (value := constant_value(attribute)) is not None:
+            return self.terms.constant(value)
         return self.terms.of(Opaque(attributes_key([attribute], self.folder, self.terms)))
 
     def _applied(

@@ -128,7 +128,7 @@ class _Proof:
             _numbering(other, self.terms, {}), parts=Parts(self.terms, self.old.opset)
         )
         self.old.graph(self.first.graph)
-        self.known = len(self.terms.forms)
+        self.terms.known = len(self.terms.forms)
         self.applied = Counter(n.applied for n in self.old.nodes)
         self.by_name = {occurrence_of(n.node): n for n in self.old.nodes}
         self.pending: dict[int, list[Numbered]] = {}
@@ -206,7 +206,9 @@ class _Proof:
             self.counts["recomputed" if again else "kept"] += 1
         elif applied.op == "Size" and not applied.domain:
             self.counts["pins"] += 1
-        elif numbered.by_rule and any(ABSENT < term < self.known for term in numbered.outputs):
+        elif numbered.by_rule and any(
+            ABSENT < term < self.terms.known for term in numbered.outputs
+        ):
             self.counts["explained"] += 1
             self._explain(applied.reads)
             self._wait(numbered)
@@ -230,7 +232,7 @@ class _Proof:
     def _wait(self, numbered: Numbered) -> None:
         """Outputs that the reference does not have are to be explained by who reads them."""
         for term in numbered.outputs:
-            if term >= self.known:
+            if term >= self.terms.known:
                 self.pending.setdefault(term, []).append(numbered)
 
     def _explain(self, reads: Iterable[int]) -> None:

@@ -25,7 +25,7 @@ from memplan.equivalence.forms import (
     View,
 )
 from memplan.equivalence.pools import plane_begins, take_constants, takes_first_index
-from memplan.equivalence.terms import ABSENT, UNKNOWN, Array, Fact, Terms
+from memplan.equivalence.terms import ABSENT, Array, Terms
 
 _T = onnx.TensorProto
 _BITS: Mapping[int, int] = {_T.INT8: 8, _T.INT16: 16, _T.INT32: 32, _T.INT64: 64}
@@ -55,29 +55,11 @@ def narrowed_and_back(call: Call) -> int | None:
     form = terms.forms[call.read(0)]
     if not isinstance(form, Converted) or not isinstance(wanted, int):
         return None
-    room, given = type_bounds(form.dtype), _dtype(terms, form.source)
+    room, given = type_bounds(form.dtype), terms.fact(form.source).dtype
     if given != wanted or given not in _BITS or room is None or form.dtype == _T.BOOL:
         return None
     found = bounds_of(terms, form.source)
     return form.source if found is not None and _within(found, room) else None
-
-
-def _fact(terms: Terms, term: int) -> Fact:
-    """What is known of a term, also of a difference to constants that the reference does not make:
-    what is known of that which they are taken from, as far as they do not widen it."""
-    made = terms.made_by(term, 0) if term != ABSENT else None
-    while terms.fact(term) == UNKNOWN and made is not None and made.op == "Sub":
-        taken = None if made.domain else _without_sum(terms, made.reads[1])
-        source = made.reads[0]
-        shape = terms.fact(source).shape
-        if taken is None or (shape is not None and not _fits(taken.shape, shape)):
-            break
-        term, made = source, terms.made_by(source, 0)
-    return terms.fact(term)
-
-
-def _dtype(terms: Terms, term: int) -> int:
-    return _fact(terms, term).dtype
 
 
 def added_again(call: Call) -> int | None:
@@ -87,8 +69,8 @@ def added_again(call: Call) -> int | None:
     if made is None or (made.domain, made.op) != ("", "Sub") or taken == ABSENT:
         return None
     source, difference = made.reads[0], _without_sum(terms, taken)
-    shape = _fact(terms, source).shape
-    if made.reads[1] != taken or _dtype(terms, source) not in _BITS:
+    shape = terms.fact(source).shape
+    if made.reads[1] != taken or terms.fact(source).dtype not in _BITS:
         return None
     if shape is None or difference is None or not _fits(difference.shape, shape):
         return None
@@ -104,7 +86,7 @@ def _fits(part: Sequence[int], whole: Sequence[int]) -> bool:
 def bounds_of(terms: Terms, term: int, depth: int = 0) -> Bounds | None:
     """Bounds of the elements of a term of whole numbers, or None."""
     found = _bounds(terms, term, depth) if term != ABSENT and depth < _DEEPEST else None
-    room = type_bounds(_dtype(terms, term)) if term != ABSENT else None
+    room = type_bounds(terms.fact(term).dtype) if term != ABSENT else None
     # A result that does not fit its type has wrapped.
     return found if found is not None and room is not None and _within(found, room) else room
 

@@ -18,13 +18,16 @@ from memplan.equivalence.either import either_mask
 from memplan.equivalence.forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pools import first_index
-from memplan.equivalence.ranges import added_again, narrowed_and_back
+from memplan.equivalence.ranges import added_again, narrowed_and_back, type_bounds
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
+from memplan.shapes.tensor_type import FLOATS
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+# These keep every element where it is if the shape stays.
+_KEEPING = frozenset({"Tile", "Split"})
 _OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
 
 
@@ -37,9 +40,13 @@ def same_as(call: Call) -> int | None:
     if rule is None or call.read(0) == ABSENT:
         return None
     found = rule(call)
-    if found is None and call.op in _VIEWS and call.result.shape is not None:
+    if found is not None or call.result.shape is None:
+        return found
+    if call.op in _VIEWS:
         return view(call.terms, call.read(0), call.result.shape)
-    return found
+    if call.op in _KEEPING and call.result.shape == call.fact().shape:
+        return call.read(0)
+    return None
 
 
 def _identity(call: Call) -> int | None:
@@ -53,7 +60,7 @@ def _cast(call: Call) -> int | None:
     wanted, fact = call.attributes.get("to"), call.fact()
     if fact.dtype == wanted:
         return call.read(0)
-    if not isinstance(wanted, int) or set(call.attributes) != {"to"}:
+    if not isinstance(wanted, int) or _rounds_by_attribute(call):
         return None
     if (whole := narrowed_and_back(call)) is not None:
         return whole
@@ -61,6 +68,13 @@ def _cast(call: Call) -> int | None:
         return mask
     free = call.terms.free[call.read(0)]
     return call.terms.of(Converted(call.read(0), wanted), Fact(wanted, fact.shape), free)
+
+
+def _rounds_by_attribute(call: Call) -> bool:
+    """Whether attributes beside the type count: they say how types of eight bits are rounded to,
+    and the runtime writes them with any."""
+    wanted = call.attributes["to"]
+    return set(call.attributes) != {"to"} and wanted not in FLOATS and type_bounds(wanted) is None
 
 
 def _unpacked(call: Call) -> int | None:
@@ -108,8 +122,11 @@ def view(terms: Terms, source: int, shape: Sequence[int]) -> int:
 
 
 def view_root(terms: Terms, term: int) -> int:
-    """What a view shows, through views of views."""
+    """What a view shows, through views of views, also of those whose shape is not known."""
     form = terms.forms[term]
+    while (made := terms.made_by(term, 0)) is not None and made.op in _VIEWS and not made.domain:
+        term = made.reads[0]
+        form = terms.forms[term]
     return form.root if isinstance(form, View) else term
 
 
@@ -202,10 +219,12 @@ def _slice(call: Call) -> int | None:
     """All elements, forwards."""
     shape = call.fact().shape
     starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
-    if shape is None or starts is None or ends is None or not shape:
-        return None
     axes, steps = call.ints(3, "axes"), call.ints(4, "steps")
-    if (axes is None and call.read(3) != ABSENT) or (steps is None and call.read(4) != ABSENT):
+    if not shape or (steps is None and call.read(4) != ABSENT):
+        return None
+    if shape == call.result.shape and all(step > 0 for step in steps or ()):
+        return call.read(0)
+    if starts is None or ends is None or (axes is None and call.read(3) != ABSENT):
         return None
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps

@@ -64,11 +64,11 @@ class Terms:
     ``forms``, ``facts`` and ``free`` (see :class:`Applied`) are by term; ``values`` holds small
     constants; ``first`` the first output of what was applied, where a rule has found it: the
     reference may know a shape that the other graph does not state; ``products`` are those of the
-    reference, ``kernels`` its operators by what they are whatever their weights are made of.
-    ``rows``: products of a slice, with weights of either kind, by the slice of the product that
-    they are up to rounding, and that product. ``rounded``: terms that were taken for others which
-    are equal up to rounding alone, with a name and how they came about. ``provider``: whose kernels
-    run.
+    reference, and ``known`` is how many terms it has; ``kernels`` its operators by what they are
+    whatever their weights are made of. ``rows``: products of a slice, with weights of either kind,
+    by the slice of the product that they are up to rounding, and that product. ``rounded``: terms
+    that were taken for others which are equal up to rounding alone, with a name and how they came
+    about. ``provider``: whose kernels run.
     """
 
     provider: str = "cpu"
@@ -81,6 +81,7 @@ class Terms:
     kernels: dict[Applied, Applied] = field(default_factory=dict)
     rows: dict[Applied, tuple[int, int]] = field(default_factory=dict)
     rounded: dict[int, tuple[str, str]] = field(default_factory=dict)
+    known: int = 0
     _numbers: dict[Form, int] = field(default_factory=dict)
 
     def of(self, form: Form, fact: Fact = UNKNOWN, free: int = 0) -> int:
@@ -96,13 +97,15 @@ class Terms:
         return number
 
     def has(self, form: Form) -> bool:
-        """Whether there is such a term already."""
-        return form in self._numbers
+        """Whether the reference has such a term, once it is numbered."""
+        return self._numbers.get(form, self.known) < self.known
 
     def learn(self, term: int, fact: Fact) -> None:
-        """Note what is known of a term, unless something is already."""
-        if self.facts[term] == UNKNOWN:
-            self.facts[term] = fact
+        """Note what is known of a term, as far as it is not known already."""
+        known = self.facts[term]
+        if known.dtype == 0 or known.shape is None:
+            shape = fact.shape if known.shape is None else known.shape
+            self.facts[term] = Fact(known.dtype or fact.dtype, shape)
 
     def output(self, applied: Applied, slot: int, fact: Fact = UNKNOWN) -> int:
         """The term of an output of an operator."""

@@ -30,9 +30,9 @@ import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.emitter import schema_of
 from memplan.autodiff.emit.value import Value
 from memplan.proto.nodes import domain_of
+from memplan.shapes.one_node import schema_of
 
 Results = Sequence[Value | None]
 Lowering = Callable[[Context], Results]

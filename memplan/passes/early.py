@@ -11,6 +11,7 @@ from memplan.ir.graph import ABSENT, Node, Tensor, TensorKind
 from memplan.ops.memory import RANDOM_OPS, has_effects
 from memplan.simulate.timeline import Timeline
 
+_MOST_LATE = 64  # readers of one tensor that are made early together
 _ROUNDS = 4  # a result that was made early may itself be read by one that makes less of it
 _STAYS = RANDOM_OPS | {":Shape", ":Size"}  # the latter run as soon as they can
 
@@ -36,20 +37,36 @@ def _round(timeline: Timeline, order: list[int], fewest: int) -> list[int]:
     for position, node in enumerate(order):
         place[node] = position
     target: dict[int, int] = {}  # node → the position right behind which it goes
+    tried: dict[tuple[int, ...], int | None] = {}  # a node of many inputs is looked at once
     for tensor in graph.tensors:
         if not _dies(tensor):
             continue
         readers = sorted(set(tensor.readers), key=lambda n: place[n])
-        for split in range(fewest, len(readers)):
+        movable = [not _stays(timeline, graph.nodes[n]) for n in readers]
+        # All from one on move together, so one that stays holds those before it.
+        stuck = max((k + 1 for k, moves in enumerate(movable) if not moves), default=0)
+        for split in range(max(fewest, stuck, len(readers) - _MOST_LATE), len(readers)):
             late = readers[split:]
             if any(node in target for node in late):
                 break
-            behind = _behind(timeline, [graph.nodes[n] for n in late], place)
+            key = tuple(late)
+            if key not in tried:
+                tried[key] = _behind(timeline, [graph.nodes[n] for n in late], place)
+            behind = tried[key]
             if behind is not None:
                 target.update(dict.fromkeys(late, behind))
                 break
     rank = {node: (target.get(node, place[node]), node in target, place[node]) for node in order}
     return sorted(order, key=lambda node: rank[node])
+
+
+def _stays(timeline: Timeline, node: Node) -> bool:
+    return (
+        node.key in _STAYS
+        or has_effects(node.key)
+        or node.id in timeline.graph.bodies
+        or not all(_dies(timeline.graph.tensors[t]) for t in node.writes)
+    )
 
 
 def _dies(tensor: Tensor) -> bool:
@@ -60,11 +77,7 @@ def _behind(timeline: Timeline, late: list[Node], place: list[int]) -> int | Non
     """The position behind which all that ``late`` nodes read is there and read by nobody else,
     where that is earlier than theirs and less than it is made; else None."""
     graph = timeline.graph
-    if any(n.key in _STAYS or has_effects(n.key) or n.id in graph.bodies for n in late):
-        return None
     made = [graph.tensors[t] for n in late for t in n.writes]
-    if not all(_dies(tensor) for tensor in made):
-        return None
     read = [graph.tensors[t] for t in sorted({t for n in late for t in n.reads})]
     nodes = {n.id for n in late}
     first = min(place[n] for n in nodes)

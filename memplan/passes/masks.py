@@ -12,7 +12,7 @@ stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +31,8 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.units import counted
 
+_Bounds = tuple[float, float, frozenset[str] | None]
+_MOST_KINDS = 16  # of activations of one tensor that are looked at
 _INFINITE = float("inf")
 # No type has a smaller range: where Clip has no bound, it may stop at the largest finite number.
 _SMALLEST_RANGE = 65504.0
@@ -114,32 +116,47 @@ def _rewired(facts: Facts, source: Tensor, step_of: tuple[int, ...]) -> Mapping[
     """Comparisons of ``source`` with a constant → the tensor that may stand for it there."""
     graph = facts.graph
     readers = [graph.nodes[n] for n in dict.fromkeys(source.readers)]
+    tests = [node for node in readers if node.key in _TURNED and source.id in node.inputs]
+    activations = _activations(facts, source, readers, step_of) if tests else []
     found: dict[int, str] = {}
-    for test in readers:
-        for activation in readers:
+    for test in tests:
+        for activation, bounds in activations:
             # Before it in the file, too: a plain session runs nodes in another order.
             earlier = activation.id < test.id and step_of[activation.id] < step_of[test.id]
-            if earlier and _tells(facts, test, activation, source):
+            if earlier and _tells(facts, test, source, bounds):
                 found[test.id] = graph.tensors[activation.outputs[0]].name
                 break
     return found
 
 
-def _tells(facts: Facts, test: Node, activation: Node, source: Tensor) -> bool:
-    """Whether ``test`` says the same of what ``activation`` makes of ``source``."""
-    if test.key not in _TURNED or source.id not in test.inputs:
-        return False
+def _activations(
+    facts: Facts, source: Tensor, readers: Sequence[Node], step_of: tuple[int, ...]
+) -> list[tuple[Node, _Bounds | None]]:
+    """The first readers of each kind that hand ``source`` on within bounds (None: ``Abs``)."""
+    first: dict[_Bounds | None, Node] = {}
+    for node in sorted(readers, key=lambda node: step_of[node.id]):
+        if not node.outputs or not facts.graph.tensors[node.outputs[0]].counted:
+            continue
+        bounds = None if node.key == ":Abs" else _bounds(facts, node, source)
+        if node.key != ":Abs" and bounds is None:
+            continue
+        if not _variadic(node) or _keeps_shape(facts, node, source):
+            first.setdefault(bounds, node)
+        if len(first) == _MOST_KINDS:
+            break
+    return [(node, bounds) for bounds, node in first.items()]
+
+
+def _tells(facts: Facts, test: Node, source: Tensor, bounds: _Bounds | None) -> bool:
+    """Whether ``test`` says the same of ``source`` and of what is made of it within ``bounds``
+    (None: ``Abs``)."""
     slot = test.inputs.index(source.id)
     constant = facts.value(test, 1 - slot)
     op = test.key if slot == 0 else _TURNED[test.key]
-    result = facts.graph.tensors[activation.outputs[0]]
-    if constant is None or not constant.size or not result.counted:
+    if constant is None or not constant.size:
         return False
-    if activation.key == ":Abs":
+    if bounds is None:
         return op == ":Equal" and not np.any(constant)
-    bounds = _bounds(facts, activation, source)
-    if bounds is None or (_variadic(activation) and not _keeps_shape(facts, activation, source)):
-        return False
     low, high, kept = bounds
     if kept is not None and op not in kept:
         return False
@@ -153,9 +170,7 @@ def _variadic(node: Node) -> bool:
     return node.key in (":Max", ":Min")
 
 
-def _bounds(
-    facts: Facts, node: Node, source: Tensor
-) -> tuple[float, float, frozenset[str] | None] | None:
+def _bounds(facts: Facts, node: Node, source: Tensor) -> _Bounds | None:
     """Between what an activation hands its input on, and which comparisons are false of all that
     NaN may become (None: NaN stays NaN); None for other operators."""
     if node.inputs[0] != source.id and not _variadic(node):

@@ -7,6 +7,7 @@ import numpy as np
 from memplan.ir.graph import Graph, Node
 from memplan.ops.memory import semantics
 from memplan.planning.encode import graph_arrays
+from memplan.simulate.bodies import looped_bytes
 from memplan.simulate.order import edges
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import bodies_of, node_workspace
@@ -29,6 +30,9 @@ def plain_session(graph: Graph, kind: SessionKind) -> Session:
     inside = np.zeros(len(graph.nodes), np.int64)
     for node, nbytes in bodies.nbytes.items():
         inside[node] = nbytes
+    looped = np.zeros(len(graph.nodes), np.int64)
+    for node, nbytes in looped_bytes(graph).items():
+        looped[node] = nbytes
     arrays = graph_arrays(
         graph, semantics(kind.provider), [0.0] * len(graph.nodes), workspace, inside
     )
@@ -45,6 +49,7 @@ def plain_session(graph: Graph, kind: SessionKind) -> Session:
         readers=np.asarray([len(tensor.readers) for tensor in graph.tensors], dtype=np.int64),
         reusable=np.asarray([bool(tensor.shape) for tensor in graph.tensors], dtype=np.bool_),
         pin_of=pin_of,
+        looped=looped,
         pin_bytes=np.full(len(graph.nodes), SIZE_BYTES, np.int64),
     )
 

@@ -75,7 +75,7 @@ def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[s
             found[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
         if is_constant(node):
-            value = _constant_value(node.attribute[0])
+            value = constant_value(node.attribute[0])
             if value is not None:
                 found[node.output[0]] = value
     return found
@@ -88,11 +88,11 @@ def small_constant(graph: onnx.GraphProto, name: str) -> Array | None:
             return numpy_helper.to_array(tensor) if has_small_content(tensor) else None
     for node in graph.node:
         if is_constant(node) and node.output[0] == name:
-            return _constant_value(node.attribute[0])
+            return constant_value(node.attribute[0])
     return None
 
 
-def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
+def constant_value(attribute: onnx.AttributeProto) -> Array | None:
     """What a ``Constant`` holds; None if it is large, elsewhere, sparse or text."""
     if attribute.name == "value":
         return numpy_helper.to_array(attribute.t) if has_small_content(attribute.t) else None

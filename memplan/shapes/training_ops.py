@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 
 import onnx
 
@@ -21,9 +21,11 @@ _BOUNDARIES = frozenset({"InPlaceAccumulator", "InPlaceAccumulatorV2", "YieldOp"
 _INT64 = onnx.TensorProto.INT64
 
 
-def fill_training_types(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> None:
+def fill_training_types(
+    nodes: Iterable[onnx.NodeProto], types: MutableMapping[str, TensorType]
+) -> None:
     """Add what the rules here can tell."""
-    for node in graph.node:
+    for node in nodes:
         for index, name in enumerate(node.output):
             if not name or types.get(name, UNKNOWN).shape is not None:
                 continue
@@ -40,11 +42,13 @@ def is_foreign_training_graph(graph: onnx.GraphProto) -> bool:
     )
 
 
-def bound_reductions(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> list[str]:
+def bound_reductions(
+    nodes: Iterable[onnx.NodeProto], types: MutableMapping[str, TensorType]
+) -> list[str]:
     """Where axes are known only at run time, a sum is at most as large as what is reduced. Add that
     where nothing else tells the shape; the names."""
     bounded: list[str] = []
-    for node in graph.node:
+    for node in nodes:
         for name in node.output:
             if name and types.get(name, UNKNOWN).shape is None and _is_reduction(node):
                 found = types.get(node.input[0])

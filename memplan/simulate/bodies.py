@@ -80,6 +80,17 @@ def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
     return Inside(nbytes, closing, tuple(notes), tuple(bounds))
 
 
+def looped_bytes(graph: Graph) -> dict[int, int]:
+    """Bytes that a later run of a plain session holds twice while a Loop runs, by node id: the
+    body makes its results, and the place they go to is there already, in the memory pattern's
+    block."""
+    return {
+        index: sum(t.nbytes for t in map(graph.tensors.__getitem__, writes) if not t.is_output)
+        for index in graph.bodies
+        if graph.nodes[index].op == "Loop" and (writes := graph.nodes[index].writes)
+    }
+
+
 def _is_exact(node: Node, body: Body) -> bool:
     """Whether a body is counted as the runtime does: bodies in a body are bounds."""
     if body.graph is None or body.graph.bodies:

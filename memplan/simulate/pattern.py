@@ -15,6 +15,7 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT
 from memplan.simulate.allocation import Allocation
+from memplan.simulate.bodies import looped_bytes
 from memplan.simulate.free_space import FreeSpace, by_step, rounded
 from memplan.simulate.timeline import Timeline, live_bytes
 
@@ -93,6 +94,8 @@ def later_runs(timeline: Timeline) -> LaterRuns:
         if buffer.is_output:
             outputs[buffer.birth :] += buffer.nbytes
     inside = timeline.dynamic - live_bytes(allocation)
+    for node, nbytes in looped_bytes(timeline.graph).items():
+        inside[allocation.step_of[node]] += nbytes
     dynamic = block + outputs + inside
     highest = int(dynamic.max(initial=0))
     resident = timeline.resident_bytes

@@ -43,6 +43,7 @@ class Session(NamedTuple):
     readers: Ints  # (T) read slots
     reusable: Flags  # (T) may take a dead buffer: rank of at least 1
     pin_of: Ints  # (N) the tensor that a pin would read, or NONE
+    looped: Ints  # (N) what later runs hold twice while a body runs
     pin_bytes: Ints  # (N) what the pin's own result takes, to the end of the run
 
 
@@ -320,13 +321,14 @@ def plain_peaks(session: Session, pinned: Flags, by_priority: bool) -> Peaks:
         node = order[step]
         live += change[step]
         out += outputs[step]
-        scratch = 0
+        scratch, twice = 0, 0
         if node >= nodes:
             live += session.pin_bytes[node - nodes]
         else:
             scratch = arrays.workspace[node] + arrays.inside[node]
+            twice = session.looped[node]
         first = max(first, live + scratch)
-        later = max(later, block + out + scratch)
+        later = max(later, block + out + scratch + twice)
     return Peaks(first, later)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx
 
@@ -38,6 +39,7 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline
 from memplan.strategies.checkpoints import Collection
 
+_LOADS = 4  # how often a model is optimized that goes on changing
 HELD_NOTE = (
     "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
     "Casts that it puts around nodes without a float16 kernel: plan anew for other providers"
@@ -103,7 +105,7 @@ def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
     tuned = goal.session.name == "tuned"
     left_out = edges if tuned else ()  # a plain session fuses by itself, right or wrong
     try:
-        model, lost = _optimized(source, level, goal.options.provider, goal.options.loss, left_out)
+        model, lost = _optimized(source, goal, left_out)
     except ProviderMissingError as error:
         return (_noted(own, f"planned with the file's own nodes, none fused: {error.message}"),)
     except (RuntimeUnavailableError, MemplanError) as error:
@@ -197,22 +199,13 @@ def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candid
 
 
 def _optimized(
-    source: OpenModel,
-    optimize: str,
-    provider: str,
-    loss: str | None,
-    edges: Sequence[SharpEdge],
+    source: OpenModel, goal: Goal, edges: Sequence[SharpEdge]
 ) -> tuple[OpenModel, list[str]]:
     """The model as the runtime optimizes it, without what it gets wrong, and the marked tensors
     that it then lacks."""
-    from memplan.runtime.optimize import optimize_offline
-
-    prepared = source.prepared
+    prepared, loss = source.prepared, goal.options.loss
     with scratch_folder() as folder:
-        target = folder / "optimized.onnx"
-        without = wrong_optimizers(edges)
-        optimize_offline(prepared.path, target, optimize, provider, prepared.weights, without)
-        saved = read_model(target, prepared.beside)
+        saved = _saved(source, goal, wrong_optimizers(edges), folder)
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)
     lost = carry_marks(prepared.proto.graph, ordered.graph)
@@ -222,6 +215,26 @@ def _optimized(
         set_metadata(model.proto, get_metadata(prepared.proto))
         found = like_state(found, source)
     return found, lost
+
+
+def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) -> onnx.ModelProto:
+    """What the runtime's optimizer leaves. A plain session optimizes what it loads, and some of its
+    fusions make nodes that it only merges with others the next time: so for these it is asked
+    until nothing changes."""
+    from memplan.runtime.optimize import optimize_offline
+
+    prepared, options = source.prepared, goal.options
+    path, weights = prepared.path, prepared.weights
+    before: list[str] = []
+    for count in range(1 if goal.session.name == "tuned" else _LOADS):
+        target = folder / f"optimized_{count}.onnx"
+        optimize_offline(path, target, options.optimize, options.provider, weights, without)
+        saved = read_model(target, prepared.beside)
+        names = sorted(node.name for node in saved.graph.node)
+        if names == before:
+            break
+        path, weights, before = target, prepared.beside, names
+    return saved
 
 
 def _check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

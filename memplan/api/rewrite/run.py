@@ -1,7 +1,7 @@
 """``rewrite``: a file and a budget → a file that fits.
 
 Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.candidates`,
-:mod:`~memplan.api.rewrite.cheapest`), apply and check, prove, record, write.
+:mod:`~memplan.api.rewrite.cheapest`), prove (:mod:`~memplan.api.rewrite.proved`), write.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -22,7 +22,6 @@ from memplan.api.analyze import (
     grad_command,
     no_backward_notes,
 )
-from memplan.api.rewrite.cheapest import Planned, find_plan
 from memplan.api.rewrite.chunks import chunk_notes
 from memplan.api.rewrite.goal import (
     Goal,
@@ -35,38 +34,29 @@ from memplan.api.rewrite.goal import (
 )
 from memplan.api.rewrite.loops import loops_policy
 from memplan.api.rewrite.offload import offload_notes, offload_report
-from memplan.api.rewrite.reread import ensure_readable
+from memplan.api.rewrite.proved import Proved, proved_plan
 from memplan.api.rewrite.result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state import confirmed, settled
-from memplan.api.versions import runtime_json
-from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
-from memplan.errors import InfeasibleError, MemplanError, UsageError
+from memplan.errors import InfeasibleError, UsageError
 from memplan.passes.base import Pass
-from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.asked import parse_chunks
-from memplan.passes.elide import Elide
-from memplan.passes.manager import REWIRING, passes_for, recorded
+from memplan.passes.manager import passes_for
 from memplan.passes.order import in_state_order
 from memplan.plain.as_loaded import NOT_ASKED, changes_at_load, narrow_types, written_as_loaded
 from memplan.plain.fences import OLDEST_OPSET
-from memplan.planning.apply import apply_plan
-from memplan.planning.verify import ensure
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.checks import require_device
 from memplan.proto.external import settle_links
-from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.paths import as_output
 from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
-from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline
 from memplan.solver.strategy import Progress
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
@@ -150,52 +140,14 @@ def _rewrite(
             progress=progress,
         )
         try:
-            goal, planned, applied, equivalence = _proved(source, goal)
+            proved = proved_plan(source, goal)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
-    loaded_notes = _confirm_loaded(applied, planned, goal)
+    loaded_notes = _confirm_loaded(proved)
     if target is not None:
         beside = source.model.prepared.beside
-        write_with_weights(applied.model, beside, target, placement, force=force)
-    return _answer(path, target, source, goal, planned, applied, equivalence, loaded_notes)
-
-
-def _proved(source: Source, goal: Goal) -> tuple[Goal, Planned, _Applied, Equivalence]:
-    """What was planned for, the plan, the model that it makes, and the proof that this computes the
-    same; the model is what its own bytes say.
-
-    The proof knows less of shapes and constants than the passes that change what nodes compute or
-    make chunks, so it may not follow them, and neither may whoever reads the new file; the plan is
-    then made without.
-
-    Raises:
-        InfeasibleError: no plan keeps the budget.
-        MemplanError: nothing is proved, or the new file does not say what is promised of it.
-    """
-    planned = find_plan(source, goal)
-    applied = _apply(planned, goal)
-    reached = replace(goal, budget_bytes=planned.plan.budget_bytes) if goal.lowest else goal
-    try:
-        equivalence = _prove(planned, applied, goal)
-        _record(applied, planned, reached)
-        before, timeline = planned.model.prepared, applied.timeline
-        ensure_readable(applied.model, before, timeline, goal.session, goal.options.loss)
-        return reached, planned, applied, equivalence
-    except MemplanError as error:
-        if (fewer := _more_provable(goal)) is None:
-            raise
-        _LOG.info("planned again with fewer passes: %s", error.message)
-        return _proved(source, fewer)
-
-
-def _more_provable(goal: Goal) -> Goal | None:
-    """Without the pass that removes copies, then without any that changes what nodes compute, then
-    without chunks; None where there is nothing to leave out."""
-    for left_out in ((Elide.name,), REWIRING):
-        kept = tuple(each for each in goal.passes if each.name not in left_out)
-        if len(kept) < len(goal.passes):
-            return replace(goal, passes=kept)
-    return replace(goal, chunk=None) if goal.chunk is not None else None
+        write_with_weights(proved.applied.model, beside, target, placement, force=force)
+    return _answer(path, target, source, proved, loaded_notes)
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
@@ -256,46 +208,7 @@ def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analy
     return analyze_open(model, session)
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """The rewritten model, and its own simulation."""
-
-    model: onnx.ModelProto
-    timeline: Timeline
-
-
-def _apply(planned: Planned, goal: Goal) -> _Applied:
-    """Put the plan into effect and check the result by simulation.
-
-    Raises:
-        MemplanError: the result is not what was planned; our bug.
-    """
-    if planned.plain is not None:
-        return _Applied(planned.plain.model, planned.plain.timeline)
-    prepared = planned.model.prepared
-    result = apply_plan(prepared.proto, planned.plan, prepared.dims)
-    timeline = ensure(prepared.proto, result, planned.plan, prepared.types, goal.session)
-    return _Applied(result, timeline)
-
-
-def _prove(planned: Planned, applied: _Applied, goal: Goal) -> Equivalence:
-    """Prove that the result computes what the graph did before any pass or plan.
-
-    Raises:
-        MemplanError: it may not; our bug, and nothing is written.
-    """
-    before = planned.candidate.variant.model.prepared
-    reference, other = reference_side(before, applied.model), Side(applied.model, before.folder)
-    found = prove(reference, other, goal.session.provider)
-    if found.reason is not None:
-        raise MemplanError(
-            f"the plan was rejected: it would not compute the same: {found.reason}",
-            "nothing was written; please report this with the model",
-        )
-    return found
-
-
-def _confirm_loaded(applied: _Applied, planned: Planned, goal: Goal) -> tuple[str, ...]:
+def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
     """Ask the runtime whether a tuned session leaves the planned nodes as they are.
 
     It removes pairs of Casts and inserts others in any session. What to know where it was not asked
@@ -304,10 +217,11 @@ def _confirm_loaded(applied: _Applied, planned: Planned, goal: Goal) -> tuple[st
     Raises:
         InfeasibleError: the budget does not hold then.
     """
+    goal, applied = proved.goal, proved.applied
     session = goal.session
     if session.name != "tuned" or not changes_at_load(applied.timeline.graph, session):
         return ()
-    held = written_as_loaded(applied.model, session, planned.model.prepared.beside)
+    held = written_as_loaded(applied.model, session, proved.planned.model.prepared.beside)
     if held is None:
         return (NOT_ASKED,)
     if held.unchanged:
@@ -321,44 +235,15 @@ def _confirm_loaded(applied: _Applied, planned: Planned, goal: Goal) -> tuple[st
     return (changed,)
 
 
-def _record(applied: _Applied, planned: Planned, goal: Goal) -> None:
-    """Note in the file how it was made, so that ``validate`` can treat the original alike."""
-    values = get_metadata(applied.model)
-    values.update(
-        {
-            "optimize": planned.candidate.variant.level,
-            "provider": goal.options.provider,
-            "session": goal.options.session,
-            "budget_bytes": goal.budget_bytes,
-            "runtime": runtime_json(goal.options.provider),
-            "predicted_peak_bytes": applied.timeline.peak_bytes,
-            "predicted_peak_with_workspace_bytes": applied.timeline.peak_with_workspace_bytes,
-            **recorded(planned.steps),
-            **_recorded_chunks(planned, applied),
-        }
-    )
-    set_metadata(applied.model, values)
-
-
-def _recorded_chunks(planned: Planned, applied: _Applied) -> dict[str, object]:
-    """What the file says of its chunks, for which its dimensions are no longer symbolic."""
-    if not any(step.changed and step.name == CHUNK for step in planned.steps):
-        return {}
-    variant = planned.candidate.variant.model.prepared
-    bound = {} if symbolic_dims(applied.model) else dict(variant.dims)
-    return {CHUNKED: True, **({BOUND_DIMS: bound} if bound else {})}
-
-
 def _answer(
     path: Path,
     output: Path | None,
     source: Source,
-    goal: Goal,
-    planned: Planned,
-    applied: _Applied,
-    equivalence: Equivalence,
+    proved: Proved,
     loaded_notes: tuple[str, ...],
 ) -> Rewrite:
+    goal, planned = proved.goal, proved.planned
+    applied, equivalence = proved.applied, proved.equivalence
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
     placed = (source.placement.note,) if source.placement.note else ()
     plain = planned.plain.notes if planned.plain else ()
@@ -373,6 +258,7 @@ def _answer(
         *plain,
         *loaded_notes,
         *source.notes,
+        *proved.notes,
         *redrawn,
         *chunks,
     )

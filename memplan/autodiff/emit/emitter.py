@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from memplan.autodiff.emit.narrow import BFLOAT16, FLOAT, widest, works_in_float
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
 from memplan.loops.cell import ScanRecompute
-from memplan.proto import native
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
-from memplan.proto.nodes import domain_of
-from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, read_type, write_type
+from memplan.shapes.one_node import infer_types
+from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType
 
 _SMALL = 64
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -309,74 +307,3 @@ def scope_of(node: onnx.NodeProto, phase: str, part: str) -> Scope:
         if item.key in _FORWARD_KEYS:
             metadata[item.key] = item.value
     return Scope(f"{node.name}/{part}", metadata)
-
-
-@cache
-def schema_of(domain: str, op: str, opset: int) -> onnx.defs.OpSchema | None:
-    """ONNX's definition of an operator at an opset of its domain, or None."""
-    try:
-        return onnx.defs.get_schema(op, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
-def infer_types(
-    node: onnx.NodeProto,
-    types: Mapping[str, TensorType],
-    constants: Mapping[str, Array],
-    opset: int,
-    ir_version: int = 10,
-    *,
-    apart: bool = False,
-) -> tuple[TensorType, ...]:
-    """ONNX shape inference of one node of the default domain; unknown where it gives up.
-
-    ``apart``: the node comes from a file, and inference might die of it (see
-    :mod:`memplan.proto.native`); of nodes that rules make it does not.
-
-    Raises:
-        onnx.shape_inference.InferenceError: the inputs do not fit the operator.
-    """
-    unknown = (UNKNOWN,) * len(node.output)
-    domain = domain_of(node)
-    schema = schema_of(domain, node.op_type, opset) if domain == "" else None
-    if schema is None:
-        return unknown
-    given = {name for name in node.input if name}
-    if any(types.get(name, UNKNOWN).dtype == 0 for name in given):
-        return unknown
-    protos = {name: write_type(types[name]) for name in given}
-    data = {
-        name: numpy_helper.from_array(constants[name], name)
-        for name in given
-        if name in constants and (constants[name].dtype.kind in "iu" or constants[name].size == 1)
-    }
-    imports = [helper.make_opsetid("", opset)]
-    if apart:
-        found = native.infer_node_outputs(node, protos, data, imports[0], ir_version)
-    else:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, node, protos, data, opset_imports=imports, ir_version=ir_version
-        )
-    stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
-    if not (found and stated) and is_function(schema):
-        found = _types_by_function(node, protos, opset, ir_version)
-    return tuple(read_type(found[name]) if name in found else UNKNOWN for name in node.output)
-
-
-def is_function(schema: Any) -> bool:
-    """Whether ONNX defines an operator by others (onnx's type stub lacks these two)."""
-    return bool(schema.has_function or schema.has_context_dependent_function)
-
-
-def _types_by_function(
-    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
-) -> dict[str, onnx.TypeProto]:
-    """Shape inference of a model of one node, which looks into function bodies."""
-    inputs = [onnx.ValueInfoProto(name=name, type=proto) for name, proto in types.items()]
-    graph = helper.make_graph([node], "node", inputs, [])
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
-    )
-    stated = native.infer_shapes(model).graph.value_info
-    return {value.name: value.type for value in stated}

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from memplan.autodiff.emit.emitter import infer_types
 from memplan.autodiff.emit.registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
@@ -24,6 +23,7 @@ from memplan.proto.surrogates import is_surrogate
 from memplan.shapes.checks import check_calls, check_stated, require_possible
 from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
+from memplan.shapes.one_node import infer_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 from memplan.shapes.training_ops import is_foreign_training_graph

@@ -10,7 +10,7 @@ from onnx import helper
 
 from memplan.autodiff.activity import Activity, find_activity
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.emitter import Emitter, Scope, is_function, schema_of
+from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.errors import MemplanError, ModelError
@@ -19,6 +19,7 @@ from memplan.proto.edit import rename_reads, replace_nodes
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import is_standard, subgraphs
 from memplan.proto.opset import default_opset
+from memplan.shapes.one_node import is_function, schema_of
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, write_type
 

@@ -116,3 +116,17 @@ def test_what_is_taken_and_given_back_may_not_widen() -> None:
         for t in (text, other)
     ]
     assert proof(*floats).reason
+
+
+@pytest.mark.parametrize("written", ["", ", saturate: int = 1"])
+def test_a_narrow_type_of_what_the_other_graph_adds(written: str) -> None:
+    """Its type and shape follow from what it is made of; attributes may be written out."""
+    head = "g (float[4, 6] x) => (int64[4, 6] z) <float zero = {0}>"
+    mask = f"m = Greater(x, zero) i = Cast <to: int = 7{written}>(m)"
+    there = f"{head} {{ {mask} a = Add(i, i) z = Add(a, i) }}"
+    back = f"Cast <to: int = 7{written}>"
+    here = f"""{head} {{ {mask} c = Cast <to: int = 2{written}>(i) b = {back}(c)
+     a = Add(b, b) n = Cast <to: int = 2{written}>(a) w = {back}(n) z = Add(w, b) }}"""
+    found = on("cpu", there, here)
+    assert found.proved, found.reason
+    assert on("cpu", there, here.replace("Add(w, b)", "Add(w, w)")).reason

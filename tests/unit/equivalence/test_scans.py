@@ -226,8 +226,8 @@ def test_a_row_of_a_product_is_the_product_of_a_row() -> None:
 
 
 def test_a_loop_that_reads_something_else_is_not_assumed() -> None:
-    """Even where it is right: the body may differ, what it reads may not."""
-    hoisted = _PRODUCT % ("[m] q = MatMul (x, w)", "[i] p = Identity (t)", "q")
+    """The body may differ, what it reads may not."""
+    hoisted = _PRODUCT % ("[m] q = MatMul (v, w)", "[i] p = Identity (t)", "q")
     assert proof(_INSIDE, hoisted).reason == (
         "the loop 'loop' has another body, and reads 'q' as input 1, which the original's does not "
         "in this way"

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.graphs import REUSING, TUNED, open_text, timeline_of
 from helpers.passes import applied, nodes
+from memplan.passes import early, masks
 from memplan.passes.early import early_results
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
@@ -128,3 +129,27 @@ def test_a_comparison_that_the_file_has_before_the_activation_stays() -> None:
         by_name = {node.name: node for node in step.model.graph.nodes}
         tensors = step.model.graph.tensors
         assert [tensors[by_name[name].inputs[0]].name for name in ("low", "high")] == ["x", "x"]
+
+
+def test_thousands_of_readers_of_one_tensor_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States that one sum reads, each renewed by what the sum gives: no masks, and no time."""
+    count, looks = 400, list[int]()
+    real = early._behind
+    monkeypatch.setattr(early, "_behind", lambda *given: looks.append(1) or real(*given))
+    inputs = ", ".join(f"float[1] w{k}" for k in range(count))
+    outputs = ", ".join(f"float[1] n{k}" for k in range(count))
+    read = ", ".join(f"w{k}" for k in range(count))
+    nodes = " ".join(f"[sub{k}] n{k} = Sub(w{k}, s)" for k in range(count))
+    model = open_text(f"g ({inputs}) => ({outputs}) {{ [sum] s = Sum({read}) {nodes} }}")
+    assert Masks().apply(model, simulate(model.graph, TUNED)).model is model
+    assert len(looks) < 2 * count
+
+
+def test_many_masks_of_one_tensor_are_found() -> None:
+    head = "g (float[8, 64] i) => (float[8, 64] y, bool[8, 64] b0) <float zero = {0}>"
+    tests = " ".join(f"[t{k}] b{k} = Greater(x, zero)" for k in range(20))
+    model = open_text(f"{head} {{ [x] x = Neg(i) [act] y = Relu(x) {tests} }}")
+    changes = masks._changes(model, simulate(model.graph, TUNED))
+    assert {name for change in changes for name in change.nodes} == {f"t{k}" for k in range(20)}

@@ -134,3 +134,20 @@ def test_weights_are_not_handed_to_inference(monkeypatch: pytest.MonkeyPatch) ->
     assert types["h"].shape == (odd.BATCH, odd.HIDDEN * 100)
     assert seen
     assert max(seen) < proto.ByteSize() // 10
+
+
+def test_a_chain_of_fused_nodes_is_followed_however_deep_it_is() -> None:
+    """No shapes are stated, ONNX knows nothing of the product, and each shape is computed of the
+    one before."""
+    depth, before, nodes = 60, "x", ""
+    for k in range(depth):
+        nodes += f" m{k} = com.microsoft.FusedMatMul({before}, w) t{k} = Tanh(m{k})"
+        nodes += f" s{k} = Shape({before}) r{k} = Reshape(t{k}, s{k})"
+        before = f"r{k}"
+    text = (
+        '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]> '
+        f"g (float[4, 4] x, float[4, 4] w) => (float[4, 4] y) {{ {nodes} y = Neg({before}) }}"
+    )
+    types, bounded = value_types(onnx.parser.parse_model(text))
+    assert not bounded
+    assert {types[f"r{k}"].shape for k in range(depth)} == {(4, 4)}

@@ -141,12 +141,12 @@ def run_update(request: CheckRequest, progress: Progress | None = None) -> Updat
 
 
 def files_read(request: CheckRequest) -> list[Path]:
-    """The lock and the models that it names, or that ``request`` does: what is not written over."""
+    """The models that ``request`` or its lock names: what is not written over."""
     try:
         locked = [request.lock.parent / path for path in read_lock(request.lock).entries]
     except LockError:  # told when it is read in earnest
         locked = []
-    return [request.lock, *request.models, *locked]
+    return [*request.models, *locked]
 
 
 def _lock_to_update(request: CheckRequest) -> Lock:

@@ -52,7 +52,7 @@ def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about
     try:
         with made_beside(target) as made:
             save_arrays(made.stream, {**state, _ABOUT: np.asarray(text)})
-        put(made.name, target, force=True)
+            put(made, target, force=True)
     except OSError as error:
         raise UsageError(
             f"checkpoint {target} cannot be written: {error.strerror or error}",

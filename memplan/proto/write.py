@@ -95,25 +95,28 @@ def keep_apart(outputs: Iterable[Path | None], *inputs: Path | None) -> None:
     # Of a file that is not there yet, nothing is lost.
     there = [path for path in written if _exists(path)]
     for source in inputs if there else ():
-        if source is None:
-            continue
-        data = data_files(source)
-        for path in there:
-            if _same(path, source):
-                raise UsageError(
-                    f"{path} is an input of this command, and inputs are never overwritten",
-                    "choose another output",
-                )
-            if any(_same(path, each) for each in data):
-                raise UsageError(
-                    f"{path} holds weights of {source}, and inputs are never overwritten",
-                    "choose another output",
-                )
+        if source is not None:
+            spare(there, [source], "is an input of this command")
+            spare(there, data_files(source), f"holds weights of {source}")
     for one, other in combinations(written, 2):
         if _same(one, other) or _same_name(one, other):
             raise UsageError(
                 f"{other}: another output of this command is written there",
                 "give each output a file of its own",
+            )
+
+
+def spare(outputs: Iterable[Path], inputs: Iterable[Path], what: str) -> None:
+    """Refuse an output that is one of ``inputs``; ``what`` says what these are.
+
+    Raises:
+        UsageError: one is.
+    """
+    known = list(inputs)
+    for path in outputs:
+        if any(_same(path, source) for source in known):
+            raise UsageError(
+                f"{path} {what}, and inputs are never overwritten", "choose another output"
             )
 
 

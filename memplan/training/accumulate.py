@@ -191,10 +191,15 @@ class AccumulatingTrainer:
         """Write a checkpoint, as of ``Trainer``.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or a step failed while it wrote in place.
+            TrainingError: the state is not finite, and the checkpoint that is there is.
         """
+        if not self._update.is_whole:
+            raise UsageError("a step failed while it wrote in place: the state is partly new")
         about = Progress(self._fingerprint, self.steps, self._update.numbers)
-        save_checkpoint(path, self.state_dict(), about)
+        renewed = {name for one in self.trainers for name in one.renewed}
+        files = (*self._gradients.file.files, *self._update.file.files)
+        save_checkpoint(path, self.state_dict(), about, renewed, files)
 
     def resume(self, path: PathLike[str] | str) -> int:
         """Go on where a checkpoint was written; its number of steps.

@@ -8,7 +8,7 @@ what changes per step, and where the data was.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import UsageError
-from memplan.proto.write import check_output, followed, made_beside, put
-from memplan.runtime.archive import load_arrays, save_arrays
+from memplan.errors import TrainingError, UsageError
+from memplan.proto.write import check_output, followed, made_beside, put, spare
+from memplan.runtime.archive import BFLOAT16, bfloat16_values, load_arrays, save_arrays
 
 Array = npt.NDArray[Any]
 
@@ -39,15 +39,31 @@ class Progress:
     format: str = FORMAT
 
 
-def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about: Progress) -> None:
+def save_checkpoint(
+    path: PathLike[str] | str,
+    state: Mapping[str, Array],
+    about: Progress,
+    renewed: Collection[str],
+    files: Iterable[Path] = (),
+) -> None:
     """Write a checkpoint; a file that is there is replaced once all of the new one is on the disk.
+
+    Args:
+        path: the file.
+        state: arrays by name.
+        about: how far they have come.
+        renewed: what steps change. What they do not change may hold infinities, as masks do.
+        files: those of the model, which are never overwritten.
 
     Raises:
         UsageError: it cannot be written; what was there is as it was.
+        TrainingError: the state is not finite, and the checkpoint that is there is; it stays.
     """
     target = Path(path)
     check_output(target, force=True)
+    spare([target], files, "is a file of the model")
     target = followed(target)
+    _keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps)
     text = json.dumps(asdict(about), sort_keys=True)
     try:
         with made_beside(target) as made:
@@ -58,6 +74,40 @@ def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about
             f"checkpoint {target} cannot be written: {error.strerror or error}",
             "an earlier one is as it was; make room, or choose another place",
         ) from None
+
+
+def _keep_finite(file: Path, state: Mapping[str, Array], steps: int) -> None:
+    """Refuse to replace a checkpoint by a state with nan or infinities that it does not have.
+
+    Raises:
+        TrainingError: it would be lost.
+    """
+    wrong = {name: kinds for name, value in state.items() if (kinds := _not_finite(value))}
+    if not wrong or not file.is_file():
+        return
+    try:
+        held = load_arrays(file)
+        kept = json.loads(str(held.pop(_ABOUT)))["steps"]
+    except Exception:  # nothing to go on from
+        return
+    for name, kinds in wrong.items():
+        if more := kinds - _not_finite(held.get(name)):
+            raise TrainingError(
+                f"'{name}' holds {min(more)} after step {steps}; {file} keeps the state after "
+                f"step {kept}",
+                "go on from there with a smaller learning rate, or save to another file",
+            )
+
+
+def _not_finite(value: Any) -> frozenset[str]:
+    """Which of nan and the infinities are among the values."""
+    if not isinstance(value, np.ndarray):
+        return frozenset()
+    numbers = bfloat16_values(value) if value.dtype == BFLOAT16 else value
+    if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
+        return frozenset()
+    found = {"nan": np.isnan(numbers), "inf": numbers == np.inf, "-inf": numbers == -np.inf}
+    return frozenset(kind for kind, where in found.items() if where.any())
 
 
 def load_checkpoint(

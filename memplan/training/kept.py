@@ -44,11 +44,17 @@ class Kept:
     _broken: str
     _data: Batches | None
     _data_state: Mapping[str, Any] | None
+    _place: Mapping[str, Any] | None
     _prediction: tuple[object, Predicted] | None
 
     @property
     def _state_names(self) -> list[str]:
         return [slot.name for slot in self._file.state if slot.name not in self._counters]
+
+    @property
+    def renewed(self) -> set[str]:
+        """The state that steps change."""
+        return {*self._pairs.values(), *self._counters}
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of all state by name: parameters, optimizer state, statistics, counters."""
@@ -84,12 +90,12 @@ class Kept:
 
         Raises:
             UsageError: it cannot be written; what was there is as it was.
+            TrainingError: the state is not finite, and the checkpoint that is there is.
         """
         if self._broken:
             raise UsageError(self._broken, "such a state is not worth a checkpoint")
-        data = self._data.state() if self._data is not None else self._data_state
-        about = Progress(self._file.fingerprint, self.steps, self._knobs.numbers, data)
-        save_checkpoint(path, self.state_dict(), about)
+        about = Progress(self._file.fingerprint, self.steps, self._knobs.numbers, self._place)
+        save_checkpoint(path, self.state_dict(), about, self.renewed, self._file.files)
 
     def resume(self, path: PathLike[str] | str) -> int:
         """Go on where a checkpoint was written; its number of steps.
@@ -110,7 +116,7 @@ class Kept:
         self.steps = 0
         self.load_state_dict({n: v for n, v in state.items() if n not in self._counters})
         self.steps = about.steps
-        self._data_state = about.data
+        self._data_state = self._place = about.data
         if self._data is not None and about.data is not None:
             self._data.restore(about.data)
 

@@ -85,6 +85,7 @@ class AccumulatingTrainer:
         taken = {slot.name: slot.default for slot in second.named(Role.HYPERPARAMETER)}
         self._scales, self._fixed = _SCALE in taken, taken.get(LOSS_SCALE)
         self._file = first.without_values()
+        self._files = (*first.files, *second.files)
 
     def _share(self) -> None:
         """Let both sessions have the same weights and sums."""
@@ -198,8 +199,7 @@ class AccumulatingTrainer:
             raise UsageError("a step failed while it wrote in place: the state is partly new")
         about = Progress(self._fingerprint, self.steps, self._update.numbers)
         renewed = {name for one in self.trainers for name in one.renewed}
-        files = (*self._gradients.file.files, *self._update.file.files)
-        save_checkpoint(path, self.state_dict(), about, renewed, files)
+        save_checkpoint(path, self.state_dict(), about, renewed, self._files)
 
     def resume(self, path: PathLike[str] | str) -> int:
         """Go on where a checkpoint was written; its number of steps.

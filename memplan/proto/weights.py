@@ -254,8 +254,12 @@ class Beside:
         free = (self.data.with_name(name) for name in names)
         taken = self.force and os.path.lexists(self.data)
         place = next(p for p in free if not os.path.lexists(p)) if taken else self.data
-        put(self.made, place, force=False)
+        try:  # not by a second link, which ONNX refuses in weights, and a kill would leave
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            raise UsageError(f"{place} exists", "choose another name or add --force") from None
         self.new = place
+        put(self.made, place, force=True)
         return place
 
 

@@ -3,9 +3,9 @@
     python tools/kills --kills 20 --seed 1
 
 ends each command by SIGKILL at moments spread over all that it does to files: in the middle of a
-write, before and behind every fsync, link, rename and removal. Half of the runs replace outputs that
-are there. After each, every output is to hold all of the old or all of the new; and the same command
-once more is to end well and to leave nothing else in the folder.
+write, before and behind every fsync, link, rename and removal. Half of the runs replace outputs
+that are there. After each, every output is to hold all of the old or all of the new; and the same
+command once more is to end well and to leave nothing else in the folder.
 """
 
 from __future__ import annotations

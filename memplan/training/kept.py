@@ -20,6 +20,7 @@ from memplan.training.knobs import Knobs
 from memplan.training.placing import Placing
 from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import Slot, StepFile
+from memplan.training.telling import Binding
 
 if TYPE_CHECKING:
     from memplan.runtime.training_session import TrainingSession
@@ -46,6 +47,51 @@ class Kept:
     _data_state: Mapping[str, Any] | None
     _place: Mapping[str, Any] | None
     _prediction: tuple[object, Predicted] | None
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        """Where every new value goes, and why not in place."""
+        placing = self.placing
+        return tuple(
+            Binding(
+                output,
+                given,
+                self._session.buffers[given].nbytes,
+                output in placing.in_place,
+                placing.reasons.get(output, ""),
+            )
+            for output, given in self._pairs.items()
+        )
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The hyperparameters that were given as numbers."""
+        return self._knobs.numbers
+
+    def adopt(self, steps: int, hyperparameters: Mapping[str, float]) -> None:
+        """Go on as if so many steps had been taken."""
+        self.steps = steps
+        self._knobs.adopt(hyperparameters)
+
+    @property
+    def file(self) -> StepFile:
+        """The step that was read."""
+        return self._file
+
+    @property
+    def loss_name(self) -> str | None:
+        """The output that is the loss, if there is one."""
+        return self._file.contract.loss
+
+    @property
+    def batch_slots(self) -> tuple[Slot, ...]:
+        """The inputs that make up a batch."""
+        return tuple(self._batch_slots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is that of a step; not if one failed while it wrote in place."""
+        return not self._broken
 
     @property
     def _state_names(self) -> list[str]:

@@ -361,7 +361,10 @@ class _Keeper:
             return
         try:
             self._save(self.path)
-        except (UsageError, TrainingError) as error:
+        except TrainingError as error:  # so would be every one from here on
+            self.problems.append(error.message)
+            self.every = None
+        except UsageError as error:
             self.problems.append(f"after step {step}: {error.message}")
 
     def at_end(self) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import TrainingError, UsageError
+from memplan.errors import UsageError
 from memplan.proto.write import check_output, followed, made_beside, put, spare
-from memplan.runtime.archive import BFLOAT16, bfloat16_values, load_arrays, save_arrays
+from memplan.runtime.archive import load_arrays, save_arrays
+from memplan.training.finite import keep_finite
 
 Array = npt.NDArray[Any]
 
@@ -63,7 +64,7 @@ def save_checkpoint(
     check_output(target, force=True)
     spare([target], files, "is a file of the model")
     target = followed(target)
-    _keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps)
+    keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps, _ABOUT)
     text = json.dumps(asdict(about), sort_keys=True)
     try:
         with made_beside(target) as made:
@@ -74,40 +75,6 @@ def save_checkpoint(
             f"checkpoint {target} cannot be written: {error.strerror or error}",
             "an earlier one is as it was; make room, or choose another place",
         ) from None
-
-
-def _keep_finite(file: Path, state: Mapping[str, Array], steps: int) -> None:
-    """Refuse to replace a checkpoint by a state with nan or infinities that it does not have.
-
-    Raises:
-        TrainingError: it would be lost.
-    """
-    wrong = {name: kinds for name, value in state.items() if (kinds := _not_finite(value))}
-    if not wrong or not file.is_file():
-        return
-    try:
-        held = load_arrays(file)
-        kept = json.loads(str(held.pop(_ABOUT)))["steps"]
-    except Exception:  # nothing to go on from
-        return
-    for name, kinds in wrong.items():
-        if more := kinds - _not_finite(held.get(name)):
-            raise TrainingError(
-                f"'{name}' holds {min(more)} after step {steps}; {file} keeps the state after "
-                f"step {kept}",
-                "go on from there with a smaller learning rate, or save to another file",
-            )
-
-
-def _not_finite(value: Any) -> frozenset[str]:
-    """Which of nan and the infinities are among the values."""
-    if not isinstance(value, np.ndarray):
-        return frozenset()
-    numbers = bfloat16_values(value) if value.dtype == BFLOAT16 else value
-    if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
-        return frozenset()
-    found = {"nan": np.isnan(numbers), "inf": numbers == np.inf, "-inf": numbers == -np.inf}
-    return frozenset(kind for kind, where in found.items() if where.any())
 
 
 def load_checkpoint(

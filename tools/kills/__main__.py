@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from hook import Moments
@@ -28,6 +29,13 @@ from scenes import SCENES, Scene, content, make_inputs
 from memplan_cli.main import cli
 
 _SEEN = "moments.json"
+_LOADED = (
+    *("memplan.api.grad.run", "memplan.api.lower.run", "memplan.api.rewrite.run"),
+    *("memplan.training.run", "memplan.runtime.training_session", "memplan.solver.search.anytime"),
+    *(f"memplan_cli.{command}" for command in ("grad", "lower", "rewrite", "run")),
+    *("memplan.report.terminal.grad", "memplan.report.terminal.lower"),
+    *("memplan.report.terminal.rewrite", "memplan.report.terminal.training"),
+)
 
 
 def main() -> int:
@@ -37,6 +45,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="per command")
     parser.add_argument("--seed", type=int, default=1, help="other weights")
     options = parser.parse_args()
+    for module in _LOADED:  # once, not in every child
+        import_module(module)
     bad = 0
     for name in SCENES if options.command == "all" else (options.command,):
         begun = time.monotonic()

@@ -35,6 +35,10 @@ class MemplanError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        """The message, which may have been completed on the way."""
+        return self.message
+
 
 class UsageError(MemplanError):
     """An argument, an option or an output path cannot be used."""

@@ -91,7 +91,9 @@ def command(
         new_provider=provider,
         max_peak_bytes=cap,
     )
-    report.guard(*([] if report.to_stdout else files_read(request)))
+    if not report.to_stdout:
+        read, written = ((), (lock,)) if update else ((lock,), ())
+        report.guard(*read, *files_read(request), others=written)
     result: CheckResult | UpdateResult
     with models_progress(report) as progress:
         result = run_update(request, progress) if update else run_check(request, progress)

@@ -14,7 +14,6 @@ from memplan_cli.options import (
     bound,
     dim_option,
     emit_model,
-    keep_inputs,
     one_on_stdout,
     optimizer_names,
     refuse_copy,
@@ -115,7 +114,6 @@ def command(
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
-    keep_inputs(output, forward)
     with waiting(report, f"differentiating {forward.name}"):
         result = grad(
             forward,

@@ -12,7 +12,6 @@ from memplan_cli.options import (
     PATH,
     Report,
     emit_model,
-    keep_inputs,
     one_on_stdout,
     refuse_copy,
     report_options,
@@ -60,7 +59,6 @@ def command(training_model: Path, output: Path, report: Report, **options: Any) 
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
-    keep_inputs(output, training_model, options["optimizer_model"], options["checkpoint"])
     with waiting(report, f"lowering {training_model.name}"):
         result = lower(
             training_model,

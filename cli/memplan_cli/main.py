@@ -23,9 +23,10 @@ from memplan_cli.failures import (
     silence,
     tell,
 )
-from memplan_cli.signals import raise_lost_interrupts_again
+from memplan_cli.signals import TERMINATING, raise_lost_interrupts_again
 
-# What shells expect of a program that a signal ends: 128 + SIGINT, SIGPIPE, SIGTERM.
+# What shells expect of a program that a signal ends: 128 + SIGHUP, SIGINT, SIGPIPE, SIGTERM.
+EXIT_HUNG_UP = 129
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 EXIT_TERMINATED = 143
@@ -156,9 +157,10 @@ def _told_bug(error: Exception, arguments: list[str]) -> int:
 
 def _told_signal(arguments: list[str], error: BaseException | None = None) -> int:
     """``error`` may have a ``hint``: what the command leaves behind."""
-    word, code = (
-        ("terminated", EXIT_TERMINATED) if _terminated else ("interrupted", EXIT_INTERRUPTED)
-    )
+    word, code = "interrupted", EXIT_INTERRUPTED
+    if _terminated:
+        word = TERMINATING[_terminated[0]]
+        code = EXIT_TERMINATED if _terminated[0] == signal.SIGTERM else EXIT_HUNG_UP
     return _told(word, getattr(error, "hint", "nothing was written"), code, arguments)
 
 
@@ -182,18 +184,21 @@ def _usage_hint(error: click.UsageError) -> str:
     return f"see '{ctx.command_path} --help'"
 
 
-_terminated: list[int] = []
+_terminated: list[signal.Signals] = []
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends the program as Ctrl-C does: children and temporary folders go first."""
-    _terminated.append(number)
+    """SIGTERM and SIGHUP end the program as Ctrl-C does: children and temporary folders go
+    first."""
+    _terminated.append(signal.Signals(number))
     raise KeyboardInterrupt
 
 
 def run() -> None:
     """The console script."""
     reserve_standard_files()
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in TERMINATING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
     raise_lost_interrupts_again()
     sys.exit(main())

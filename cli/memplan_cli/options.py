@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -190,9 +189,9 @@ class Report:
         """Whether the result goes to stdout."""
         return is_stdout(self.output)
 
-    def guard(self, *inputs: Path | None) -> None:
+    def guard(self, *inputs: Path | None, others: Sequence[Path | None] = ()) -> None:
         """Refuse an output that cannot be written, before any work: see :func:`guard_output`."""
-        guard_output(self.output, self.force, *inputs)
+        guard_output(self.output, self.force, *inputs, others=others)
 
     def emit(self, result: str | bytes) -> None:
         """Write ``result`` to where it belongs."""
@@ -298,31 +297,22 @@ def is_stdout(output: Path | None) -> bool:
     return output is None or str(output) == "-"
 
 
-def keep_inputs(output: Path | None, *inputs: Path | None) -> None:
-    """Refuse to write over a file that is read, ``--force`` or not.
+def guard_output(
+    output: Path | None, force: bool, *inputs: Path | None, others: Sequence[Path | None] = ()
+) -> None:
+    """Refuse outputs before any work is done for them; ``others`` are checked by those who write
+    them, but for what they overwrite.
 
     Raises:
-        UsageError: ``output`` is one of ``inputs``, or holds weights of one.
+        UsageError: one is among ``inputs``, or is another; ``output`` exists without ``force``, or
+            its folder cannot be written to.
     """
-    if output is None or is_stdout(output) or not os.path.exists(output):
-        return
-    from memplan.proto.write import keep_inputs as keep
+    from memplan.proto.write import check_output, keep_apart
 
-    keep(output, *inputs)
-
-
-def guard_output(output: Path | None, force: bool, *inputs: Path | None) -> None:
-    """Refuse an output before any work is done for it.
-
-    Raises:
-        UsageError: ``output`` is one of ``inputs``, exists without ``force``, or its folder
-            cannot be written to.
-    """
-    keep_inputs(output, *inputs)
-    if output is not None and not is_stdout(output):
-        from memplan.proto.write import check_output
-
-        check_output(output, force)
+    written = output if output is not None and not is_stdout(output) else None
+    keep_apart((written, *others), *inputs)
+    if written is not None:
+        check_output(written, force)
 
 
 def one_on_stdout(output: Path | None, form: str, product: str) -> bool:

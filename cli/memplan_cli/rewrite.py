@@ -16,7 +16,6 @@ from memplan_cli.options import (
     dim_option,
     emit_model,
     finite,
-    keep_inputs,
     loss_option,
     one_on_stdout,
     provider_option,
@@ -162,7 +161,6 @@ def command(
     asked = RewriteOptions(budget=parse_budget(budget), **options)
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
-    keep_inputs(output, model, asked.costs)
     seconds = None if asked.effort else asked.time_limit
     with planning_progress(report, model, budget, seconds) as progress:
         try:

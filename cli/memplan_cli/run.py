@@ -100,12 +100,12 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
     """
     from memplan.training.run import TrainOptions, run
 
-    files = [options[name] for name in ("data", "weights_file")]
-    report.guard(model, *files)
+    asked = TrainOptions(**options)
+    report.guard(model, asked.data, asked.weights_file, others=asked.outputs)
     with noted_signals() as noted, training_progress(report) as show:
         result = run(
             model,
-            TrainOptions(**options),
+            asked,
             bound(dims),
             force=report.force,
             progress=lambda step, steps, peak: show(step, steps, peak) or not noted,

@@ -6,9 +6,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
+TERMINATING = {signal.SIGTERM: "terminated"}
+"""The signals that end a program besides Ctrl-C, and the word for it."""
+if sys.platform != "win32":
+    TERMINATING[signal.SIGHUP] = "hung up"  # the terminal is gone
 _BASE = 128
 _AGAIN = 0.02
 """Seconds until a lost interrupt is raised again."""
@@ -19,9 +23,10 @@ class Noted(list[int]):
 
     def interrupt(self, hint: str) -> BaseException:
         """What to raise for the first of them; ``hint`` says what is left behind."""
-        if self[0] == signal.SIGTERM:
-            sys.stderr.write(f"terminated: {hint}\n")
-            return SystemExit(_BASE + signal.SIGTERM)
+        if self[0] != signal.SIGINT:
+            with suppress(OSError):  # of a terminal that is gone
+                sys.stderr.write(f"{TERMINATING[signal.Signals(self[0])]}: {hint}\n")
+            return SystemExit(_BASE + self[0])
         error = KeyboardInterrupt()
         error.hint = hint  # type: ignore[attr-defined]
         return error
@@ -29,13 +34,15 @@ class Noted(list[int]):
 
 @contextmanager
 def noted_signals() -> Iterator[Noted]:
-    """Ctrl-C and SIGTERM are noted once, for the block to come to a good end; a second one is as
-    always."""
+    """Ctrl-C, SIGTERM and SIGHUP are noted once, for the block to come to a good end; a second one
+    is as always. One that is ignored, as by ``nohup``, stays so."""
     noted = Noted()
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, *TERMINATING)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    before = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(number)

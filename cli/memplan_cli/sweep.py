@@ -165,8 +165,7 @@ def command(
     from memplan.units import parse_size
 
     resume: Path | None = options["resume"]
-    report.guard(*models, resume)
-    _keep_models(resume, models)
+    report.guard(*models, others=[resume])
     if options["backend"] == "dask" and not options["address"]:
         raise UsageError(
             "--backend dask needs the address of a scheduler", "--address tcp://HOST:8786"
@@ -195,14 +194,6 @@ def command(
     if result.error is not None:
         raise result.error
     return 0
-
-
-def _keep_models(resume: Path | None, models: tuple[Path, ...]) -> None:
-    """The file of finished points is written over, so it is none of the models."""
-    from memplan.proto.write import keep_inputs
-
-    if resume is not None:
-        keep_inputs(resume, *models)
 
 
 def _sizes(dims: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ answers from here, before any work.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from os import PathLike
@@ -16,6 +17,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from memplan.errors import UsageError
 from memplan.units import did_you_mean
 
+MOST: Mapping[str, int] = {"seed": 2**32 - 1, "threads": max(64, os.cpu_count() or 1)}
+"""Of whatever has such a number. NumPy's seeds end there; 1,024 threads on two cores, which wait by
+spinning, took five minutes for two steps of a few milliseconds."""
 _NONE: Mapping[str, Any] = {}
 
 
@@ -35,7 +39,8 @@ def settle(
         choices: the texts that a field may have.
 
     Raises:
-        UsageError: a value is of another kind, too small, no number, or none of the choices.
+        UsageError: a value is of another kind, too small or large, no number, or none of the
+            choices.
     """
     for name, kind in _kinds(type(options)).items():
         given = getattr(options, name)
@@ -48,11 +53,23 @@ def settle(
         given = getattr(options, name)
         if given is not None and given < smallest:
             raise UsageError(f"{name} is {given}", f"give at least {smallest}")
+    check_most({name: getattr(options, name, None) for name in MOST})
     for name, known in choices.items():
         given = getattr(options, name)
         if given not in known:
             near = did_you_mean(given, known)
             raise UsageError(f"{name} is {given!r}", f"{near}it may be: {', '.join(known)}")
+
+
+def check_most(given: Mapping[str, int | None]) -> None:
+    """Refuse numbers that are larger than any machine takes.
+
+    Raises:
+        UsageError: one is.
+    """
+    for name, number in given.items():
+        if number is not None and number > MOST[name]:
+            raise UsageError(f"{name} is {number:,}", f"give at most {MOST[name]:,}")
 
 
 def _kinds(options: type) -> Mapping[str, tuple[Any, ...]]:

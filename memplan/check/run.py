@@ -12,9 +12,10 @@ from memplan.check.compare import CheckEntry, Status, compare, diff
 from memplan.check.current import Current, UnboundDimsError, measure
 from memplan.check.hints import accept_command, key_of, seen_from_here
 from memplan.check.lock import Binding, Lock, LockEntry, read_lock
-from memplan.check.write import lock_text, updating, write_lock
+from memplan.check.write import lock_text, write_lock
 from memplan.errors import LockError, MemplanError, ModelError, UsageError
-from memplan.proto.write import check_output
+from memplan.processes.locks import updating
+from memplan.proto.write import check_output, followed
 from memplan.units import printable
 
 Progress = Callable[[int, int, str], None]
@@ -141,12 +142,12 @@ def run_update(request: CheckRequest, progress: Progress | None = None) -> Updat
 
 
 def files_read(request: CheckRequest) -> list[Path]:
-    """The lock and the models that it names, or that ``request`` does: what is not written over."""
+    """The models that ``request`` or its lock names: what is not written over."""
     try:
         locked = [request.lock.parent / path for path in read_lock(request.lock).entries]
     except LockError:  # told when it is read in earnest
         locked = []
-    return [request.lock, *request.models, *locked]
+    return [*request.models, *locked]
 
 
 def _lock_to_update(request: CheckRequest) -> Lock:
@@ -333,7 +334,7 @@ def _accepted(entry: CheckEntry) -> CheckEntry:
 
 def _write(request: CheckRequest, entries: Iterable[CheckEntry]) -> None:
     """Put ``entries`` into the lock as it is now: others may have updated it meanwhile."""
-    with updating(request.lock):
+    with updating(followed(request.lock)):
         lock = _lock_to_update(request)
         kept = dict(lock.entries)
         for entry in entries:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from memplan.check.lock import LOCK_VERSION, LockEntry
-from memplan.errors import RuntimeUnavailableError
-from memplan.proto.write import followed, write_atomically
-
-if sys.platform != "win32":
-    import fcntl
-
-PATIENCE_SECONDS = 20.0
-_INTERVAL_SECONDS = 0.05
+from memplan.proto.write import write_atomically
 
 _HEADER = f"""\
 # Peak memory of one training step of each model, written by: memplan check --update
@@ -27,45 +16,6 @@ version = {LOCK_VERSION}
 """
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
-
-
-@contextmanager
-def updating(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Keep others who update a lock in the same folder waiting, so that no entry gets lost.
-
-    The folder is what is locked: it is there before the lock is, and stays when the lock is
-    replaced. A file system without locks is taken as it is.
-
-    Raises:
-        RuntimeUnavailableError: somebody else kept it for ``patience`` seconds.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    handle = os.open(followed(path).parent, os.O_RDONLY)
-    try:
-        _acquire(handle, path, patience)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _acquire(handle: int, path: Path, patience: float) -> None:
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(_INTERVAL_SECONDS)
-                continue
-            raise RuntimeUnavailableError(
-                f"{path} is being updated by another process for more than {patience:g} s",
-                "try again; 'memplan check --update' holds the lock's folder only while it writes",
-            ) from None
-        except OSError:
-            return
-        return
 
 
 def write_lock(path: Path, entries: Iterable[LockEntry]) -> None:

@@ -1,9 +1,9 @@
-"""Scratch folders, which do not outlive the program.
+"""Scratch folders and temporary files, which do not outlive the program.
 
 A folder whose owner was killed with a child at work is removed by the child
-(:mod:`memplan.processes.child`). One whose owner ended with no child at work (SIGKILL, power) is
-removed by the next program that needs one: an owner keeps its folders locked, and locks end with
-the process.
+(:mod:`memplan.processes.child`). What an owner leaves that ended otherwise (SIGKILL, power) is
+removed by the next program that makes one in the same place: an owner keeps what it makes locked,
+and locks end with the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # What this process has made and not removed yet, and whether it has cleaned up after others.
 _open_folders: set[str] = set()
-_swept: set[str] = set()
+_swept: set[tuple[str, str]] = set()
 
 
 def open_folders() -> list[str]:
@@ -46,7 +46,7 @@ def scratch_folder() -> Iterator[Path]:
     """
     try:
         root = tempfile.gettempdir()
-        _sweep(root)
+        sweep(root)
         folder, lock = _made(root)
     except OSError as error:
         raise _no_room(error) from None
@@ -79,37 +79,48 @@ def _made(root: str) -> tuple[str, int | None]:
         if sys.platform == "win32":
             return folder, None
         lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        except OSError:  # a file system without locks; then nobody else gets one either
-            return folder, lock
-        # Another program may have taken it for a leftover before it was locked.
-        if os.path.isdir(folder):
+        if hold(folder, lock):
             return folder, lock
         os.close(lock)
 
 
-def _sweep(root: str) -> None:
-    """Remove the folders of this user's processes that were killed; once per folder ``root``."""
-    if sys.platform == "win32" or root in _swept:
-        return
-    _swept.add(root)
-    with os.scandir(root) as entries:
-        found = [entry.path for entry in entries if _OURS.fullmatch(entry.name)]
-    for folder in found:
+def hold(path: str, handle: int) -> bool:
+    """Keep ``path``, which is open as ``handle``, from :func:`sweep` until that is closed; False if
+    another program has taken it for a leftover before it was locked."""
+    if sys.platform != "win32":
         try:
-            _remove_if_left(folder)
-        except OSError:  # somebody else's, or gone meanwhile
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        except OSError:  # a file system without locks; then nobody else gets one either
+            return True
+    return os.path.exists(path)
+
+
+def sweep(root: str, ours: re.Pattern[str] = _OURS) -> None:
+    """Remove what processes of this user that are dead have left in ``root`` under such names; once
+    per folder."""
+    if sys.platform == "win32" or (root, ours.pattern) in _swept:
+        return
+    _swept.add((root, ours.pattern))
+    with os.scandir(root) as entries:
+        found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+    for path in found:
+        try:
+            _remove_if_left(path)
+        except OSError:  # somebody else's, held, or gone meanwhile
             continue
 
 
-def _remove_if_left(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _remove_if_left(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(handle)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        folder = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+        if status.st_uid != os.geteuid() or not (folder or stat.S_ISREG(status.st_mode)):
             return
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
     finally:
         os.close(handle)

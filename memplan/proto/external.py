@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -68,9 +69,17 @@ def data_files(path: Path) -> list[Path]:
     """
     model = onnx.ModelProto()
     try:
+        # Reading a pipe would wait, and take what others are to read; an archive may be large.
+        if not path.is_file() or zipfile.is_zipfile(path):
+            return []
         model.ParseFromString(read_bytes(path))
     except (OSError, DecodeError):
         return []
+    return files_of_weights(model, path)
+
+
+def files_of_weights(model: onnx.ModelProto, path: Path) -> list[Path]:
+    """The files that ``model``, read from ``path``, keeps weights in."""
     places = {external_entry(tensor, "location") or "" for tensor in external_tensors(model)}
     return [path.parent / place for place in sorted(p for p in places if isinstance(p, str) and p)]
 

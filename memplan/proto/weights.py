@@ -5,18 +5,23 @@ Only what is copied or embedded is read, and copied in pieces.
 
 from __future__ import annotations
 
+import filecmp
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
+from typing import IO
 
 import onnx
 
 from memplan.errors import UsageError
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.external import (
+    data_files,
     external_entry,
     external_tensors,
     is_reachable,
@@ -24,7 +29,7 @@ from memplan.proto.external import (
     set_external_entries,
 )
 from memplan.proto.paths import file_problem, opened_file
-from memplan.proto.write import check_target, followed, made_beside, put, write_model
+from memplan.proto.write import Made, check_target, followed, made_beside, put, write_model
 from memplan.units import format_bytes
 
 # Weights of so few bytes are rather put into a file than copied beside it.
@@ -49,7 +54,7 @@ class Placement:
     """What becomes of a model's external weights.
 
     ``how`` is None for a model that has none, else never :attr:`Weights.AUTO`. ``data`` is the
-    file that a copy goes to. ``note`` says what was chosen where nobody did.
+    file that a copy goes to, or went to. ``note`` says what was chosen where nobody did.
     """
 
     how: Weights | None
@@ -62,10 +67,17 @@ NO_WEIGHTS = Placement(None)
 
 
 def plan_weights(
-    model: onnx.ModelProto, source: Path, target: Path, weights: str, force: bool = False
+    model: onnx.ModelProto,
+    source: Path,
+    target: Path,
+    weights: str,
+    force: bool = False,
+    *inputs: Path | None,
+    others: Iterable[Path | None] = (),
 ) -> Placement:
     """Decide, before any work, what becomes of the weights of ``model`` (read from ``source``)
-    when a model made from it is written at ``target``.
+    when a model made from it is written at ``target``; a copy spares further ``inputs`` and
+    ``other`` outputs.
 
     Raises:
         UsageError: they cannot be referred to from ``target``, are too many to be embedded, or
@@ -94,15 +106,20 @@ def plan_weights(
         if asked is Weights.AUTO:
             note = f"{format_bytes(nbytes)} of weights, which {target} cannot refer to, are in it"
         return Placement(how, None, note)
-    real = followed(target)
-    data = real.with_name(f"{real.name}.data")
-    check_target(data, force, source)
+    data = data_file(target)
+    check_target(data, force, source, *inputs, others=others)
     if asked is Weights.AUTO:
         note = (
             f"{format_bytes(nbytes)} of weights, which {target} cannot refer to, are copied to "
             f"{data}"
         )
     return Placement(how, data, note)
+
+
+def data_file(output: Path) -> Path:
+    """Where weights beside ``output`` lie."""
+    real = followed(output)
+    return real.with_name(f"{real.name}.data")
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -114,24 +131,32 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def write_with_weights(
     model: onnx.ModelProto, source: Path, target: Path, placement: Placement, *, force: bool = False
-) -> None:
+) -> Placement:
     """Write ``model``, whose external data is relative to ``source``, at ``target``.
 
     References in ``model`` are changed. Data that is copied is in place before the model is.
 
+    Returns:
+        What became of the weights: a copy may have another name than was planned.
+
     Raises:
         UsageError: a file cannot be written, or the data cannot be read.
     """
-    folder = source.parent.resolve()
     if placement.how is Weights.EMBED:
         embed_weights(model, source)
     elif placement.data is not None:
-        with _copies(model, folder, placement.data, force):
+        with weights_beside(target, force, source) as beside:
+            places = _copy(model, source.parent.resolve(), beside.stream)
+            data = beside.put()
+            for tensor, place in places:
+                set_external_entries(tensor, {"location": data.name, **place})
             write_model(model, target, force=force)
-        return
+        note = placement.note.replace(str(placement.data), str(data))
+        return replace(placement, data=data, note=note)
     elif placement.how is Weights.REFERENCE:
         repoint_external_data(model, source, followed(target))
     write_model(model, target, force=force)
+    return placement
 
 
 def embed_weights(model: onnx.ModelProto, source: Path) -> None:
@@ -190,53 +215,99 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> _Place:
     return _Place(folder / location, offset, tensor_bytes(tensor.data_type, tensor.dims))
 
 
+def _copy(
+    model: onnx.ModelProto, folder: Path, stream: IO[bytes]
+) -> list[tuple[onnx.TensorProto, dict[str, str]]]:
+    """Copy what ``model`` refers to into a stream: where each tensor lies there."""
+    starts: dict[_Place, int] = {}
+    found = []
+    for tensor in external_tensors(model):
+        place = _place(tensor, folder)
+        if place not in starts:
+            starts[place] = -(-stream.tell() // _ALIGNMENT) * _ALIGNMENT
+            stream.seek(starts[place])
+            for piece in place.pieces():
+                stream.write(piece)
+        found.append((tensor, {"offset": str(starts[place]), "length": str(place.nbytes)}))
+    stream.truncate()
+    return found
+
+
+@dataclass(slots=True)
+class Beside:
+    """Weights on their way into a file beside a model: ``stream`` takes them, ``put`` gives them
+    their place. ``new``: a file that was made for them."""
+
+    made: Made
+    data: Path
+    older: tuple[Path, ...]
+    force: bool
+    new: Path | None = None
+
+    @property
+    def stream(self) -> IO[bytes]:
+        """Where they are written."""
+        return self.made.stream
+
+    def put(self) -> Path:
+        """The file that holds them. One that the model which is there may refer to is never
+        written over, as no rename can change both: that has the same content, or they get another
+        name.
+
+        Raises:
+            OSError, UsageError: see :func:`memplan.proto.write.put`.
+        """
+        self.stream.flush()
+        for file in self.older if self.force else ():
+            if filecmp.cmp(self.made.name, file, shallow=False):
+                return file
+        names = (f"{self.data.stem}.{number}.data" for number in count(1))
+        free = (self.data.with_name(name) for name in names)
+        taken = self.force and os.path.lexists(self.data)
+        place = next(p for p in free if not os.path.lexists(p)) if taken else self.data
+        try:  # not by a second link, which ONNX refuses in weights, and a kill would leave
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            raise UsageError(f"{place} exists", "choose another name or add --force") from None
+        self.new = place
+        put(self.made, place, force=True)
+        return place
+
+
 @contextmanager
-def _copies(model: onnx.ModelProto, folder: Path, data: Path, force: bool) -> Iterator[None]:
-    """Copy what ``model`` refers to into the file ``data``, and let it refer to that.
+def weights_beside(target: Path, force: bool, source: Path | None = None) -> Iterator[Beside]:
+    """For weights of a model that the block writes at ``target``, and that may have been made from
+    the one at ``source``.
 
-    If the block fails, ``data`` is what it was before.
+    If the block fails, nothing has changed. If not, what the model before it had is removed.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
-    temporary = _copy_beside(model, folder, data)
-    kept = f"{temporary}.old"
-    there = data.exists()
-    try:
-        if there and force:
-            os.link(data, kept)
-        put(temporary, data, force)
-        try:
-            yield
-        except BaseException:
-            if there:
-                os.replace(kept, data)
-            else:
-                data.unlink()
-            raise
-    except OSError as error:
-        raise UsageError(f"{data} cannot be written: {error.strerror}") from None
-    finally:
-        for name in (temporary, kept):
-            if os.path.lexists(name):
-                os.unlink(name)
-
-
-def _copy_beside(model: onnx.ModelProto, folder: Path, data: Path) -> str:
-    """The name of a temporary file with the data; ``model`` refers to where ``data`` will be."""
-    places: dict[_Place, int] = {}
+    data = data_file(target)
     try:
         with made_beside(data) as made:
-            for tensor in external_tensors(model):
-                place = _place(tensor, folder)
-                if place not in places:
-                    places[place] = -(-made.stream.tell() // _ALIGNMENT) * _ALIGNMENT
-                    made.stream.seek(places[place])
-                    for piece in place.pieces():
-                        made.stream.write(piece)
-                set_external_entries(tensor, _entries(data, places[place], place.nbytes))
-            made.stream.truncate()
+            beside = Beside(made, data, _older(data), force)
+            try:
+                yield beside
+            except BaseException:
+                if beside.new is not None:
+                    beside.new.unlink()
+                raise
     except OSError as error:
         raise UsageError(f"{data} cannot be written: {error.strerror}") from None
-    return made.name
+    if beside.older and force:
+        models = [followed(target), *([source] if source is not None else [])]
+        kept = {file.resolve() for model in models for file in data_files(model)}
+        for file in beside.older:
+            if file.resolve() not in kept:
+                with suppress(OSError):
+                    file.unlink()
 
 
-def _entries(data: Path, offset: int, nbytes: int) -> Mapping[str, str]:
-    return {"location": data.name, "offset": str(offset), "length": str(nbytes)}
+def _older(data: Path) -> tuple[Path, ...]:
+    """What is there of weights beside a model: ``X.data``, or ``X.1.data`` and so on."""
+    name = re.compile(rf"{re.escape(data.stem)}(\.[0-9]+)?\.data")
+    with os.scandir(data.parent) as entries:
+        found = [e.name for e in entries if name.fullmatch(e.name) and e.is_file()]
+    return tuple(data.with_name(each) for each in sorted(found))

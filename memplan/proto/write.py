@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import onnx
 
 from memplan.errors import UsageError
+from memplan.processes.scratch import hold, sweep
 from memplan.proto.external import data_files
+
+_PREFIX = ".memplan-tmp-"
+_OURS = re.compile(rf"{re.escape(_PREFIX)}[a-z0-9_]{{8}}")
 
 
 def check_output(path: Path, force: bool) -> None:
@@ -61,50 +68,78 @@ def followed(path: Path) -> Path:
         raise UsageError(f"{path} is a link that leads nowhere", "delete it") from None
 
 
-def check_target(path: Path, force: bool, *inputs: Path | None) -> None:
-    """Fail early when ``path`` could not be written, or would overwrite what is read.
+def check_target(
+    path: Path, force: bool, *inputs: Path | None, others: Iterable[Path | None] = ()
+) -> None:
+    """Fail early when ``path`` could not be written, or would overwrite what is read or one of the
+    ``other`` outputs.
 
     Raises:
-        UsageError: see :func:`check_output` and :func:`keep_inputs`.
+        UsageError: see :func:`check_output` and :func:`keep_apart`.
     """
-    keep_inputs(path, *inputs)
+    keep_apart((path, *others), *inputs)
     check_output(path, force)
 
 
-def keep_inputs(path: Path, *inputs: Path | None) -> None:
-    """Refuse to write over a file that is read, whatever is forced.
+def keep_apart(outputs: Iterable[Path | None], *inputs: Path | None) -> None:
+    """Refuse to write over a file that is read, or twice over one, whatever is forced.
 
-    A model's weights in other files are read with it.
+    A model's weights in other files are read with it. What one command writes is held against all
+    that it reads and writes here, before any work.
 
     Raises:
-        UsageError: ``path`` is one of ``inputs`` or of what they refer to, by whatever name or
-            link.
+        UsageError: an output is one of ``inputs`` or of what they refer to, by whatever name or
+            link; or two outputs are one file.
     """
+    written = [path for path in outputs if path is not None]
+    # Of a file that is not there yet, nothing is lost.
+    there = [path for path in written if _exists(path)]
+    for source in inputs if there else ():
+        if source is not None:
+            spare(there, [source], "is an input of this command")
+            spare(there, data_files(source), f"holds weights of {source}")
+    for one, other in combinations(written, 2):
+        if _same(one, other) or _same_name(one, other):
+            raise UsageError(
+                f"{other}: another output of this command is written there",
+                "give each output a file of its own",
+            )
+
+
+def spare(outputs: Iterable[Path], inputs: Iterable[Path], what: str) -> None:
+    """Refuse an output that is one of ``inputs``; ``what`` says what these are.
+
+    Raises:
+        UsageError: one is.
+    """
+    known = list(inputs)
+    for path in outputs:
+        if any(_same(path, source) for source in known):
+            raise UsageError(
+                f"{path} {what}, and inputs are never overwritten", "choose another output"
+            )
+
+
+def _exists(path: Path) -> bool:
     try:
-        there = path.exists()
+        return path.exists()
     except (OSError, ValueError):  # not a name at all, which the check of the output says
-        there = False
-    if not there:  # nothing is lost
-        return
-    for source in inputs:
-        if source is None:
-            continue
-        if _same(path, source):
-            raise UsageError(
-                f"{path} is an input of this command, and inputs are never overwritten",
-                "choose another output",
-            )
-        if any(_same(path, data) for data in data_files(source)):
-            raise UsageError(
-                f"{path} holds weights of {source}, and inputs are never overwritten",
-                "choose another output",
-            )
+        return False
 
 
 def _same(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
     except (OSError, ValueError):  # one of them is not there, or is not a name
+        return False
+
+
+def _same_name(one: Path, other: Path) -> bool:
+    """Whether two files that are not there would be one: on many systems, also where only capitals
+    differ."""
+    try:
+        return os.path.realpath(one).casefold() == os.path.realpath(other).casefold()
+    except (OSError, ValueError):
         return False
 
 
@@ -133,11 +168,7 @@ def written_atomically(path: Path, *, force: bool = False) -> Iterator[IO[bytes]
     try:
         with made_beside(path) as made:
             yield made.stream
-        try:
-            put(made.name, path, force)
-        finally:
-            if os.path.lexists(made.name):
-                os.unlink(made.name)
+            put(made, path, force)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -151,30 +182,45 @@ class Made(NamedTuple):
 
 @contextmanager
 def made_beside(path: Path) -> Iterator[Made]:
-    """A temporary file in the folder of ``path``, which is on the disk when the block has ended,
-    and then the caller's to move or remove. If the block fails, it is removed.
+    """A temporary file in the folder of ``path``, which is gone when the block has ended, if it was
+    not :func:`put` into its place.
+
+    If this process is killed meanwhile, the next one that writes into the folder removes it.
 
     Raises:
         OSError: the file system refuses.
     """
-    handle, name = tempfile.mkstemp(prefix=".memplan-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
+    sweep(str(path.parent), _OURS)
+    handle, name = _made(path.parent)
+    with os.fdopen(handle, "wb") as stream:  # closed last: with it goes the lock
+        try:
             yield Made(name, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        os.unlink(name)
-        raise
+        finally:
+            if os.path.lexists(name):
+                os.unlink(name)
 
 
-def put(temporary: str, path: Path, force: bool) -> None:
-    """Move ``temporary`` to ``path``; without ``force`` only if nobody made a file there since.
+def _made(folder: Path) -> tuple[int, str]:
+    while True:
+        handle, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+        if hold(name, handle):
+            return handle, name
+        os.close(handle)
+
+
+def put(made: Made, path: Path, force: bool) -> None:
+    """Move a temporary file to ``path`` once it is on the disk; without ``force`` only if nobody
+    made a file there since.
 
     Raises:
         OSError: the file system refuses.
         UsageError: somebody made a file there.
     """
+    temporary = made.name
+    made.stream.flush()
+    os.fsync(made.stream.fileno())
+    if sys.platform == "win32":  # where no open file is renamed, and none is locked
+        made.stream.close()
     # mkstemp makes private files; an output has the permissions that any new file gets.
     umask = os.umask(0)
     os.umask(umask)

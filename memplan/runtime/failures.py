@@ -12,6 +12,8 @@ _ASKED = re.compile(
     r"(?:buffer of size|trying to allocate|[Tt]ried to allocate|failed to allocate)\D{0,20}(\d+)"
 )
 _NODE = re.compile(r"while running (\S+) node\. Name:\s*'([^']*)'")
+_WHERE = re.compile(r"\S+\.(?:cc|h|cu|cpp):\d+ (?:[^()]*\(.*?\)(?: const)? )?(?:\[with [^\]]*\] )?")
+_STATUS = "Status Message: "
 _MEMORY = (
     "Failed to allocate memory",
     "bad allocation",
@@ -66,7 +68,17 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
                 "the driver reported it; if a second try fails too, look at nvidia-smi and dmesg",
             )
     hint = _LOWER if _TRAINING.search(line) else ""
+    node, (_, found, status) = _NODE.search(line), line.partition(_STATUS)
+    if node and found:
+        said = _WHERE.sub("", status, count=1)
+        return RuntimeUnavailableError(f"{what} failed in {node[1]} '{node[2]}': {said[:400]}")
     return RuntimeUnavailableError(f"{what} failed: {line[:400]}", hint)
+
+
+def failed_node(error: str) -> tuple[str, str] | None:
+    """Operator and name of the node in which a run failed; None if the runtime does not say."""
+    found = _NODE.search(" ".join(error.split()))
+    return (found[1], found[2]) if found else None
 
 
 def _out_of_memory(line: str, what: str, provider: str) -> RuntimeUnavailableError:

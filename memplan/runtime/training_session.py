@@ -19,7 +19,7 @@ import onnxruntime as ort
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.bound import placed
-from memplan.runtime.failures import explain
+from memplan.runtime.failures import explain, failed_node
 from memplan.runtime.loaded_order import point_to_weights
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.options import session_options
@@ -108,6 +108,7 @@ class TrainingSession:
         self._model, self._folder = model, folder
         self._guard, self._measured = guard, measured
         self._turn = 0
+        self.failed: tuple[str, str] | None = None
         self._quiet = ort.RunOptions()
         self._quiet.log_severity_level = 4  # errors come as exceptions, and some are meant
         self._steps_measured = 0
@@ -195,7 +196,8 @@ class TrainingSession:
 
         Raises:
             Refused: the guard has stopped the run before anything was written in place.
-            RuntimeUnavailableError: the run failed.
+            RuntimeUnavailableError: the run failed; ``failed`` says in which node, if that is
+                known, by its operator and name.
         """
         binding = self._bindings[self._turn]
         try:
@@ -203,6 +205,7 @@ class TrainingSession:
         except Exception as error:
             if self._guard and f"'{self._guard}'" in str(error):
                 raise Refused(str(error)) from None
+            self.failed = failed_node(str(error))
             raise explain(str(error), "the step", self.request.provider) from None
         finally:
             self._steps_measured += self._measured

@@ -87,6 +87,7 @@ class AccumulatingTrainer:
         taken = {slot.name: slot.default for slot in second.named(Role.HYPERPARAMETER)}
         self._scales, self._fixed = _SCALE in taken, taken.get(LOSS_SCALE)
         self._file = first.without_values()
+        self._files = (*first.files, *second.files)
 
     def _share(self) -> None:
         """Let both sessions have the same weights and sums."""
@@ -215,10 +216,14 @@ class AccumulatingTrainer:
         """Write a checkpoint, as of ``Trainer``.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or a step failed while it wrote in place.
+            TrainingError: the state is not finite, and the checkpoint that is there is.
         """
+        if not self._update.is_whole:
+            raise UsageError("a step failed while it wrote in place: the state is partly new")
         about = Progress(self._fingerprint, self.steps, self._update.numbers)
-        save_checkpoint(path, self.state_dict(), about)
+        renewed = {name for one in self.trainers for name in one.renewed}
+        save_checkpoint(path, self.state_dict(), about, renewed, self._files)
 
     def resume(self, path: PathLike[str] | str) -> int:
         """Go on where a checkpoint was written; its number of steps.

@@ -227,6 +227,7 @@ class AlternatingTrainer:
 
         Raises:
             UsageError: it cannot be written, or a step failed while it wrote in place.
+            TrainingError: the state is not finite, and the checkpoint that is there is.
         """
         if not all(one.is_whole for one in self._trainers.values()):
             raise UsageError("a step failed while it wrote in place: the state is partly new")
@@ -238,7 +239,10 @@ class AlternatingTrainer:
         about = Progress(
             self._wanted.fingerprint, sum(self.steps.values()), numbers, {TURNS: self.steps}
         )
-        save_checkpoint(path, self.state_dict(), about)
+        trainers = self._trainers.items()
+        renewed = {_key(n, one.file.slots[key]) for n, one in trainers for key in one.renewed}
+        files = tuple(file for _, one in trainers for file in one.file.files)
+        save_checkpoint(path, self.state_dict(), about, renewed, files)
 
     def resume(self, path: PathLike[str] | str) -> dict[str, int]:
         """Go on where a checkpoint was written; the number of steps of each.

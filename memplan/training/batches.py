@@ -188,6 +188,13 @@ class Batches:
             self.epoch, self.index = self.epoch + 1, 0
         return batch
 
+    @property
+    def last(self) -> str:
+        """Which batch was given out last, in words."""
+        at = self.epoch * self.count + self.index - 1
+        epoch, index = divmod(max(at, 0), self.count)
+        return f"batch {index + 1} of epoch {epoch + 1}"
+
     def _order(self) -> npt.NDArray[np.int64]:
         """The samples of the present epoch in their order."""
         return self._permuted(self.samples or 0, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
-from memplan.proto.write import check_output, followed, made_beside, put
+from memplan.proto.write import check_output, followed, made_beside, put, spare
 from memplan.runtime.archive import (
     BFLOAT16,
     Header,
@@ -31,6 +31,7 @@ from memplan.runtime.archive import (
     readable,
     save_arrays,
 )
+from memplan.training.finite import keep_finite
 from memplan.training.step_file import Slot
 
 Array = npt.NDArray[Any]
@@ -75,15 +76,31 @@ class Wanted:
     turns: Collection[str] = ()
 
 
-def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about: Progress) -> None:
+def save_checkpoint(
+    path: PathLike[str] | str,
+    state: Mapping[str, Array],
+    about: Progress,
+    renewed: Collection[str],
+    files: Iterable[Path] = (),
+) -> None:
     """Write a checkpoint; a file that is there is replaced once all of the new one is on the disk.
+
+    Args:
+        path: the file.
+        state: arrays by name.
+        about: how far they have come.
+        renewed: what steps change. What they do not change may hold infinities, as masks do.
+        files: those of the model, which are never overwritten.
 
     Raises:
         UsageError: it cannot be written; what was there is as it was.
+        TrainingError: the state is not finite, and the checkpoint that is there is; it stays.
     """
     target = Path(path)
     check_output(target, force=True)
+    spare([target], files, "is a file of the model")
     target = followed(target)
+    keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps, _ABOUT)
 
     def seal(arrays: str) -> tuple[str, Array]:
         return _ABOUT, np.asarray(json.dumps(asdict(about.sealed(arrays)), sort_keys=True))
@@ -92,7 +109,7 @@ def save_checkpoint(path: PathLike[str] | str, state: Mapping[str, Array], about
     try:
         with made_beside(target) as made:
             save_arrays(made.stream, rows, seal)
-        put(made.name, target, force=True)
+            put(made, target, force=True)
     except OSError as error:
         raise UsageError(
             f"checkpoint {target} cannot be written: {error.strerror or error}",

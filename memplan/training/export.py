@@ -19,7 +19,7 @@ from memplan.ir.graph import Phase
 from memplan.proto.metadata import PREFIX
 from memplan.proto.nodes import captured_names, is_standard, reads_of
 from memplan.proto.weights import embed_weights
-from memplan.proto.write import write_model
+from memplan.proto.write import check_output, spare, write_model
 from memplan.runtime.archive import BFLOAT16
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
@@ -67,6 +67,8 @@ def export_forward(
         UsageError: the file cannot be written, or there is no such tensor.
         ModelError: the forward part has no output; or the file would have more than 2 GiB.
     """
+    spare([Path(path)], step.files, "is a file of this step")
+    check_output(Path(path), force)
     model = _opened(step)
     wanted = list(outputs) or _predictions(model, step)
     proto = onnx.ModelProto()

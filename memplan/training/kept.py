@@ -21,6 +21,7 @@ from memplan.training.knobs import Knobs
 from memplan.training.placing import Placing
 from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import Slot, StepFile
+from memplan.training.telling import Binding
 from memplan.units import counted
 
 if TYPE_CHECKING:
@@ -66,11 +67,62 @@ class Kept:
     _broken: str
     _data: Batches | None
     _data_state: Mapping[str, Any] | None
+    _place: Mapping[str, Any] | None
     _prediction: tuple[object, Predicted] | None
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        """Where every new value goes, and why not in place."""
+        placing = self.placing
+        return tuple(
+            Binding(
+                output,
+                given,
+                self._session.buffers[given].nbytes,
+                output in placing.in_place,
+                placing.reasons.get(output, ""),
+            )
+            for output, given in self._pairs.items()
+        )
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The hyperparameters that were given as numbers."""
+        return self._knobs.numbers
+
+    def adopt(self, steps: int, hyperparameters: Mapping[str, float]) -> None:
+        """Go on as if so many steps had been taken."""
+        self.steps = steps
+        self._knobs.adopt(hyperparameters)
+
+    @property
+    def file(self) -> StepFile:
+        """The step that was read."""
+        return self._file
+
+    @property
+    def loss_name(self) -> str | None:
+        """The output that is the loss, if there is one."""
+        return self._file.contract.loss
+
+    @property
+    def batch_slots(self) -> tuple[Slot, ...]:
+        """The inputs that make up a batch."""
+        return tuple(self._batch_slots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is that of a step; not if one failed while it wrote in place."""
+        return not self._broken
 
     @property
     def _state_names(self) -> list[str]:
         return [slot.name for slot in self._file.state if slot.name not in self._counters]
+
+    @property
+    def renewed(self) -> set[str]:
+        """The state that steps change."""
+        return {*self._pairs.values(), *self._counters}
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of all state by name: parameters, optimizer state, statistics, counters."""
@@ -112,12 +164,12 @@ class Kept:
 
         Raises:
             UsageError: it cannot be written; what was there is as it was.
+            TrainingError: the state is not finite, and the checkpoint that is there is.
         """
         if self._broken:
             raise UsageError(self._broken, "such a state is not worth a checkpoint")
-        data = self._data.state() if self._data is not None else self._data_state
-        about = Progress(self._file.fingerprint, self.steps, self._knobs.numbers, data)
-        save_checkpoint(path, self.state_dict(), about)
+        about = Progress(self._file.fingerprint, self.steps, self._knobs.numbers, self._place)
+        save_checkpoint(path, self.state_dict(), about, self.renewed, self._file.files)
 
     def resume(self, path: PathLike[str] | str) -> int:
         """Go on where a checkpoint was written; its number of steps.
@@ -140,7 +192,7 @@ class Kept:
         own = {n: v for n, v in state.items() if n not in self._counters}
         self.load_state_dict(own, strict=False)
         self.steps = about.steps
-        self._data_state = about.data
+        self._data_state = self._place = about.data
         if self._data is not None and about.data is not None:
             self._data.restore(about.data)
 

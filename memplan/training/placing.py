@@ -20,6 +20,21 @@ PLAIN = "the session decides on the order of its nodes"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
 
 
+_SAME_VALUES = frozenset(
+    (
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Expand",
+        "Slice",
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Placing:
     """Where new values go.
@@ -85,6 +100,36 @@ def place(
     if all(output in reasons for output in pairs):
         return _placed(model, pairs, reasons, keeps=True)
     return _placed(guard.model, pairs, reasons, keeps=True, guard=guard.node)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedNode:
+    """A node in which a run failed. ``early``: nothing had been written in place before it;
+    ``reads``: the inputs of the model that it reads as they are, or in another shape or type."""
+
+    early: bool
+    reads: tuple[str, ...]
+
+
+def find_failed(
+    placing: Placing, node: tuple[str, str], request: RunRequest, folder: Path | None
+) -> FailedNode:
+    """What a failure in ``node`` (operator, name) means, by the nodes that the session holds."""
+    op, name = node
+    nodes = _loaded(placing.model, request, folder).graph.node
+    maker = {output: each for each in nodes for output in each.output}
+    alike = [k for k, each in enumerate(nodes) if (each.op_type, each.name) == (op, name)]
+    writers = [k for k, e in enumerate(nodes) if not placing.in_place.keys().isdisjoint(e.output)]
+    early = bool(alike) and (not writers or alike[-1] < writers[0])
+    found: dict[str, None] = {}
+    todo = [given for k in alike for given in nodes[k].input]
+    while todo:
+        made = maker.get(each := todo.pop())
+        if made is None:
+            found.setdefault(each)
+        elif made.op_type in _SAME_VALUES:
+            todo.append(made.input[0])
+    return FailedNode(early, tuple(found))
 
 
 def _with_loss_early(

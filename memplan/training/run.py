@@ -11,12 +11,12 @@ from typing import Any
 
 from memplan.api.options import settle
 from memplan.api.state import parse_state
-from memplan.errors import TrainingError, UsageError
+from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.proto.paths import as_path
-from memplan.proto.write import check_output
+from memplan.proto.write import check_output, keep_apart
 from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
-from memplan.training.log import TrainingLog
+from memplan.training.log import TrainingLog, check_log
 from memplan.training.step_file import StepFile, read_step
 from memplan.training.synthetic import BATCHES, synthetic_batches
 from memplan.training.telling import Binding, StepReport
@@ -60,6 +60,11 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         settle(self, {"steps": 1, "batch": 1, "threads": 0, "seed": 0, "checkpoint_every": 1})
+
+    @property
+    def outputs(self) -> tuple[Path | None, ...]:
+        """The files that a run writes."""
+        return self.checkpoint, self.log, self.export_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +189,14 @@ def run(
 
     Raises:
         ModelError, UsageError, RuntimeUnavailableError: see :class:`Trainer`.
-        TrainingError: the loss is not a number. A checkpoint that was asked for is written first.
+        TrainingError: the loss is not a number, or the last state.
+
+    Whatever ends the run, a checkpoint that was asked for is written first, if the state is that
+    after a whole step and no checkpoint that is finite would be replaced by one that is not.
     """
-    _check(options, force)
-    step = read_step(as_path(path), dims, parse_state(options.state).pairs)
+    file = as_path(path)
+    _check(file, options, force)
+    step = read_step(file, dims, parse_state(options.state).pairs)
     if begin is not None:
         begin(step.state_bytes)
     with closing(_trainer(step, options)) as trainer:
@@ -213,7 +222,7 @@ def run(
             resident_bytes=None if predicted is None else predicted.resident_bytes,
             predicted_dynamic_bytes=None if predicted is None else predicted.dynamic_bytes,
             measured_bytes=tuple(trainer.measured_peaks()) if options.measure else (),
-            notes=(*trainer.notes, *problems),
+            notes=(*trainer.notes, *(log.notes if log is not None else ()), *problems),
             checkpoint=options.checkpoint,
             stopped=stopped,
             doubts=trainer.file.contract.notes,
@@ -223,18 +232,22 @@ def run(
     return result
 
 
-def _check(options: TrainOptions, force: bool) -> None:
+def _check(path: Path, options: TrainOptions, force: bool) -> None:
     """Refuse what could not be written at the end, before any work.
 
     Raises:
-        UsageError: it cannot, or options contradict each other.
+        UsageError: it cannot, or would overwrite what is read or other outputs; or options
+            contradict each other.
     """
     if options.checkpoint is None and (options.resume or options.checkpoint_every):
         raise UsageError("--checkpoint-every and --resume need a file", "--checkpoint FILE")
+    keep_apart(options.outputs, path, options.data, options.weights_file)
     if options.checkpoint is not None:
         check_output(options.checkpoint, force or options.resume)
     if options.export_forward is not None:
         check_output(options.export_forward, force)
+    if options.log is not None:
+        check_log(options.log, resumes=options.resume, checkpoint=_goes_on(options), force=force)
 
 
 def _trainer(step: StepFile, options: TrainOptions) -> Trainer:
@@ -333,8 +346,8 @@ def _steps(
             keeper.after(report.step)
             if progress is not None and not progress(report, options.steps, _peak(trainer)):
                 break
-    except TrainingError:
-        keeper.at_end()
+    except BaseException as error:
+        keeper.at_failure(error)
         raise
     keeper.at_end()
     return reports, keeper.problems
@@ -354,8 +367,10 @@ class _Keeper:
         if self.path is None or not self.every or step % self.every:
             return
         try:
-            self.trainer.save(self.path)
-            self.saved = step
+            self._save(self.path)
+        except TrainingError as error:  # so would be every one from here on
+            self.problems.append(error.message)
+            self.every = None
         except UsageError as error:
             self.problems.append(f"after step {step}: {error.message}")
 
@@ -364,9 +379,27 @@ class _Keeper:
 
         Raises:
             UsageError: it cannot be written.
+            TrainingError: it is not finite, and the one that is there is.
         """
         if self.path is not None and self.trainer.is_whole and self.saved != self.trainer.steps:
-            self.trainer.save(self.path)
+            self._save(self.path)
+
+    def at_failure(self, error: BaseException) -> None:
+        """The same where an error has ended the run, which says what is left behind."""
+        if self.path is None:
+            return
+        try:
+            self.at_end()
+            told = f"{self.path} holds the state after step {self.saved}; --resume goes on"
+            told = told if self.saved >= 0 else ""
+        except MemplanError as other:
+            told = other.message
+        hint = getattr(error, "hint", "")
+        error.hint = "; ".join(part for part in (hint, told) if part)  # type: ignore[attr-defined]
+
+    def _save(self, path: Path) -> None:
+        self.trainer.save(path)
+        self.saved = self.trainer.steps
 
 
 def _peak(trainer: Trainer) -> int | None:

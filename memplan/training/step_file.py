@@ -20,6 +20,7 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role
 from memplan.ir.doubts import sound_contract
+from memplan.proto.external import files_of_weights
 from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.nodes import reads_of
 from memplan.proto.read import read_model
@@ -72,7 +73,7 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class StepFile:
     """A step that was read. ``model``: without defaults of inputs; ``whole``: with them;
-    ``folder``: where external data lies."""
+    ``folder``: where external data lies; ``files``: the model's own, and those of its weights."""
 
     path: Path
     model: onnx.ModelProto
@@ -82,6 +83,7 @@ class StepFile:
     slots: Mapping[str, Slot]
     dims: Mapping[str, int]
     metadata: Mapping[str, object]
+    files: tuple[Path, ...] = ()
 
     def named(self, *roles: Role) -> list[Slot]:
         """The inputs that have one of these roles, in the order of the graph."""
@@ -205,12 +207,14 @@ def read_step(
         in_memory = isinstance(model, onnx.ModelProto)
         folder = None if in_memory else path.parent
         slots = _slots(whole, contract, found, path.parent)
+        files = () if in_memory else (path, *files_of_weights(whole, path))
     stripped = onnx.ModelProto()
     stripped.CopyFrom(whole)
     kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
     del stripped.graph.initializer[:]
     stripped.graph.initializer.extend(kept)
-    return StepFile(shown_path(model), stripped, whole, folder, contract, slots, found, metadata)
+    shown = shown_path(model)
+    return StepFile(shown, stripped, whole, folder, contract, slots, found, metadata, files)
 
 
 def _dims(

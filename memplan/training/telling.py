@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
 
 from memplan.errors import TrainingError
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from memplan.training.trainer import Trainer
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,16 @@ def not_a_number(step: int, what: str, *, kept: bool) -> TrainingError:
         f"{begin}; its update is in the state, as guard=False was asked for",
         "load a checkpoint: resume(path)",
     )
+
+
+def among_batch(values: Mapping[str, Array], names: Sequence[str]) -> str:
+    """The inputs of a batch that a node reads which failed, and what they hold."""
+    found = [
+        f"'{name}' of the data holds {values[name].min()} to {values[name].max()}"
+        for name in names
+        if name in values and values[name].dtype.kind in "iu" and values[name].size
+    ]
+    return " and ".join(found)
 
 
 def description(trainer: Trainer) -> str:

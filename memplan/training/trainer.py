@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from memplan.api.options import check_most
 from memplan.api.source import Model
-from memplan.errors import MemplanError, TrainingError, UsageError
+from memplan.errors import MemplanError, RuntimeUnavailableError, TrainingError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
+from memplan.processes.deferred import deferred_signals
 from memplan.proto.checks import require_device
 from memplan.proto.metadata import planned_for
 from memplan.runtime.installed import require_runtime
@@ -23,10 +26,15 @@ from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.initial import Init, first_values
 from memplan.training.kept import Kept, require_names
 from memplan.training.knobs import Knobs, Rate
-from memplan.training.placing import place
+from memplan.training.placing import find_failed, place
 from memplan.training.predict import Predicted
-from memplan.training.step_file import Slot, StepFile, read_step, require_update
-from memplan.training.telling import Binding, StepReport, description, not_a_number
+from memplan.training.step_file import StepFile, read_step, require_update
+from memplan.training.telling import (
+    StepReport,
+    among_batch,
+    description,
+    not_a_number,
+)
 from memplan.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -94,6 +102,7 @@ class Trainer(Kept):
         seed: int = 0,
         measure: bool = False,
     ) -> None:
+        check_most({"seed": seed, "threads": threads})
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         self._file = step
         require_update(step)
@@ -142,7 +151,7 @@ class Trainer(Kept):
         self._broken = ""
         self._held: dict[str, bytes] = {}
         self._data: Batches | None = None
-        self._data_state = about.data
+        self._data_state = self._place = about.data
         self._prediction: tuple[object, Predicted] | None = None
 
     def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
@@ -238,12 +247,12 @@ class Trainer(Kept):
             self._session.set(name, (first + self.steps).astype(first.dtype))
         if self._file.scales_loss:
             self.loss_scale = float(self._session.get(LOSS_SCALE).reshape(-1)[0])
-        return self._run()
+        with deferred_signals():  # else the state may be partly that of the next step
+            return self._run()
 
     def _run(self) -> float:
         from memplan.runtime.training_session import Refused
 
-        # An interrupt between here and the end leaves nobody knows what.
         self._broken = "a step was interrupted: the state may be partly that of the next step"
         started = time.perf_counter()
         try:
@@ -251,21 +260,19 @@ class Trainer(Kept):
         except Refused:
             self._broken = ""
             raise self._not_a_number("nan or infinite") from None
-        except MemplanError:
-            if not self.placing.in_place:
-                self._broken = ""
-            else:
-                self._broken = "a step failed while it wrote in place: the state is partly new"
+        except MemplanError as error:
+            self._broken = "a step failed while it wrote in place: the state is partly new"
+            self._understand(error)
             raise
         loss = self._file.contract.loss
         value = math.nan if loss is None else float(_as_float(found[loss]))
         if loss is not None and not math.isfinite(value):
-            error = self._not_a_number(str(value))
+            wrong = self._not_a_number(str(value))
             self._broken = ""
             if not self.placing.keeps:
                 self._session.accept()
                 self.steps += 1
-            raise error
+            raise wrong
         self._session.accept()
         self.steps += 1
         self.outputs = found
@@ -274,6 +281,21 @@ class Trainer(Kept):
         self.seconds = time.perf_counter() - started
         self._broken = ""
         return value
+
+    def _understand(self, error: MemplanError) -> None:
+        """Find out whether a run that failed has left the state whole, and what it failed for."""
+        failed = None
+        if self._session.failed is not None:
+            with suppress(MemplanError):
+                failed = find_failed(
+                    self.placing, self._session.failed, self.request, self._file.folder
+                )
+        if not self.placing.in_place or (failed is not None and failed.early):
+            self._broken = ""
+        batch = [slot.name for slot in self._batch_slots]
+        reads = [name for name in batch if failed is not None and name in failed.reads]
+        told = among_batch({name: self._session.get(name) for name in reads}, reads)
+        error.message = "; ".join(part for part in (error.message, told) if part)
 
     def _not_a_number(self, what: str) -> TrainingError:
         return not_a_number(self.steps + 1, what, kept=self.placing.keeps)
@@ -307,11 +329,26 @@ class Trainer(Kept):
             if self._data_state is not None:
                 source.restore(self._data_state)
                 self._data_state = None
+            self._place = source.state()
         for each in islice(source, steps):
-            loss = self.step(each)
+            loss = self._step_of(source, each)
             rate, scale = self._present_rate(), self.loss_scale
             told = self.skipped, dict(self.metrics)
             yield StepReport(self.steps, loss, self.seconds, rate, scale, *told)
+
+    def _step_of(self, source: Iterable[Batch], batch: Batch) -> float:
+        """Take a step with a batch of ``source``. A checkpoint has the place behind the last batch
+        that was trained with, not behind one that failed."""
+        before = self.steps
+        try:
+            return self.step(batch)
+        except RuntimeUnavailableError as error:
+            which = f", {source.last}" if isinstance(source, Batches) else ""
+            error.message = f"step {before + 1}{which}: {error.message}"
+            raise
+        finally:
+            if isinstance(source, Batches) and self.steps != before:
+                self._place = source.state()
 
     def batches(
         self,
@@ -341,54 +378,9 @@ class Trainer(Kept):
     # --- What it is ----------------------------------------------------------------------------
 
     @property
-    def bindings(self) -> tuple[Binding, ...]:
-        """Where every new value goes, and why not in place."""
-        placing = self.placing
-        return tuple(
-            Binding(
-                output,
-                given,
-                self._session.buffers[given].nbytes,
-                output in placing.in_place,
-                placing.reasons.get(output, ""),
-            )
-            for output, given in self._pairs.items()
-        )
-
-    @property
     def session(self) -> TrainingSession:
         """The session with the state."""
         return self._session
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The hyperparameters that were given as numbers."""
-        return self._knobs.numbers
-
-    def adopt(self, steps: int, hyperparameters: Mapping[str, float]) -> None:
-        """Go on as if so many steps had been taken."""
-        self.steps = steps
-        self._knobs.adopt(hyperparameters)
-
-    @property
-    def file(self) -> StepFile:
-        """The step that was read."""
-        return self._file
-
-    @property
-    def loss_name(self) -> str | None:
-        """The output that is the loss, if there is one."""
-        return self._file.contract.loss
-
-    @property
-    def batch_slots(self) -> tuple[Slot, ...]:
-        """The inputs that make up a batch."""
-        return tuple(self._batch_slots)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the state is that of a step; not if one failed while it wrote in place."""
-        return not self._broken
 
     def close(self) -> None:
         """Let go of the session and its memory."""

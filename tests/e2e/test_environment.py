@@ -16,7 +16,7 @@ from helpers.odd_models import saved
 from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT
-from memplan_cli.main import EXIT_INTERRUPTED, EXIT_TERMINATED
+from memplan_cli.main import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -133,6 +133,7 @@ run()
     [
         (signal.SIGINT, EXIT_INTERRUPTED, "interrupted"),
         (signal.SIGTERM, EXIT_TERMINATED, "terminated"),
+        (signal.SIGHUP, EXIT_HUNG_UP, "hung up"),
     ],
 )
 def test_a_signal_ends_a_command_in_good_order(

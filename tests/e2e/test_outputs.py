@@ -15,8 +15,8 @@ from helpers.odd_models import saved
 from helpers.refusals import assert_harmless, assert_refused, snapshot
 from helpers.running import Memplan
 from memplan.check.lock import read_lock
-from memplan.check.write import updating
 from memplan.errors import EXIT_USAGE, RuntimeUnavailableError
+from memplan.processes.locks import updating
 from memplan_cli.configuration import ALLOWED, REFUSED
 from memplan_cli.main import COMMANDS, cli
 

@@ -107,8 +107,10 @@ def test_a_log_of_json_lines(inside: Memplan, tmp_path: Path) -> None:
         (("run", STEP, "--data", STEP), EXIT_USAGE, "cannot be read as .npz"),
         ((*RUN, "--log", "nowhere/run.csv"), EXIT_USAGE, "does not exist"),
         ((*RUN, "--checkpoint", "nowhere/run.npz"), EXIT_USAGE, "does not exist"),
-        ((*RUN, "--checkpoint", STEP), EXIT_USAGE, f"{STEP} exists"),
-        ((*RUN, "--export-forward", STEP), EXIT_USAGE, f"{STEP} exists"),
+        ((*RUN, "--checkpoint", STEP), EXIT_USAGE, "inputs are never overwritten"),
+        ((*RUN, "--export-forward", STEP), EXIT_USAGE, "inputs are never overwritten"),
+        ((*RUN, "--format", "json", "-o", "a", "--checkpoint", "a"), EXIT_USAGE, "another output"),
+        ((*RUN, "--threads", "100000"), EXIT_USAGE, "threads is 100,000"),
     ],
 )
 def test_what_cannot_be_is_refused_in_two_lines(
@@ -173,7 +175,9 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["ctrl-c", "sigterm", "sighup"],
 )
 def test_a_signal_ends_the_run_behind_a_step_with_a_checkpoint(
     number: signal.Signals, code: int, tmp_path: Path

@@ -126,6 +126,10 @@ def test_a_copy_of_weights_is_written_over_nothing(inside: Memplan, tmp_path: Pa
     os.link(tmp_path / "deep/weights.bin", data)
     words = ("inputs are never overwritten",)
     assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command, "--force")
+    data.unlink()
+    outputs = ("--optimizer", "sgd", "--update-output", str(data))
+    words = ("another output of this command",)
+    assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command, *outputs)
     words = ("nothing lies beside stdout",)
     assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command[:-1], "-")
 
@@ -287,3 +291,34 @@ def test_a_store_of_links_as_model_hubs_make_it_is_fused_and_proved(
     assert json.loads(done.stdout)["optimize"] == "extended"
     assert inside("validate", model, out, "--runs", "1").returncode == 0
     assert inside("profile", model, "-o", "costs.json", "--runs", "1").returncode == 0
+
+
+def test_new_weights_are_never_written_over_those_of_the_model_that_is_there(
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rename changes a model and its weights at once, so a kill between two would mix them."""
+    odd.external(tmp_path, MODEL)
+    out = place_for("copy", tmp_path)
+    command = ("grad", MODEL, "--loss", "loss", "--weights", "copy", "-o", out)
+
+    def beside() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "aside").iterdir())
+
+    for _ in range(2):  # the same weights stay where they are
+        assert inside(*command, "--force").returncode == 0
+        assert beside() == ["out.onnx", "out.onnx.data"]
+    before = values(tmp_path / out)
+    weights = tmp_path / "deep/weights.bin"
+    weights.write_bytes(bytes(reversed(weights.read_bytes())))
+    with monkeypatch.context() as failing:
+        failing.setattr("memplan.proto.weights.write_model", lambda *_, **__: 1 / 0)
+        inside(*command, "--force")
+    assert beside() == ["out.onnx", "out.onnx.data"]
+    assert all(np.array_equal(before[name], now) for name, now in values(tmp_path / out).items())
+    for names in (["out.onnx", "out.onnx.1.data"], ["out.onnx", "out.onnx.data"]):
+        assert inside(*command, "--force").returncode == 0
+        assert beside() == names
+        after = values(tmp_path / out)
+        for name, value in values(tmp_path / MODEL).items():
+            assert np.array_equal(value, after[name])
+        weights.write_bytes(bytes(reversed(weights.read_bytes())))

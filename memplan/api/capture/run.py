@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
 from memplan.api.capture.kernels import kernel_notes, require_kernels
 from memplan.api.capture.result import Capture, Road
-from memplan.api.capture.weights import WeightPlace, data_file, embed, write_captured
+from memplan.api.capture.weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.errors import MemplanError, UsageError
 from memplan.proto.paths import as_output
-from memplan.proto.write import check_output
+from memplan.proto.weights import data_file
+from memplan.proto.write import check_target
 from memplan.pytorch.installed import require_torch
 from memplan.pytorch.load import returned_by, split_target
 from memplan.pytorch.step import TorchStep, as_step
@@ -99,7 +100,10 @@ def capture(
     require_torch()
     target = as_output(output)
     if target is not None:
-        check_output(target, force)
+        script = Path(split_target(step)[0]) if isinstance(step, str) else None
+        check_target(target, force, script)
+        if weights == WeightPlace.COPY:
+            check_target(data_file(target), force, script)
     found, source = _step(step)
     if dynamic is not None:
         found = replace(found, dynamic=dynamic)
@@ -116,16 +120,16 @@ def capture(
     say = progress or _say_nothing
     say("exporting")
     reading = read_step(found)
+    if target is not None and weights == WeightPlace.AUTO and _nbytes(reading) > MOST_EMBEDDED:
+        check_target(data_file(target), force)
     taken, tried = _taken(reading, _Wanted(via, check, weights, target), say)
     say("writing")
     done, place = taken.done, taken.done.place
-    if place is WeightPlace.COPY and target is not None:
-        check_output(data_file(target), force)
+    data = None
     if target is not None:
-        write_captured(done.model, done.weights, place, target, force)
+        data = write_captured(done.model, done.weights, place, target, force)
     elif place is WeightPlace.EMBED:
         embed(done.model, done.weights)
-    data = data_file(target) if target is not None and place is WeightPlace.COPY else None
     return _answer(reading, done, taken, tried, place, target, data, source)
 
 
@@ -139,6 +143,10 @@ def _step(given: object) -> tuple[TorchStep, str]:
             raise UsageError(f"{given} returns: {error.message}", error.hint) from None
     step = as_step(given)
     return step, type(step.model).__name__
+
+
+def _nbytes(reading: Reading) -> int:
+    return sum(tensor.nbytes for tensor in reading.tensors.values())
 
 
 def _say_nothing(_: str) -> None:

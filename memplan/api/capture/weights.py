@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
 import onnx
 
 from memplan.errors import UsageError
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.external import set_external_entries
-from memplan.proto.write import followed, write_model, written_atomically
+from memplan.proto.weights import weights_beside
+from memplan.proto.write import write_model
 from memplan.units import format_bytes
 
-_MOST_EMBEDDED = 1 << 28
+MOST_EMBEDDED = 1 << 28
 """Bytes that ``auto`` puts into the file; more go into a file of their own."""
 _LIMIT = 2**31 - 1
 _ALIGNMENT = 4096
@@ -66,7 +68,7 @@ def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None)
         return WeightPlace.NONE
     if place is WeightPlace.AUTO:
         place = WeightPlace.EMBED
-        if total > _MOST_EMBEDDED:
+        if total > MOST_EMBEDDED:
             place = WeightPlace.COPY if output is not None else WeightPlace.NONE
     if place is WeightPlace.EMBED and total > _LIMIT - (1 << 26):
         raise UsageError(
@@ -77,12 +79,6 @@ def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None)
     if place is WeightPlace.COPY and output is None:
         raise UsageError("--weights copy: there is no output file", "name one")
     return place
-
-
-def data_file(output: Path) -> Path:
-    """Where weights beside ``output`` lie."""
-    real = followed(output)
-    return real.with_name(f"{real.name}.data")
 
 
 def embed(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
@@ -100,39 +96,45 @@ def write_captured(
     place: WeightPlace,
     output: Path,
     force: bool,
-) -> None:
+) -> Path | None:
     """Write ``model`` and its weights, which become initializers of it.
 
     Weights beside the file are in place before it is.
 
+    Returns:
+        The file of weights beside it, if there is one.
+
     Raises:
         UsageError: a file cannot be written.
     """
+    if place is WeightPlace.COPY:
+        with weights_beside(output, force) as beside:
+            places = _written(weights, beside.stream)
+            data = beside.put()
+            for name, entries in places.items():
+                weight = weights[name]
+                tensor = model.graph.initializer.add(
+                    name=name, data_type=weight.dtype, dims=list(weight.shape)
+                )
+                set_external_entries(tensor, {"location": data.name, **entries})
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+            write_model(model, output, force=force)
+        return data
     if place is WeightPlace.EMBED:
         embed(model, weights)
-    elif place is WeightPlace.COPY:
-        _write_beside(model, weights, data_file(output), force)
     write_model(model, output, force=force)
+    return None
 
 
-def _write_beside(
-    model: onnx.ModelProto, weights: Mapping[str, Weight], data: Path, force: bool
-) -> None:
-    with written_atomically(data, force=force) as stream:
-        for name, weight in weights.items():
-            offset = -(-stream.tell() // _ALIGNMENT) * _ALIGNMENT
-            stream.seek(offset)
-            stream.write(weight.content())
-            tensor = model.graph.initializer.add(
-                name=name, data_type=weight.dtype, dims=list(weight.shape)
-            )
-            place = {
-                "location": data.name,
-                "offset": str(offset),
-                "length": str(weight.nbytes),
-            }
-            set_external_entries(tensor, place)
-            tensor.data_location = onnx.TensorProto.EXTERNAL
+def _written(weights: Mapping[str, Weight], stream: IO[bytes]) -> dict[str, dict[str, str]]:
+    """Write weights one behind the other; where each lies."""
+    found = {}
+    for name, weight in weights.items():
+        offset = -(-stream.tell() // _ALIGNMENT) * _ALIGNMENT
+        stream.seek(offset)
+        stream.write(weight.content())
+        found[name] = {"offset": str(offset), "length": str(weight.nbytes)}
+    return found
 
 
 def declare_constants(model: onnx.ModelProto, names: Sequence[str]) -> None:

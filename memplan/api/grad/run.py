@@ -36,7 +36,7 @@ from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.paths import as_output
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
-from memplan.proto.write import check_target, followed, write_model
+from memplan.proto.write import check_target, write_model
 from memplan.shapes.checks import check_stated
 from memplan.shapes.infer import stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
@@ -152,17 +152,9 @@ class _Targets:
         Raises:
             UsageError: one of them cannot be written, or they are one.
         """
-        for target in (self.step, self.update):
+        for target, other in ((self.step, self.update), (self.update, self.step)):
             if target is not None:
-                check_target(target, self.force, source)
-        if self.step is not None and self.update is not None and _same(self.step, self.update):
-            raise UsageError(
-                f"{self.update}: the training graph is written there", "name another file"
-            )
-
-
-def _same(one: Path, other: Path) -> bool:
-    return followed(one).absolute() == followed(other).absolute()
+                check_target(target, self.force, source, others=(other,))
 
 
 def _grad(
@@ -175,7 +167,8 @@ def _grad(
     model = read_model(path)
     placement = NO_WEIGHTS
     if targets.step is not None:
-        placement = plan_weights(model, path, targets.step, options.weights, targets.force)
+        planned = (model, path, targets.step, options.weights, targets.force)
+        placement = plan_weights(*planned, others=(targets.update,))
     require_differentiable(model)
     flat = _flat(model)
     loss, class_axis = _loss(flat, options)
@@ -195,7 +188,7 @@ def _grad(
     if options.own_update:
         update = _update_file(result, built, types, targets, _loss_scale(options))
     if targets.step is not None:
-        write_with_weights(result, path, targets.step, placement, force=targets.force)
+        placement = write_with_weights(result, path, targets.step, placement, force=targets.force)
     if update is not None and update.output is not None:
         write_model(update.model, update.output, force=targets.force)
     given = {value.name for value in (*model.graph.input, *model.graph.output)}

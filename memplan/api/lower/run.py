@@ -161,10 +161,10 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
     model = read_model(path)
     placement = NO_WEIGHTS
     if output is not None:
-        placement = plan_weights(model, path, output, options.weights, force)
+        placement = plan_weights(model, path, output, options.weights, force, update, saved)
     found = lower_model(model, Request(options.loss, optimizer, options.accumulate, checkpoint))
     if output is not None:
-        write_with_weights(found.model, path, output, placement, force=force)
+        placement = write_with_weights(found.model, path, output, placement, force=force)
     return LoweredGraph(
         path=path,
         output=output,

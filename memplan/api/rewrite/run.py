@@ -125,7 +125,7 @@ def _rewrite(
         proto = read_model(path)
         placement = NO_WEIGHTS
         if target is not None:
-            placement = plan_weights(proto, path, target, options.weights, force)
+            placement = plan_weights(proto, path, target, options.weights, force, options.costs)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
         budget = budget_bytes(options, source.original)
         goal = Goal(
@@ -146,7 +146,8 @@ def _rewrite(
     loaded_notes = _confirm_loaded(proved)
     if target is not None:
         beside = source.model.prepared.beside
-        write_with_weights(proved.applied.model, beside, target, placement, force=force)
+        placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
+        source = replace(source, placement=placement)
     return _answer(path, target, source, proved, loaded_notes)
 
 

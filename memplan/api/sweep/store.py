@@ -8,14 +8,16 @@ from pathlib import Path
 
 from memplan.api.sweep.point import Answer, Failure, Task, answer_from, answer_json
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, UsageError
+from memplan.processes.locks import updating
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
-from memplan.proto.write import check_output, write_atomically
+from memplan.proto.write import check_output, followed, write_atomically
 
 SCHEMA = "memplan.sweep-points/1"
 
 
 class Store:
-    """Answers by the key of their task. The file is written anew, atomically, with every answer.
+    """Answers by the key of their task. The file is written anew, atomically, with every answer;
+    what others have added to it meanwhile stays.
 
     Without a file, answers are kept until the program ends.
     """
@@ -26,7 +28,7 @@ class Store:
         Raises:
             UsageError: it cannot be written, or is a file of another kind, which is left alone.
         """
-        self._path = path
+        self._path = None if path is None else followed(path)
         self._kept: dict[str, Answer] = {}
         if path is None:
             return
@@ -46,18 +48,22 @@ class Store:
 
         Raises:
             UsageError: the file cannot be written.
+            RuntimeUnavailableError: another process keeps it locked.
         """
         self._kept[task.key] = answer
         passing = {EXIT_ENVIRONMENT, EXIT_BUG}
         if self._path is None or (isinstance(answer, Failure) and answer.exit_code in passing):
             return
-        points = {
-            key: answer_json(kept)
-            for key, kept in sorted(self._kept.items())
-            if not (isinstance(kept, Failure) and kept.exit_code in passing)
-        }
-        text = json.dumps({"schema": SCHEMA, "points": points}, indent=1) + "\n"
-        write_atomically(self._path, text.encode(), force=True)
+        with updating(self._path):
+            if os.path.exists(self._path):
+                self._kept = {**_read(self._path), **self._kept}
+            points = {
+                key: answer_json(kept)
+                for key, kept in sorted(self._kept.items())
+                if not (isinstance(kept, Failure) and kept.exit_code in passing)
+            }
+            text = json.dumps({"schema": SCHEMA, "points": points}, indent=1) + "\n"
+            write_atomically(self._path, text.encode(), force=True)
 
 
 def _read(path: Path) -> dict[str, Answer]:

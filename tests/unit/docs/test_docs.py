@@ -17,7 +17,14 @@ import pytest
 
 from helpers.models import load_benchmark
 from memplan import errors
-from memplan_cli.main import COMMANDS, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, cli
+from memplan_cli.main import (
+    COMMANDS,
+    EXIT_HUNG_UP,
+    EXIT_INTERRUPTED,
+    EXIT_PIPE,
+    EXIT_TERMINATED,
+    cli,
+)
 
 highlights, tables = load_benchmark("tables.highlights"), load_benchmark("tables.__main__")
 ROOT = Path(__file__).parents[3]
@@ -143,7 +150,7 @@ def test_options_in_the_text_exist(page: Path) -> None:
 
 def test_exit_codes_are_those_of_the_program() -> None:
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    codes |= {EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED}
+    codes |= {EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED}
     section = (DOCS / "reference.md").read_text(encoding="utf-8").split("## Exit codes")[1]
     rows = re.findall(r"^\| (\d+) \|", section.split("\n## ")[0], re.MULTILINE)
     assert {int(code) for code in rows} == codes

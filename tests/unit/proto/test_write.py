@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from memplan.errors import UsageError
-from memplan.proto.write import check_output, check_target, write_atomically
+from memplan.proto.write import check_output, check_target, keep_apart, write_atomically
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -98,3 +101,67 @@ def test_an_input_is_never_a_target_by_any_name(tmp_path: Path) -> None:
                 check_target(path, force, None, tmp_path / "absent.onnx", source)
     check_target(tmp_path / "out.onnx", False, source)
     assert source.read_bytes() == b"mine"
+
+
+def test_no_two_outputs_are_one_file(tmp_path: Path) -> None:
+    one, link, hard = tmp_path / "one", tmp_path / "link", tmp_path / "hard"
+    one.write_bytes(b"mine")
+    link.symlink_to(one)
+    os.link(one, hard)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    same = [
+        (one, one),
+        (one, link),
+        (hard, one),
+        (tmp_path / "new", tmp_path / "folder" / "new"),
+        (tmp_path / "new", tmp_path / "x" / ".." / "new"),
+        (tmp_path / "new", tmp_path / "NEW"),
+    ]
+    for first, second in same:
+        with pytest.raises(UsageError, match="another output of this command"):
+            keep_apart((first, None, second))
+    keep_apart((one, tmp_path / "other", tmp_path / "third"), None)
+    assert one.read_bytes() == b"mine"
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from memplan.proto.write import written_atomically
+with written_atomically(Path(sys.argv[1]), force=True) as stream:
+    stream.write(b"half")
+    stream.flush()
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    mine = tmp_path / ".memplan-tmp-settings"
+    mine.mkdir(mode=0o700)
+    (mine / "kept").write_bytes(b"mine")
+    mine.chmod(0o755)
+    command = [sys.executable, "-c", DYING, str(path)]
+    dead = subprocess.run([*command, "dies"], check=False)
+    assert dead.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    with subprocess.Popen(
+        [*command, "lives"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == b"writing\n"
+        monkeypatch.setattr("memplan.processes.scratch._swept", set())
+        write_atomically(tmp_path / "ours", b"new")
+        files = [each for each in tmp_path.glob(".memplan-tmp-*") if each.is_file()]
+        assert len(files) == 1  # that of the living
+        living.communicate(b"")
+    assert path.read_bytes() == b"half"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [mine.name, "ours", "out"]
+    assert (mine / "kept").read_bytes() == b"mine"

@@ -422,3 +422,25 @@ def test_no_part_of_the_update_waits_from_the_beginning(via: str) -> None:
     phases = [{p.key: p.value for p in node.metadata_props}.get(PHASE_KEY) for node in graph.node]
     loss = next(i for i, node in enumerate(graph.node) if "loss" in node.output)
     assert loss < phases.index("update")
+
+
+@pytest.mark.parametrize(
+    ("output", "weights", "words"),
+    [
+        ("train.py", "auto", "inputs are never overwritten"),
+        ("link.onnx", "auto", "inputs are never overwritten"),
+        ("step.onnx", "copy", r"step\.onnx\.data exists"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_any_code_is_run(
+    output: str, weights: str, words: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise AssertionError('it is run')")
+    (tmp_path / "link.onnx").symlink_to(script)
+    (tmp_path / "step.onnx.data").write_bytes(b"mine")
+    force = weights == "auto"
+    with pytest.raises(UsageError, match=words):
+        memplan.capture(f"{script}:make", tmp_path / output, weights=weights, force=force)
+    assert script.read_text() == "raise AssertionError('it is run')"
+    assert (tmp_path / "step.onnx.data").read_bytes() == b"mine"

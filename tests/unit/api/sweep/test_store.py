@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -39,6 +40,35 @@ def test_every_answer_is_on_the_disk_at_once(tmp_path: Path) -> None:
         assert len(Store(path)) == value
     assert [p.name for p in tmp_path.iterdir()] == ["points.json"]
     assert json.loads(path.read_text())["schema"] == SCHEMA
+
+
+def test_two_sweeps_on_one_file_lose_no_point(tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+    (tmp_path / "link.json").symlink_to(path)
+    path.write_text(f'{{"schema": "{SCHEMA}", "points": {{}}}}')
+    one, other = Store(path), Store(tmp_path / "link.json")
+    for value in range(1, 5):
+        one.put(task(value), footprint(value))
+        other.put(task(10 + value), footprint(10 + value))
+    assert len(Store(path)) == 8
+    assert other.get(task(4)) == footprint(4)
+    path.unlink()
+    one.put(task(5), footprint(5))
+    assert len(Store(path)) == 8  # what this one knew, not the last of the other
+
+
+def test_sweeps_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+
+    def keep(first: int) -> None:
+        store = Store(path)
+        for value in range(first, first + 8):
+            store.put(task(value), footprint(value))
+
+    Store(path).put(task(1), footprint(1))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, (100, 200, 300, 400)))
+    assert len(Store(path)) == 33
 
 
 @pytest.mark.parametrize("code", [EXIT_ENVIRONMENT, EXIT_BUG])

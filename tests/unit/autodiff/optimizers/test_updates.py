@@ -235,7 +235,7 @@ def test_both_files_are_written(tmp_path: Path) -> None:
     ("optimizer", "update", "message"),
     [
         ("none", "update.onnx", "is the file of an optimizer"),
-        ("adamw", "step.onnx", "the training graph is written there"),
+        ("adamw", "step.onnx", "another output of this command is written there"),
         ("adamw", "there.onnx", "exists"),
     ],
 )

@@ -1,0 +1,56 @@
+"""A state that is not finite never takes the place of one that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import TrainingError
+from memplan.runtime.archive import BFLOAT16, bfloat16_values, load_arrays
+
+Array = npt.NDArray[Any]
+
+
+def keep_finite(file: Path, state: Mapping[str, Array], steps: int, about: str) -> None:
+    """Refuse to replace a checkpoint by a state with nan or infinities that it does not have.
+
+    Args:
+        file: where a checkpoint may be.
+        state: what steps change, by name.
+        steps: after how many of them.
+        about: the member of a checkpoint that tells its number of steps.
+
+    Raises:
+        TrainingError: it would be lost.
+    """
+    wrong = {name: kinds for name, value in state.items() if (kinds := _not_finite(value))}
+    if not wrong or not file.is_file():
+        return
+    try:
+        held = load_arrays(file)
+        kept = json.loads(str(held.pop(about)))["steps"]
+    except Exception:  # nothing to go on from
+        return
+    for name, kinds in wrong.items():
+        if more := kinds - _not_finite(held.get(name)):
+            raise TrainingError(
+                f"'{name}' holds {min(more)} after step {steps}; {file} keeps the state after "
+                f"step {kept}",
+                "go on from there with a smaller learning rate, or save to another file",
+            )
+
+
+def _not_finite(value: Any) -> frozenset[str]:
+    """Which of nan and the infinities are among the values."""
+    if not isinstance(value, np.ndarray):
+        return frozenset()
+    numbers = bfloat16_values(value) if value.dtype == BFLOAT16 else value
+    if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
+        return frozenset()
+    found = {"nan": np.isnan(numbers), "inf": numbers == np.inf, "-inf": numbers == -np.inf}
+    return frozenset(kind for kind, where in found.items() if where.any())

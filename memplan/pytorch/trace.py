@@ -20,6 +20,7 @@ from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.custom_backward import CustomBackward, noted
 from memplan.pytorch.errors import reason_of, refusal
+from memplan.pytorch.foreign import their_turn
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.spelled import replacing, spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
@@ -62,7 +63,7 @@ class StepModule(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
-        with replacing():
+        with replacing(), their_turn():
             result = self.call(**batch)
             loss, metrics = loss_of(result), metrics_of(result)
         return (loss, metrics) if metrics else loss

@@ -7,22 +7,28 @@ and has the exit code; all that is printed there otherwise goes to stderr.
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from memplan.errors import MemplanError, RuntimeUnavailableError, UsageError
 from memplan.processes.child import started
 from memplan.processes.scratch import scratch_folder
 from memplan_cli.failures import reserve_standard_files
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 _FOREIGN = ("capture",)
 _HELP = {"-h", "--help"}
@@ -105,11 +111,24 @@ def _ended(code: int) -> MemplanError:
     )
 
 
+class _OfThisThread(io.BytesIO):
+    """What the main thread writes; what others do, which the user's code left behind, goes to
+    stderr."""
+
+    def write(self, data: Buffer) -> int:
+        """See the class."""
+        if threading.current_thread() is threading.main_thread():
+            return super().write(data)
+        return os.write(2, bytes(data))
+
+
 class _Kept(io.TextIOWrapper):
     """Text that goes into the answer; says that it is a terminal where the answer goes to one."""
 
     def __init__(self, terminal: bool = False) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+        super().__init__(
+            _OfThisThread(), encoding="utf-8", errors="surrogateescape", write_through=True
+        )
         self._terminal = terminal
 
     def isatty(self) -> bool:
@@ -118,12 +137,30 @@ class _Kept(io.TextIOWrapper):
 
     def text(self) -> str:
         """What was written."""
-        self.flush()
         self.seek(0)
         return self.read()
 
 
-def main(path: str, out: str, *arguments: str) -> int:
+def _leave(code: int) -> NoReturn:
+    """End as an interpreter does, but for taking all modules apart: a second, where PyTorch is one
+    of them."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):  # none, closed, or full
+            stream.flush()
+    os._exit(code)
+
+
+class _Shared(io.TextIOWrapper):
+    """A stream that stays open for others, whoever closes it."""
+
+    def close(self) -> None:
+        """See the class."""
+        self.flush()
+
+
+def main(path: str, out: str, *arguments: str) -> NoReturn:
     """Run a command line, as the other process does, and write the answer to ``path``."""
     from memplan_cli import main as program
 
@@ -139,7 +176,7 @@ def main(path: str, out: str, *arguments: str) -> int:
     with suppress(FileNotFoundError):  # where the parent is gone
         Path(f"{path}.new").write_text(json.dumps(answer))
         os.replace(f"{path}.new", path)
-    return code
+    _leave(code)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -165,5 +202,6 @@ def users_streams() -> Iterator[None]:
 
 def _put_standard_files_back() -> None:
     reserve_standard_files()
-    stream = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    sys.stdout = sys.stderr = stream
+    sys.stdout = sys.stderr = _Shared(
+        os.fdopen(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True
+    )

@@ -47,6 +47,10 @@ _PLAIN = (
         re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'"),
         "{0}.{1}.{2} has no ONNX form",
     ),
+    (
+        re.compile(r"data-dependent expression|DataDependentOutput|_local_scalar_dense"),
+        "a size, a branch or a number depends on the values of a tensor",
+    ),
 )
 """What is said more plainly than torch does."""
 _COUNTED = (

@@ -155,7 +155,8 @@ def prepare(step: TorchStep) -> Prepared:
     taken = {user_name(name) for name, _ in (*module.named_parameters(), *module.named_buffers())}
     if "loss" in taken:
         raise UsageError(
-            "a parameter or buffer of the model is called 'loss', as what the step gives", "rename it"
+            "a parameter or buffer of the model is called 'loss', as what the step gives",
+            "rename it",
         )
     for name in batch:
         if name in taken or name == "loss":
@@ -268,6 +269,11 @@ def _dynamic(
     if isinstance(given, str):
         return {name: {0: given} for name, value in batch.items() if value.dim()}
     found = {}
+    if not isinstance(given, Mapping) or not all(isinstance(v, Mapping) for v in given.values()):
+        raise UsageError(
+            f"dynamic sizes are {given!r}, neither a name nor names by input and axis",
+            "as in 'batch', or {'tokens': {0: 'batch', 1: 'length'}}",
+        )
     for name, axes in given.items():
         if name not in batch:
             raise UsageError(

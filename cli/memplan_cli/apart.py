@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FOREIGN = ("capture",)
 _HELP = {"-h", "--help"}
 _POLL_SECONDS = 0.05
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 20.0
 """For what is still running when the answer is there."""
 _inside: list[int] = []
 

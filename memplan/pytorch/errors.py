@@ -49,7 +49,7 @@ _PLAIN = (
     ),
     (
         re.compile(r"data-dependent expression|DataDependentOutput|_local_scalar_dense"),
-        "a size, a branch or a number depends on the values of a tensor",
+        "a size, a branch or a number is data-dependent",
     ),
 )
 """What is said more plainly than torch does."""

@@ -298,6 +298,7 @@ def _answer(
 def _road_notes(roads: tuple[Road, ...], via: str) -> tuple[str, ...]:
     """What decided between the roads, and what the one that was taken takes."""
     own = next(road for road in roads if road.name == via)
-    size = f"via {via}: peak {format_bytes(own.peak_bytes or 0)}, {counted(own.nodes, 'node')}"
+    peak = f"peak {format_bytes(own.peak_bytes or 0)} with kernel workspace"
+    size = f"via {via}: {peak}, {counted(own.nodes, 'node')}"
     left = [f"via {road.name}: {road.failure}" for road in roads if road.failure]
     return (size, *left)

@@ -89,7 +89,7 @@ def _await(child: subprocess.Popen[str], path: Path) -> None:
     except KeyboardInterrupt:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(_GRACE_SECONDS)
+            child.wait(_GRACE_SECONDS / 4)
         raise
 
 

@@ -15,8 +15,8 @@ _HINTS = (
             r"data-dependent|DynamicOutputShape|GuardOnDataDependent|unbacked|_local_scalar_dense",
             re.I,
         ),
-        "a branch or a size depends on the values of a tensor (.item(), if on a tensor, "
-        "nonzero): use torch.where or torch.cond, or do it before the step",
+        "it depends on the values of a tensor (.item(), if on a tensor, nonzero): use torch.where "
+        "or torch.cond, or do it before the step",
     ),
     (
         re.compile(r"constraint|Constraints violated|specializ|ConstraintViolation", re.I),

@@ -333,7 +333,7 @@ def test_a_graph_that_the_runtime_cannot_run_is_said() -> None:
     assert "Conv" in reason(given)
 
 
-# --- Steps that are rude ---------------------------------------------------------------------------
+# --- Steps that are rude --------------------------------------------------------------------------
 
 
 def test_a_step_that_counts_its_runs_is_not_taken_for_rounding() -> None:

@@ -424,7 +424,7 @@ def test_no_part_of_the_update_waits_from_the_beginning(via: str) -> None:
     assert loss < phases.index("update")
 
 
-@pytest.mark.parametrize("name", ["a\nb", "q\"(]; x", "it's", "\\", "", "s\udc80", 3])
+@pytest.mark.parametrize("name", ["a\nb", 'q"(]; x', "it's", "\\", "", "s\udc80", 3])
 @pytest.mark.parametrize("kind", ["_parameters", "_modules"])
 def test_a_name_that_cannot_be_traced_is_named(name: Any, kind: str) -> None:
     given = step()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
 from memplan.errors import UsageError
+from memplan_cli.apart import users_streams
 from memplan_cli.command import memplan_command
 from memplan_cli.options import PATH, Report, report_options
 from memplan_cli.progress import waiting
@@ -95,7 +94,7 @@ def command(
     if str(output) == "-":
         raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
     # What the user's code prints is not our answer.
-    with waiting(report, f"capturing {target}") as doing, redirect_stdout(sys.stderr):
+    with users_streams(), waiting(report, f"capturing {target}") as doing:
         result = capture(
             target,
             output,

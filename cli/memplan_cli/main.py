@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
+from memplan_cli.apart import run_apart, runs_apart
 from memplan_cli.configuration import source_of_defaults
 from memplan_cli.failures import (
     STDOUT,
@@ -23,6 +24,7 @@ from memplan_cli.failures import (
     silence,
     tell,
 )
+from memplan_cli.options import emit
 from memplan_cli.signals import TERMINATING, raise_lost_interrupts_again
 
 # What shells expect of a program that a signal ends: 128 + SIGHUP, SIGINT, SIGPIPE, SIGTERM.
@@ -112,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not arguments:
             cli.main(["--help"], prog_name="memplan", standalone_mode=False)
             return EXIT_USAGE
+        if runs_apart(arguments):
+            return _ran_apart(arguments)
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MemplanError as error:
@@ -131,6 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _told_signal(arguments, error)
     except Exception as error:
         return _told_other(error, arguments)
+
+
+def _ran_apart(arguments: list[str]) -> int:
+    answer = run_apart(arguments)
+    click.echo(answer.err, nl=False, err=True)
+    try:
+        emit(answer.out.encode(errors="surrogateescape"))
+    except BrokenPipeError:
+        raise ReaderGone from None
+    return answer.code
 
 
 def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:

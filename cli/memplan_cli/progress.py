@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -48,6 +48,7 @@ class _StatusLine:
         self._text: Callable[[], str] = lambda: text
         self._started = time.monotonic()
         self._shown: float | None = None
+        self._stream = sys.stderr  # code of the user's may replace it meanwhile
         self._writing = threading.Lock()
 
     def show(self, text: Callable[[], str]) -> None:
@@ -65,14 +66,17 @@ class _StatusLine:
             self._shown = now
             seconds = f", {now - self._started:.0f} s"
             room = shutil.get_terminal_size().columns - len(seconds) - 1
-            sys.stderr.write(f"{_CLEAR}{printable(self._text())[:room]}{seconds}")
-            sys.stderr.flush()
+            self._write(f"{_CLEAR}{printable(self._text())[:room]}{seconds}")
 
     def clear(self) -> None:
         """Remove the line, if there is one."""
         if self._shown is not None:
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
+            self._write(_CLEAR)
+
+    def _write(self, text: str) -> None:
+        with suppress(ValueError, OSError):  # or close it
+            self._stream.write(text)
+            self._stream.flush()
 
 
 @contextmanager

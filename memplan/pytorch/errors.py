@@ -15,8 +15,8 @@ _HINTS = (
             r"data-dependent|DynamicOutputShape|GuardOnDataDependent|unbacked|_local_scalar_dense",
             re.I,
         ),
-        "a branch or a size depends on the values of a tensor (.item(), if on a tensor, "
-        "nonzero): use torch.where or torch.cond, or do it before the step",
+        "it depends on the values of a tensor (.item(), if on a tensor, nonzero): use torch.where "
+        "or torch.cond, or do it before the step",
     ),
     (
         re.compile(r"constraint|Constraints violated|specializ|ConstraintViolation", re.I),
@@ -46,6 +46,10 @@ _PLAIN = (
     (
         re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'"),
         "{0}.{1}.{2} has no ONNX form",
+    ),
+    (
+        re.compile(r"data-dependent expression|DataDependentOutput|_local_scalar_dense"),
+        "a size, a branch or a number is data-dependent",
     ),
 )
 """What is said more plainly than torch does."""

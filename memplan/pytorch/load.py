@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from memplan.errors import UsageError
+from memplan.pytorch.foreign import modes, raised, their_turn
 
 _FORM = "as in train.py:make_step; the function takes nothing and returns model, loss and batch"
 
@@ -32,36 +33,63 @@ def split_target(target: str) -> tuple[Path, str]:
 def returned_by(path: Path, name: str) -> object:
     """Run the file, as a module of its own, and what its function returns.
 
-    Its folder is on the import path meanwhile, as it is where Python runs the file.
+    Its folder is on the import path meanwhile, as it is where Python runs the file; when the step
+    runs later, behind all others.
 
     Raises:
-        UsageError: the file or the function raises, or there is no such function.
+        UsageError: the file or the function raises, there is no such function, or it leaves a mode
+            of PyTorch entered.
     """
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        function = _function(path, name)
+    file = path.resolve()
+    folder, before, known = str(file.parent), modes(), set(sys.modules)
+    with their_turn(first=True):
+        sys.path.insert(0, folder)
+        sys.argv = [str(file)]
         try:
-            return function()
-        except (Exception, SystemExit) as error:
-            raise _raised(f"{name}() in {path}", error) from error
-    finally:
-        if folder in sys.path:
-            sys.path.remove(folder)
+            found = _called(_function(path, name), f"{name}() in {path}")
+            left = [what for what, count in modes().items() if count > before.get(what, 0)]
+        finally:
+            if folder in sys.path:
+                sys.path.remove(folder)
+            sys.path.append(folder)
+    _forget_shadows(known, file.parent)
+    if left:
+        raise UsageError(
+            f"{name}() in {path} leaves {left[0]} entered",
+            "leave it; where the step is to run in it, enter it in the loss function",
+        )
+    return found
+
+
+def _called(function: Callable[[], Any], what: str) -> Any:
+    try:
+        return function()
+    except BaseException as error:
+        if type(error) is KeyboardInterrupt:
+            raise
+        raise raised(what, error) from error
+
+
+def _forget_shadows(known: set[str], folder: Path) -> None:
+    """Let later imports of the standard library find that, and not files of the same name that lie
+    beside the user's and that this has imported."""
+    for name in sys.modules.keys() - known:
+        file = getattr(sys.modules[name], "__file__", None)
+        standard = name.partition(".")[0] in sys.stdlib_module_names
+        if standard and file and Path(file).is_relative_to(folder):
+            del sys.modules[name]
 
 
 def _function(path: Path, name: str) -> Callable[[], Any]:
     module_name = f"memplan_captured_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    loader = spec.loader if spec is not None else None
+    if spec is None or loader is None:
         raise UsageError(f"{path} is not a Python file", _FORM)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickles look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise _raised(str(path), error) from error
-    function = getattr(module, name, None)
+    _called(lambda: loader.exec_module(module), str(path))
+    function = _called(lambda: getattr(module, name, None), str(path))
     if not callable(function):
         own = [
             key
@@ -74,10 +102,3 @@ def _function(path: Path, name: str) -> Callable[[], Any]:
         )
     found: Callable[[], Any] = function
     return found
-
-
-def _raised(where: str, error: BaseException) -> UsageError:
-    said = next(iter(str(error).splitlines()), "")
-    return UsageError(
-        f"{where} raises {type(error).__name__}: {said}", "-vv shows where; the code is yours"
-    )

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from torch.fx.proxy import TracerBase
 from torch.overrides import TorchFunctionMode
 
 _OURS = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[1]))
+_COMMANDS = "/memplan_cli/"
 _PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -87,7 +88,7 @@ def defined_at(function: Any) -> str:
 def place(file: str, line: int) -> str:
     """``FILE:LINE``, with the path as short as it can be."""
     path = Path(file)
-    if path.is_relative_to(Path.cwd()):
+    with suppress(OSError, ValueError):  # the folder is gone, or another one
         path = path.relative_to(Path.cwd())
     return f"{_PACKAGES.sub('', path.as_posix())}:{line}"
 
@@ -95,7 +96,7 @@ def place(file: str, line: int) -> str:
 @cache
 def is_users(file: str) -> bool:
     """Whether a source file is neither PyTorch's nor memplan's nor Python's own."""
-    if file.startswith(_OURS) or file.startswith("<"):
+    if file.startswith((*_OURS, "<")) or _COMMANDS in file:
         return False
     return not file.startswith(_PYTHON) or _PACKAGES.match(file) is not None
 

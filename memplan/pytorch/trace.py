@@ -12,6 +12,7 @@ from io import StringIO
 from typing import Any
 
 import torch
+import torch._dynamo  # PyTorch would when a step is made: with the user's folder on the import path
 from torch import Tensor, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.nn import functional
@@ -20,6 +21,7 @@ from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.custom_backward import CustomBackward, noted
 from memplan.pytorch.errors import reason_of, refusal
+from memplan.pytorch.foreign import their_turn
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.spelled import replacing, spelled
 from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
@@ -62,7 +64,7 @@ class StepModule(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
-        with replacing():
+        with replacing(), their_turn():
             result = self.call(**batch)
             loss, metrics = loss_of(result), metrics_of(result)
         return (loss, metrics) if metrics else loss
@@ -146,10 +148,16 @@ def prepare(step: TorchStep) -> Prepared:
             f"the loss is {type(loss).__name__}, which cannot be called",
             "give a function of the model and the batch, a torch.nn loss, or None",
         )
+    _require_names(model)
     names, call = _calling(model, loss, step.batch)
     batch = _named(step.batch, names)
     module = StepModule(model, call(tuple(batch)), loss)
     taken = {user_name(name) for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    if "loss" in taken:
+        raise UsageError(
+            "a parameter or buffer of the model is called 'loss', as what the step gives",
+            "rename it",
+        )
     for name in batch:
         if name in taken or name == "loss":
             raise UsageError(
@@ -157,6 +165,22 @@ def prepare(step: TorchStep) -> Prepared:
                 "rename that of the batch",
             )
     return Prepared(step, module, batch, _dynamic(step.dynamic, batch))
+
+
+def _require_names(model: nn.Module) -> None:
+    """Check that names can stand in the code that PyTorch writes of a model.
+
+    Raises:
+        UsageError: one of them cannot.
+    """
+    for module in model.modules():
+        for name in (*module._modules, *module._parameters, *module._buffers):
+            if type(name) is str and name and name.isprintable() and not set(name) & set("'\"\\"):
+                continue
+            raise UsageError(
+                f"the name {name!a} in {type(module).__name__} cannot be traced",
+                "name modules, parameters and buffers with letters, digits and '_'",
+            )
 
 
 def _calling(
@@ -245,6 +269,11 @@ def _dynamic(
     if isinstance(given, str):
         return {name: {0: given} for name, value in batch.items() if value.dim()}
     found = {}
+    if not isinstance(given, Mapping) or not all(isinstance(v, Mapping) for v in given.values()):
+        raise UsageError(
+            f"dynamic sizes are {given!r}, neither a name nor names by input and axis",
+            "as in 'batch', or {'tokens': {0: 'batch', 1: 'length'}}",
+        )
     for name, axes in given.items():
         if name not in batch:
             raise UsageError(

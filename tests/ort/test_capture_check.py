@@ -331,3 +331,28 @@ def test_a_graph_that_the_runtime_cannot_run_is_said() -> None:
     model = nn.Conv1d(2, 3, 2).double()
     given = memplan.TorchStep(model, lambda m, x: m(x).pow(2).mean(), torch.randn(1, 2, 5).double())
     assert "Conv" in reason(given)
+
+
+# --- Steps that are rude --------------------------------------------------------------------------
+
+
+def test_a_step_that_counts_its_runs_is_not_taken_for_rounding() -> None:
+    runs = [0]
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        runs[0] += 1
+        return F.cross_entropy(model(x), y) * (1 + 0.01 * runs[0])
+
+    with pytest.raises(CaptureDiffersError, match="another loss each time") as raised:
+        memplan.capture(step(loss=loss))
+    assert "a counter, a cache" in raised.value.hint
+
+
+def test_updates_of_float16_weights_are_equal_within_the_unit_of_float16() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).half()
+    batch = torch.randn(6, 4).half(), torch.randint(0, 3, (6,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    check = memplan.capture(memplan.TorchStep(model, F.cross_entropy, batch, optimizer)).check
+    assert check is not None
+    assert check.verdict is Verdict.EQUAL

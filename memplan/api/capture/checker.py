@@ -40,7 +40,7 @@ from memplan.errors import RuntimeUnavailableError
 from memplan.ir.contract import LOSS_SCALE, Role
 from memplan.pytorch.eager import Outcome
 from memplan.pytorch.twin import Twin
-from memplan.pytorch.values import as_array, as_tensor, in_float64
+from memplan.pytorch.values import as_array, as_tensor, in_float64, precision
 from memplan.units import counted
 
 Array = npt.NDArray[Any]
@@ -116,11 +116,13 @@ class _Comparison:
         """Take the steps."""
         reference, first = self.reference, self.reference.first
         lost = self._lost_draws(first)
+        cause = "a source of randomness became a constant, or two became one"
+        if not lost and not reference.is_steady:
+            lost = "the step gives another loss each time that it is run"
+            cause = "what it keeps in Python (a counter, a cache) is a constant of the graph"
         if lost:
             self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
-            return self._answer(
-                0, causes=("a source of randomness became a constant, or two became one",)
-            )
+            return self._answer(0, causes=(cause,))
         twin = reference.twin()
         values = self._first_values()
         if twin is not None:
@@ -342,7 +344,8 @@ class _Comparison:
                 continue
             got = _wide(ran.outputs[self.new[name]]).reshape(tuple(tensor.shape))
             want, old = in_float64(tensor), before.get(name)
-            found = compare_update(step, name, got, want, old, name in rough)
+            unit = precision(tensor)
+            found = compare_update(step, name, got, want, old, unit, name in rough)
             self.found.add("update", found)
         if LOSS_SCALE in self.new:
             self.scale = float(ran.outputs[self.new[LOSS_SCALE]])

@@ -169,14 +169,15 @@ def compare_update(
     found: Array,
     wanted: Array,
     before: Array | None,
+    unit: float = _UNIT,
     rough: bool = False,
 ) -> Compared:
     """Hold a new parameter (``before``: what it was) or a state tensor against that of PyTorch's
-    optimizer, which had the same gradients. ``rough``: the update is computed in bfloat16, and is
-    judged by norm."""
+    optimizer, which had the same gradients. ``unit`` is that of its type; ``rough``: the update is
+    computed in bfloat16, and is judged by norm."""
     largest, apart = largest_of(wanted), distance(found, wanted)
     moved = largest_of(wanted - before) if before is not None else largest
-    allowed = 4 * _UNIT * largest + _UPDATE_SHARE * moved
+    allowed = 4 * unit * largest + _UPDATE_SHARE * moved
     if rough and before is not None and np.isfinite(apart):
         apart = float(np.linalg.norm(found - wanted))
         allowed += _ROUGH_SHARE * float(np.linalg.norm(wanted - before))
@@ -187,6 +188,11 @@ def compare_update(
         bound = allowed / largest if largest else 0.0
         differences = (Difference(kind, name, error, bound, step),)
     return Compared(error, name, differences)
+
+
+def rounding_of_loss(size: float) -> float:
+    """What a loss of this size may be off by from one run to the next."""
+    return _UNIT * max(UNITS * size, ZERO_UNITS)
 
 
 def largest_of(array: Array) -> float:

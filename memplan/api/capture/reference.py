@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memplan.api.capture.compare import Array, Tolerance
+from memplan.api.capture.compare import Array, Tolerance, rounding_of_loss
 from memplan.pytorch.eager import Eager, Outcome
 from memplan.pytorch.errors import reason_of
 from memplan.pytorch.reading import Reading
@@ -84,6 +84,12 @@ class Reference:
             names = ", ".join(sorted(set(found.unknown)))
             raise NotComparableError(f"no draws can be given to {names}")
         return found
+
+    @cached_property
+    def is_steady(self) -> bool:
+        """Whether the step gives the same loss when it is taken again, but for rounding."""
+        one, other = self.first.loss, self.eager.run().loss
+        return abs(one - other) <= rounding_of_loss(max(abs(one), abs(other)))
 
     def taken(self, number: int, values: Mapping[str, Any]) -> Taken:
         """The step on other values.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
 from memplan.api.capture.kernels import kernel_notes, require_kernels
@@ -17,6 +19,7 @@ from memplan.errors import MemplanError, UsageError
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
 from memplan.proto.write import check_target
+from memplan.pytorch.foreign import foreign_code
 from memplan.pytorch.installed import require_torch
 from memplan.pytorch.load import returned_by, split_target
 from memplan.pytorch.step import TorchStep, as_step
@@ -104,25 +107,35 @@ def capture(
         check_target(target, force, script)
         if weights == WeightPlace.COPY:
             check_target(data_file(target), force, script)
-    found, source = _step(step)
-    if dynamic is not None:
-        found = replace(found, dynamic=dynamic)
-    if loss_scale is not None:
-        found = replace(found, scaler=loss_scale)
+    own = {"dynamic": dynamic, "scaler": loss_scale, "frozen": frozen, "ema": ema}
+    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     if clip_norm is not None or clip_value is not None:
-        found = replace(found, clip_norm=clip_norm, clip_value=clip_value)
-    if frozen is not None:
-        found = replace(found, frozen=frozen)
-    if ema is not None:
-        found = replace(found, ema=ema)
+        given |= {"clip_norm": clip_norm, "clip_value": clip_value}
+    # What the step changes to another folder for must not move the output.
+    wanted = _Wanted(via, check, weights, None if target is None else Path(os.path.abspath(target)))
+    foreign = foreign_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
+    with foreign:
+        found, source = _step(step)
+        return _captured(replace(found, **given), source, wanted, force, target, progress)
+
+
+def _captured(
+    step: TorchStep,
+    source: str,
+    wanted: _Wanted,
+    force: bool,
+    shown: Path | None,
+    progress: Progress | None,
+) -> Capture:
     from memplan.pytorch.reading import read_step
 
     say = progress or _say_nothing
     say("exporting")
-    reading = read_step(found)
-    if target is not None and weights == WeightPlace.AUTO and _nbytes(reading) > MOST_EMBEDDED:
-        check_target(data_file(target), force)
-    taken, tried = _taken(reading, _Wanted(via, check, weights, target), say)
+    reading, target = read_step(step), wanted.target
+    if target is not None and wanted.weights == WeightPlace.AUTO:
+        if _nbytes(reading) > MOST_EMBEDDED:
+            check_target(data_file(target), force)
+    taken, tried = _taken(reading, wanted, say)
     say("writing")
     done, place = taken.done, taken.done.place
     data = None
@@ -130,11 +143,17 @@ def capture(
         data = write_captured(done.model, done.weights, place, target, force)
     elif place is WeightPlace.EMBED:
         embed(done.model, done.weights)
-    return _answer(reading, done, taken, tried, place, target, data, source)
+    # As it was asked for, wherever the step has gone.
+    data = None if data is None or shown is None else shown.with_name(data.name)
+    return _answer(reading, done, taken, tried, place, shown, data, source)
 
 
 def _step(given: object) -> tuple[TorchStep, str]:
     if isinstance(given, str):
+        # Before the user's folder is on the import path: a random.py there is not for PyTorch.
+        from memplan.api.capture import checker, finish, gradients, reference, update  # noqa: F401
+        from memplan.pytorch import reading  # noqa: F401
+
         path, name = split_target(given)
         returned = returned_by(path, name)
         try:
@@ -290,6 +309,7 @@ def _answer(
 def _road_notes(roads: tuple[Road, ...], via: str) -> tuple[str, ...]:
     """What decided between the roads, and what the one that was taken takes."""
     own = next(road for road in roads if road.name == via)
-    size = f"via {via}: peak {format_bytes(own.peak_bytes or 0)}, {counted(own.nodes, 'node')}"
+    peak = f"peak {format_bytes(own.peak_bytes or 0)} with kernel workspace"
+    size = f"via {via}: {peak}, {counted(own.nodes, 'node')}"
     left = [f"via {road.name}: {road.failure}" for road in roads if road.failure]
     return (size, *left)

@@ -444,3 +444,27 @@ def test_what_cannot_be_written_is_refused_before_any_code_is_run(
         memplan.capture(f"{script}:make", tmp_path / output, weights=weights, force=force)
     assert script.read_text() == "raise AssertionError('it is run')"
     assert (tmp_path / "step.onnx.data").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["a\nb", 'q"(]; x', "it's", "\\", "", "s\udc80", 3])
+@pytest.mark.parametrize("kind", ["_parameters", "_modules"])
+def test_a_name_that_cannot_be_traced_is_named(name: Any, kind: str) -> None:
+    given = step()
+    held = nn.Parameter(torch.ones(8)) if kind == "_parameters" else nn.Linear(2, 2)
+    getattr(given.model, kind)[name] = held
+    with pytest.raises(UsageError, match="in Small cannot be traced") as raised:
+        memplan.capture(given)
+    assert raised.value.message.isprintable()
+
+
+def test_a_parameter_that_is_called_as_the_loss_is_refused() -> None:
+    given = step()
+    given.model.register_parameter("loss", nn.Parameter(torch.ones(8)))
+    with pytest.raises(UsageError, match="is called 'loss'"):
+        memplan.capture(given)
+
+
+@pytest.mark.parametrize("dynamic", [5, {"x": 5}, ["x"]])
+def test_dynamic_sizes_of_another_form(dynamic: Any) -> None:
+    with pytest.raises(UsageError, match="neither a name nor names"):
+        memplan.capture(step(), dynamic=dynamic)

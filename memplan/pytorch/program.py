@@ -33,6 +33,7 @@ from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
 OPSET = 20
+MUTATED = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 SEED = "loss/gradient"
 """The input that is the gradient of the loss, where the backward part does not begin with 1."""
 _ROUNDS = 2
@@ -45,10 +46,10 @@ class Exported:
     """An ONNX graph without weights.
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
-    batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
-    to parameters; ``metrics`` are further outputs. ``checkpoints`` is how many tensors the author
-    has marked as such. ``seed`` is the input that is the gradient of the loss, where the backward
-    part does not begin with 1.
+    batch. ``renewed`` maps outputs to the buffers, and parameters that are not trained, whose next
+    value they are, ``gradients`` outputs to parameters; ``metrics`` are further outputs.
+    ``checkpoints`` is how many tensors the author has marked as such. ``seed`` is the input that is
+    the gradient of the loss, where the backward part does not begin with 1.
     """
 
     model: onnx.ModelProto
@@ -145,7 +146,12 @@ class _Interface:
         self.given = [s for s in self.signature.input_specs if s.kind is not InputKind.CUSTOM_OBJ]
         ends = next(iter(reversed(self.graph.nodes)))
         pairs = list(zip(ends.args[0], self.signature.output_specs, strict=True))
-        pairs = [(node, spec) for node, spec in pairs if isinstance(node, torch.fx.Node)]
+        # A batch that is written over in place is not handed out again.
+        pairs = [
+            (node, spec)
+            for node, spec in pairs
+            if isinstance(node, torch.fx.Node) and spec.kind is not OutputKind.USER_INPUT_MUTATION
+        ]
         self.made = [spec for _, spec in pairs]
         inputs = [
             InputSpec(InputKind.USER_INPUT, s.arg, None) if s.kind in kinds else s
@@ -195,7 +201,7 @@ class _Interface:
                 outputs.append(next(own))
                 continue
             name = self.canonical[str(output.target)]
-            mutated = output.kind is OutputKind.BUFFER_MUTATION
+            mutated = output.kind in MUTATED
             outputs.append(f"{name}_new" if mutated else f"{name}_grad")
             (renewed if mutated else gradients)[outputs[-1]] = name
         _rename(model, inputs, outputs)

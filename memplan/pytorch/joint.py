@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.errors import refusal
 from memplan.pytorch.live import live
+from memplan.pytorch.meta import MadeOnCpu, on_cpu
 from memplan.pytorch.places import of_node
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.scopes import label_backward
@@ -91,7 +93,9 @@ def _traced(
     specs, values = _given(program, trainable)
     mode = detect_fake_mode(values)
     assert mode is not None
-    with mode:
+    without_values = any(value.is_meta for value in values)
+    with mode, MadeOnCpu() if without_values else nullcontext():
+        values = [on_cpu(value) for value in values]
         module, meta, *_ = _aot_export_function(
             live(prepared, specs),
             tuple(values),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import tree_leaves
@@ -24,7 +23,7 @@ from memplan.pytorch.trace import STORED, Prepared
 
 
 def live(prepared: Prepared, specs: Sequence[InputSpec]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of what ``specs`` describe, which gives the loss and metrics of a step."""
+    """A function of what ``specs`` describe, which gives the loss and what stands beside it."""
     module = prepared.module
 
     def computed(*flat: Any) -> tuple[Tensor, ...]:
@@ -32,9 +31,8 @@ def live(prepared: Prepared, specs: Sequence[InputSpec]) -> Callable[..., tuple[
         state = {str(spec.target): value for spec, value in given if spec.kind in STORED}
         batch = [value for spec, value in given if spec.kind is InputKind.USER_INPUT]
         with _kept(module), spelled(), marked_regions(), stacks_of(module), calls_told():
-            put = _put(module, state)
+            _put(module, state)
             loss, *metrics = tree_leaves(module(dict(zip(prepared.batch, batch, strict=True))))
-            _renew(module, put)
         if not loss.requires_grad:
             raise nothing_trained()
         return (loss, *metrics)
@@ -42,17 +40,14 @@ def live(prepared: Prepared, specs: Sequence[InputSpec]) -> Callable[..., tuple[
     return computed
 
 
-def _put(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a module compute with other parameters and buffers, wherever it holds them; them by
-    name."""
+def _put(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Let a module compute with other parameters and buffers, wherever it holds them."""
     own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
-    put = {name: _with_hooks(value, own[name]) for name, value in state.items()}
-    instead = {id(own[name]): value for name, value in put.items()}
+    instead = {id(own[name]): _with_hooks(value, own[name]) for name, value in state.items()}
     for each in module.modules():
         for held in (each._parameters, each._buffers):
             held.update({key: instead.get(id(value), value) for key, value in held.items()})
-    return put
 
 
 def _with_hooks(value: Any, own: Tensor) -> Any:
@@ -64,16 +59,6 @@ def _with_hooks(value: Any, own: Tensor) -> Any:
     for hook in hooks.values():
         copy.register_hook(hook)
     return copy
-
-
-def _renew(module: nn.Module, put: Mapping[str, Any]) -> None:
-    """A buffer that was assigned anew is written over."""
-    for name, value in put.items():
-        path, _, own = name.rpartition(".")
-        held = module.get_submodule(path)._buffers
-        if own in held and held[own] is not value and held[own] is not None:
-            with torch.no_grad():
-                value.copy_(held[own])
 
 
 @contextmanager

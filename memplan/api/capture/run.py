@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memplan.api.capture.check import CaptureDiffersError, Check, Verdict
 from memplan.api.capture.kernels import kernel_notes, require_kernels
@@ -100,17 +100,11 @@ def capture(
     target = as_output(output)
     if target is not None:
         check_output(target, force)
-    found, source = _step(step)
-    if dynamic is not None:
-        found = replace(found, dynamic=dynamic)
-    if loss_scale is not None:
-        found = replace(found, scaler=loss_scale)
+    changes = {"dynamic": dynamic, "scaler": loss_scale, "frozen": frozen, "ema": ema}
+    changes = {name: value for name, value in changes.items() if value is not None}
     if clip_norm is not None or clip_value is not None:
-        found = replace(found, clip_norm=clip_norm, clip_value=clip_value)
-    if frozen is not None:
-        found = replace(found, frozen=frozen)
-    if ema is not None:
-        found = replace(found, ema=ema)
+        changes |= {"clip_norm": clip_norm, "clip_value": clip_value}
+    found, source = _step(step, changes)
     from memplan.pytorch.reading import read_step
 
     say = progress or _say_nothing
@@ -118,27 +112,33 @@ def capture(
     reading = read_step(found)
     taken, tried = _taken(reading, _Wanted(via, check, weights, target), say)
     say("writing")
-    done, place = taken.done, taken.done.place
-    if place is WeightPlace.COPY and target is not None:
-        check_output(data_file(target), force)
+    data = _write(taken.done, target, force)
+    return _answer(reading, taken, tried, target, data, source)
+
+
+def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
+    """Write a graph, or put its weights into it where no file is wanted; the file beside it."""
+    data = data_file(target) if target is not None and done.place is WeightPlace.COPY else None
+    if data is not None:
+        check_output(data, force)
     if target is not None:
-        write_captured(done.model, done.weights, place, target, force)
-    elif place is WeightPlace.EMBED:
+        write_captured(done.model, done.weights, done.place, target, force)
+    elif done.place is WeightPlace.EMBED:
         embed(done.model, done.weights)
-    data = data_file(target) if target is not None and place is WeightPlace.COPY else None
-    return _answer(reading, done, taken, tried, place, target, data, source)
+    return data
 
 
-def _step(given: object) -> tuple[TorchStep, str]:
+def _step(given: object, changes: Mapping[str, Any]) -> tuple[TorchStep, str]:
+    """The step that is given, with some of its settings changed, and what it is called."""
     if isinstance(given, str):
         path, name = split_target(given)
         returned = returned_by(path, name)
         try:
-            return as_step(returned), given
+            return replace(as_step(returned), **changes), given
         except UsageError as error:
             raise UsageError(f"{given} returns: {error.message}", error.hint) from None
     step = as_step(given)
-    return step, type(step.model).__name__
+    return replace(step, **changes), type(step.model).__name__
 
 
 def _say_nothing(_: str) -> None:
@@ -233,10 +233,8 @@ def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
 
 def _answer(
     reading: Reading,
-    done: Finished,
     taken: _Taken,
     tried: tuple[Road, ...],
-    place: WeightPlace,
     output: Path | None,
     data: Path | None,
     source: str,
@@ -244,7 +242,7 @@ def _answer(
     from memplan.api.capture.update import scale_of
     from memplan.api.grad.notes import notes_on_holding
 
-    optimizer, scale = reading.optimizer, scale_of(reading.treatment)
+    done, optimizer, scale = taken.done, reading.optimizer, scale_of(reading.treatment)
     return Capture(
         source=source,
         output=output,
@@ -264,7 +262,7 @@ def _answer(
         loss_scale="none" if scale is None else scale.text,
         clip_norm=reading.treatment.clip_norm or None,
         clip_value=reading.treatment.clip_value or None,
-        weights=str(place),
+        weights=str(done.place),
         weight_bytes=sum(weight.nbytes for weight in done.weights.values()),
         notes=(
             *_road_notes(tried, taken.road.name),

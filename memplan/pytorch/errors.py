@@ -60,6 +60,14 @@ _COUNTED = (
 _GENERAL = "torch.export.export(model, batch) alone may show more; so does -vv"
 
 
+def nothing_trained() -> ModelError:
+    """No gradient reaches a parameter."""
+    return ModelError(
+        "no parameter that requires a gradient leads to the loss",
+        "unfreeze what is to be trained, and check that nothing is detached on the way",
+    )
+
+
 def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> ModelError:
     """What torch refuses, with the module and the line of the user's code, as far as it tells.
 

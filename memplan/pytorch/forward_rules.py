@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memplan.pytorch.pool_rules import pool_forms
 from memplan.pytorch.selection_rules import selection_forms
+from memplan.pytorch.ties import clamp
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -27,13 +28,6 @@ def forward_forms() -> dict[Any, Callable[..., Any]]:
         aten.select_scatter.default: select_scatter,
         aten._trilinear.default: trilinear,
     }
-
-
-def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Any:
-    """Bounds of one type: of an integer and a float, the exporter makes a call that fails."""
-    if low is None or high is None or type(low) is type(high) or not x.is_floating_point():
-        return NotImplemented
-    return x.clamp(float(low), float(high))
 
 
 def copied(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -46,7 +46,7 @@ class Frozen:
         Raises:
             UsageError: a parameter that is frozen from outside is to be trained.
         """
-        if not wanted and tensor.requires_grad and tensor.is_leaf:
+        if not wanted and tensor.requires_grad:
             self.tensors[id(tensor)] = tensor
         elif wanted and id(tensor) in self.tensors:
             del self.tensors[id(tensor)]

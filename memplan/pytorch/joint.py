@@ -1,33 +1,42 @@
-"""Autograd's own backward, captured whole: one program of forward and backward operators."""
+"""Autograd's own backward, captured whole: one graph of forward and backward operators.
+
+PyTorch's AOTAutograd traces the user's module (:mod:`memplan.pytorch.live`) with the inputs of the
+exported forward program, whose sizes and symbols are those of the graph.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.export.exported_program import _decompose_exported_program
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.export._trace import _ignore_backend_decomps
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
     InputSpec,
     OutputKind,
+    OutputSpec,
     TensorArgument,
 )
+from torch.fx import GraphModule, Node
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
-from memplan.errors import ModelError
+from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.errors import refusal
-from memplan.pytorch.live import Live, lift, traced_live
+from memplan.pytorch.live import live
+from memplan.pytorch.meta import MadeOnCpu, on_cpu
 from memplan.pytorch.places import of_node
 from memplan.pytorch.program import friendly_table
-from memplan.pytorch.retrace import traced_once
-from memplan.pytorch.scopes import modules_kept
+from memplan.pytorch.scopes import label_backward
 from memplan.pytorch.surrogates import BACKWARD_THROUGH
-from memplan.pytorch.trace import Prepared, quiet
+from memplan.pytorch.trace import STORED, Prepared, quiet
 
 aten = torch.ops.aten
 _COPIES = (
@@ -43,119 +52,148 @@ _STRIDED = (
     aten.as_strided_scatter.default,
     torch.ops.prims.as_strided_scatter.default,
 )
-_NO_GRADIENT = "did not receive a gradient"
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+_CHANGED = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+}
 
 
-def joint(program: Any, trainable: Collection[str], live: Prepared | None = None) -> Any:
-    """The exported forward program with the gradients of parameters.
+def joint(
+    program: ExportedProgram, prepared: Prepared, trainable: Collection[str], *, seeded: bool
+) -> ExportedProgram:
+    """The step with the gradients of parameters.
 
     Args:
-        program: what torch exported; which of its inputs require a gradient is changed.
+        program: what torch exported of the forward part.
+        prepared: the step.
         trainable: parameters to differentiate by, under the names in the program.
-        live: the step, if its module is to be traced anew, since its backward is not that of the
-            program.
+        seeded: the gradient of the loss, with which autograd begins, is the last input, and not 1.
 
     Raises:
         ModelError: torch cannot differentiate it, or has no decomposition of an operator.
     """
-    run = None if live is None else Live(program, live)
     try:
-        with quiet(), torch.backends.mkldnn.flags(enabled=False), traced_once():
-            _freeze(program, trainable)
-            try:
-                result = _joined(program, run)
-            except AssertionError as error:
-                if _NO_GRADIENT not in str(error):
-                    raise
-                _freeze_unreached(program, run)
-                result = _joined(program, run)
+        with quiet(), _ignore_backend_decomps():
+            found = _traced(program, prepared, trainable, seeded)
+    except MemplanError:
+        raise
     except Exception as error:
-        raise refusal(
-            "autograd's backward cannot be captured", error, live and live.module
-        ) from error
-    _without_copies(result.graph_module)
-    return result
+        raise refusal("autograd's backward cannot be captured", error, prepared.module) from error
+    _without_copies(found.graph_module)
+    return found
 
 
-def _joined(program: Any, live: Live | None) -> Any:
-    with ExitStack() as stack:
-        stack.enter_context(modules_kept())
-        constants = stack.enter_context(traced_live(live)) if live is not None else {}
-        result = _decompose_exported_program(
-            program,
-            cia_to_decomp={},
-            python_decomp_table={**friendly_table(), **backward_table()},
-            joint_loss_index=0,  # among the program's own outputs: it has no other
-            decompose_custom_triton_ops=False,
+def _traced(
+    program: ExportedProgram, prepared: Prepared, trainable: Collection[str], seeded: bool
+) -> ExportedProgram:
+    from torch._functorch.aot_autograd import _aot_export_function
+
+    specs, values = _given(program, trainable)
+    mode = detect_fake_mode(values)
+    assert mode is not None
+    without_values = any(value.is_meta for value in values)
+    with mode, MadeOnCpu() if without_values else nullcontext():
+        values = [on_cpu(value) for value in values]
+        module, meta, *_ = _aot_export_function(
+            live(prepared, specs),
+            tuple(values),
+            decompositions={**friendly_table(), **backward_table()},
+            no_tangents=not seeded,
+            trace_joint=True,
         )
-    if live is not None:
-        lift(result, constants)
-    return result
+    assert isinstance(module, GraphModule)
+    label_backward(module)
+    if mode.shape_env is not None:  # also writes sizes with the operators that ONNX has
+        insert_deferred_runtime_asserts(module, mode.shape_env, "joint", export=True)
+    outputs = _flatten(module, specs, list(meta.mutated_inp_runtime_indices), seeded)
+    inputs, constants = _lifted(module, specs)
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=ExportGraphSignature(inputs, outputs),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        constants=constants,
+    )
 
 
-def seed(program: Any) -> None:
-    """Let the gradient of the loss, which autograd begins with, be the last input, in place.
+def _given(
+    program: ExportedProgram, trainable: Collection[str]
+) -> tuple[list[InputSpec], list[Tensor]]:
+    """Parameters, buffers and batch, which require a gradient where one is wanted."""
+    places = program.graph.find_nodes(op="placeholder")
+    specs: list[InputSpec] = []
+    values: list[Tensor] = []
+    for node, spec in zip(places, program.graph_signature.input_specs, strict=True):
+        if spec.kind in (*STORED, InputKind.USER_INPUT):
+            trained = spec.kind is InputKind.PARAMETER and spec.target in trainable
+            specs.append(spec)
+            values.append(node.meta["val"] if trained else node.meta["val"].detach())
+    return specs, values
+
+
+def _flatten(
+    module: GraphModule, specs: Sequence[InputSpec], changed: Sequence[int], seeded: bool
+) -> list[OutputSpec]:
+    """Let a graph of inputs and tangents, whose results are nested, be one of inputs alone whose
+    results stand one behind the other, in place; what these are.
 
     Raises:
-        ModelError: autograd's first node is not there.
+        NotImplementedError: an operator has an effect, which would have to be ordered.
     """
-    graph, signature = program.graph_module.graph, program.graph_signature
-    kinds = [spec.kind for spec in signature.output_specs]
-    (outputs,) = next(iter(reversed(graph.nodes))).args
-    loss = outputs[kinds.index(OutputKind.LOSS_OUTPUT)]
-    ones = [
-        node
-        for node in graph.nodes
-        if node.target is aten.ones_like.default and node.args[0] is loss
+    graph = module.graph
+    for node in graph.nodes:
+        if node.target is torch.ops.higher_order.with_effects:
+            raise NotImplementedError(f"{node.args[1]} has an effect beside its result")
+    given, ends = graph.find_nodes(op="placeholder"), graph.output_node()
+    for tangent in () if seeded else given[len(specs) :]:
+        graph.erase_node(tangent)
+    results = list(ends.args[0])
+    gradients = results[-len(specs) :]
+    found: list[tuple[Node, OutputKind, str | None]] = []
+    for k, node in zip(changed, results, strict=False):
+        found.append((node, _CHANGED[specs[k].kind], specs[k].target or given[k].name))
+    loss, *metrics = results[len(changed) : -len(specs)]
+    found.append((loss, OutputKind.LOSS_OUTPUT, None))
+    found += [(node, OutputKind.USER_OUTPUT, None) for node in metrics]
+    for spec, node in zip(specs, gradients, strict=True):
+        if node is not None:
+            found.append((node, OutputKind.GRADIENT_TO_PARAMETER, spec.target))
+    ends.args = (tuple(node for node, *_ in found),)
+    return [OutputSpec(kind, TensorArgument(n.name), target) for n, kind, target in found]
+
+
+def _lifted(
+    module: GraphModule, specs: Sequence[InputSpec]
+) -> tuple[list[InputSpec], dict[str, Tensor]]:
+    """Let constants be inputs, in place; what the inputs are, and the constants by name."""
+    graph = module.graph
+    given = graph.find_nodes(op="placeholder")
+    kinds = [(spec.kind, spec.target, spec.persistent) for spec in specs]
+    kinds += [(InputKind.USER_INPUT, None, None)] * (len(given) - len(specs))  # the seed
+    inputs = [
+        InputSpec(kind, TensorArgument(node.name), target, persistent)
+        for node, (kind, target, persistent) in zip(given, kinds, strict=True)
     ]
-    if len(ones) != 1:
-        raise ModelError(
-            "where autograd's backward begins was not found, so that its loss cannot be scaled",
-            "take the other road: --via grad",
-        )
-    with graph.inserting_after(_inputs(program)[-1]):
-        given = graph.placeholder("loss_gradient")
-    given.meta = dict(ones[0].meta)
-    ones[0].replace_all_uses_with(given)
-    graph.erase_node(ones[0])
-    spec = InputSpec(InputKind.USER_INPUT, TensorArgument(given.name), None)
-    program._graph_signature = ExportGraphSignature(
-        [*signature.input_specs, spec], list(signature.output_specs)
-    )
-    program.graph_module.recompile()
-
-
-def _inputs(program: Any) -> list[Any]:
-    return [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]
-
-
-def _freeze(program: Any, trainable: Collection[str]) -> None:
-    """Let all parameters but ``trainable`` require no gradient, and of these those that nothing
-    reads: autograd's export fails where a parameter has none."""
-    for node, spec in zip(_inputs(program), program.graph_signature.input_specs, strict=True):
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            wanted = spec.kind is InputKind.PARAMETER and spec.target in trainable
-            if not wanted or not node.users:
-                node.meta["val"] = value.detach()
-
-
-def _freeze_unreached(program: Any, live: Live | None) -> None:
-    """The same for parameters that are read, but on no way to the loss that has a derivative."""
-    nodes = _inputs(program)
-    values = [node.meta["val"] for node in nodes]
-    wanted = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
-    with mode, torch.enable_grad():
-        copies = [v.clone() if isinstance(v, FakeTensor) else v for v in values]
-        run = live or torch.fx.Interpreter(program.graph_module).run
-        (loss, *_) = run(*copies)
-        grads = torch.autograd.grad(loss, wanted, allow_unused=True)
-    lost = {id(value) for value, grad in zip(wanted, grads, strict=True) if grad is None}
-    for node in nodes:
-        if id(node.meta["val"]) in lost:
-            node.meta["val"] = node.meta["val"].detach()
+    constants: dict[str, Tensor] = {}
+    places: dict[str, Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        value, name = getattr(module, str(node.target), None), f"live_{node.target}"
+        if not isinstance(value, Tensor):
+            continue
+        if name not in places:
+            with graph.inserting_before(given[0]):
+                places[name] = graph.placeholder(name)
+            places[name].meta = {"val": value}
+            spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(places[name].name), name)
+            inputs.insert(len(constants), spec)
+            constants[name] = value.detach()
+        node.replace_all_uses_with(places[name])
+        graph.erase_node(node)
+    return inputs, constants
 
 
 def _without_copies(module: Any) -> None:

@@ -183,22 +183,6 @@ def scatter_reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduced
 
 
-def clamp(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``torch.clamp`` by any name. Bounds of which one is whole, the other not, have no overload of
-    their own in ONNX."""
-
-    def clamped(input: Tensor, *bounds: Any, **named: Any) -> Tensor:
-        def as_float(bound: Any) -> Any:
-            return float(bound) if isinstance(bound, int) else bound
-
-        if input.is_floating_point():
-            bounds = tuple(map(as_float, bounds))
-            named = {name: as_float(bound) for name, bound in named.items()}
-        return function(input, *bounds, **named)
-
-    return clamped
-
-
 def _around(windows: Sequence[Sizes], ceil_mode: bool) -> list[int]:
     """How much is put around an image, last axis first, so that every window lies in it."""
     found: list[int] = []
@@ -260,7 +244,5 @@ CALLED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.logaddexp, Tensor.logaddexp), logaddexp),
     **dict.fromkeys((torch.logaddexp2, Tensor.logaddexp2), logaddexp2),
     **{f: scatter_reduce(f) for f in (torch.scatter_reduce, Tensor.scatter_reduce)},
-    **{f: clamp(f) for f in (torch.clamp, torch.clip, torch.clamp_, torch.clip_)},
-    **{f: clamp(f) for f in (Tensor.clamp, Tensor.clip, Tensor.clamp_, Tensor.clip_)},
 }
 """Functions that a step calls, or a module that it calls."""

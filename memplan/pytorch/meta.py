@@ -6,19 +6,16 @@ would have to hold are missing, and are named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from memplan.errors import ModelError, UsageError
-
-META = "meta"
 
 
 def check_one_device(tensors: Mapping[str, Tensor]) -> None:
@@ -65,36 +62,23 @@ def _line_of(node: Any) -> str:
     return ""
 
 
-@contextmanager
-def as_on_cpu(program: Any) -> Iterator[None]:
-    """Inside, an exported program on the meta device is one on the CPU, without values all the
-    same: autograd has no rules of its own for the meta device."""
-    kept = [(node, node.args, node.kwargs, dict(node.meta)) for node in _nodes(program)]
-    try:
-        for node, args, kwargs, meta in kept:
-            node.args, node.kwargs = tree_map(_cpu, args), tree_map(_cpu, kwargs)
-            node.meta = {**meta, **({"val": tree_map(_fake, meta["val"])} if "val" in meta else {})}
-        yield
-    finally:
-        for node, args, kwargs, meta in kept:
-            node.args, node.kwargs, node.meta = args, kwargs, meta
-
-
-def _nodes(program: Any) -> Iterator[Any]:
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            yield from module.graph.nodes
-
-
-def _cpu(value: Any) -> Any:
-    if isinstance(value, torch.device) and value.type == META:
-        return torch.device("cpu")
-    return value
-
-
-def _fake(value: Any) -> Any:
-    if not isinstance(value, FakeTensor) or not value.is_meta:
+def on_cpu(value: Tensor) -> Tensor:
+    """A fake tensor on the CPU for one on the meta device, for which autograd has no rules of its
+    own; others as they are."""
+    if not value.is_meta:
         return value
-    with value.fake_mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return made.requires_grad_(value.requires_grad)
+
+
+class MadeOnCpu(TorchFunctionMode):
+    """Lets code that asks for the meta device have tensors on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the class."""
+        args, kwargs = tree_map(_device, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _device(value: Any) -> Any:
+    return "cpu" if isinstance(value, str | torch.device) and str(value) == "meta" else value

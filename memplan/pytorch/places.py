@@ -47,7 +47,8 @@ class _Located(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the class."""
-        frame = _users_frame()
+        # Bodies of torch.cond and loops are compiled, which leaves no frames to look at.
+        frame = None if torch.compiler.is_dynamo_compiling() else _users_frame()
         if frame is not None:
             line = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'
             tracing.current_meta["stack_trace"] = line

@@ -29,12 +29,14 @@ from memplan.pytorch.spelled import attention
 from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
-from memplan.pytorch.trace import Prepared, first_names, quiet, user_name
+from memplan.pytorch.trace import ASSIGNED, Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten
 OPSET = 20
 SEED = "loss/gradient"
 """The input that is the gradient of the loss, where the backward part does not begin with 1."""
+_RESULTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+_MUTATED = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 _ROUNDS = 2
 _LARGEST_CONSTANT = 1024
 """Elements; larger constants (masks, zeros) are computed in the graph."""
@@ -45,10 +47,10 @@ class Exported:
     """An ONNX graph without weights.
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
-    batch. ``renewed`` maps outputs to the buffers whose next value they are, ``gradients`` outputs
-    to parameters; ``metrics`` are further outputs. ``checkpoints`` is how many tensors the author
-    has marked as such. ``seed`` is the input that is the gradient of the loss, where the backward
-    part does not begin with 1.
+    batch. ``renewed`` maps outputs to the buffers, and parameters that are not trained, whose next
+    value they are, ``gradients`` outputs to parameters; ``metrics`` are further outputs.
+    ``checkpoints`` is how many tensors the author has marked as such. ``seed`` is the input that is
+    the gradient of the loss, where the backward part does not begin with 1.
     """
 
     model: onnx.ModelProto
@@ -145,7 +147,7 @@ class _Interface:
         self.given = [s for s in self.signature.input_specs if s.kind is not InputKind.CUSTOM_OBJ]
         ends = next(iter(reversed(self.graph.nodes)))
         pairs = list(zip(ends.args[0], self.signature.output_specs, strict=True))
-        pairs = [(node, spec) for node, spec in pairs if isinstance(node, torch.fx.Node)]
+        pairs = self._handed_out([p for p in pairs if isinstance(p[0], torch.fx.Node)])
         self.made = [spec for _, spec in pairs]
         inputs = [
             InputSpec(InputKind.USER_INPUT, s.arg, None) if s.kind in kinds else s
@@ -156,6 +158,21 @@ class _Interface:
             for node in self._apart([node for node, _ in pairs])
         ]
         self.program._graph_signature = ExportGraphSignature(inputs, outputs)
+
+    def _handed_out(self, pairs: list[tuple[Any, OutputSpec]]) -> list[tuple[Any, OutputSpec]]:
+        """Results without a batch that was written over. What was assigned to a buffer is its next
+        value, rather than what was written into it before."""
+        beside = iter(("loss", *result_names(self.program)))
+        found: list[tuple[Any, OutputSpec]] = []
+        for node, spec in pairs:
+            name = next(beside) if spec.kind in _RESULTS else ""
+            if name.startswith(ASSIGNED):
+                target = name.removeprefix(ASSIGNED)
+                spec = OutputSpec(OutputKind.BUFFER_MUTATION, spec.arg, target)
+                found = [p for p in found if p[1].target != target]
+            if spec.kind is not OutputKind.USER_INPUT_MUTATION:
+                found.append((node, spec))
+        return found
 
     def _apart(self, nodes: list[Any]) -> list[Any]:
         """The nodes that the program gives out, copied where one is an input or stands twice."""
@@ -191,11 +208,11 @@ class _Interface:
         renewed: dict[str, str] = {}
         gradients: dict[str, str] = {}
         for output in self.made:
-            if output.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
+            if output.kind in _RESULTS:
                 outputs.append(next(own))
                 continue
             name = self.canonical[str(output.target)]
-            mutated = output.kind is OutputKind.BUFFER_MUTATION
+            mutated = output.kind in _MUTATED
             outputs.append(f"{name}_new" if mutated else f"{name}_grad")
             (renewed if mutated else gradients)[outputs[-1]] = name
         _rename(model, inputs, outputs)
@@ -211,15 +228,20 @@ class _Interface:
         )
 
 
+def result_names(program: Any) -> tuple[str, ...]:
+    """What stands beside the loss: metrics, and what is assigned to buffers."""
+    spec = program.call_spec.out_spec
+    result = tree_unflatten(list(range(spec.num_leaves)), spec)
+    return tuple(result[1]) if isinstance(result, tuple) else ()
+
+
 def metric_names(program: Any, taken: Collection[str]) -> tuple[str, ...]:
-    """What the outputs beside the loss are called.
+    """What the metrics of a step are called.
 
     Raises:
         UsageError: an input or output of the step has such a name.
     """
-    spec = program.call_spec.out_spec
-    result = tree_unflatten(list(range(spec.num_leaves)), spec)
-    names = tuple(result[1]) if isinstance(result, tuple) else ()
+    names = tuple(name for name in result_names(program) if not name.startswith(ASSIGNED))
     for name in names:
         if (
             name in taken

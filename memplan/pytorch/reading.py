@@ -13,8 +13,8 @@ from memplan.errors import UsageError
 from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
-from memplan.pytorch.joint import joint, seed
-from memplan.pytorch.meta import as_on_cpu, check_constants, check_one_device
+from memplan.pytorch.joint import joint
+from memplan.pytorch.meta import check_constants, check_one_device
 from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.places import of_node
 from memplan.pytorch.program import Exported, decomposed, to_onnx
@@ -81,12 +81,8 @@ class Reading:
             if user_name(name) in self.trainable
         ]
         require_traceable(self.custom)
-        live = self.prepared if self.custom else None
-        with as_on_cpu(self.program):
-            program = joint(self.program, names, live)
-        if self.treatment.scale is not None:
-            seed(program)
-        return self._tidied(program)
+        seeded = self.treatment.scale is not None
+        return self._tidied(joint(self.program, self.prepared, names, seeded=seeded))
 
     def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> Exported:
         exported = to_onnx(program, self.prepared)

@@ -79,10 +79,24 @@ def tie_table(shares: Shares) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def _clamp(x: Tensor, low: _Bound = None, high: _Bound = None) -> Any:
-    """``torch.clamp`` where the bounds themselves count as inside."""
-    if not x.is_floating_point():
+def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Any:
+    """``torch.clamp`` by bounds of one type, for both roads: of an integer and a float, the
+    exporter makes a call that fails."""
+    if x.is_floating_point():
+        if not any(isinstance(bound, int) for bound in (low, high)):
+            return NotImplemented
+    elif any(isinstance(bound, float) for bound in (low, high)):
+        x = x.to(torch.get_default_dtype())
+    else:
         return NotImplemented
+    low, high = (float(bound) if isinstance(bound, int) else bound for bound in (low, high))
+    return x.clamp(low, high)
+
+
+def _clamp(x: Tensor, low: _Bound = None, high: _Bound = None) -> Any:
+    """The same where the bounds themselves count as inside."""
+    if not x.is_floating_point():
+        return clamp(x, low, high)
     y = x if low is None else torch.where(x < low, low, x)
     return y if high is None else torch.where(y > high, high, y)
 

@@ -29,6 +29,8 @@ from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 MODEL = "model"
 """The name of the user's model inside :class:`StepModule`, with which torch's names begin."""
+ASSIGNED = "assigned/"
+"""What the names of buffers begin with that stand beside the loss."""
 _SUGGESTED = "Suggested fixes:\n"
 _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _BOUND = re.compile(r"(min|max)=(\d+)")
@@ -53,7 +55,8 @@ class Prepared:
 
 
 class StepModule(nn.Module):
-    """Batch in, loss out; or a tuple of the loss and metrics by name, if there are any."""
+    """Batch in, loss out; or a tuple of the loss and metrics by name, if there are any. Buffers to
+    which a step that is traced assigns new tensors stand beside these (:data:`ASSIGNED`)."""
 
     def __init__(self, model: nn.Module, call: Callable[..., Any], criterion: Any) -> None:
         super().__init__()
@@ -64,10 +67,27 @@ class StepModule(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
-        with replacing(), their_turn():
+        before = dict(self.named_buffers(remove_duplicate=False))
+        with replacing() as traced, their_turn():
             result = self.call(**batch)
             loss, metrics = loss_of(result), metrics_of(result)
+        if traced:
+            metrics |= self._assigned(before)
         return (loss, metrics) if metrics else loss
+
+    def _assigned(self, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What buffers are now, where that is another tensor of the same kind; they are put back.
+        A trace holds what is written in place, and not what is assigned."""
+        found = {}
+        for name, old in before.items():
+            path, _, own = name.rpartition(".")
+            held = self.get_submodule(path)._buffers
+            new = held.get(own)
+            if new is not None and new is not old:
+                held[own] = old
+                if new.dtype == old.dtype and new.shape == old.shape:
+                    found[ASSIGNED + name] = new.detach().clone()
+        return found
 
 
 def user_name(name: str) -> str:

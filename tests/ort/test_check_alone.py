@@ -115,8 +115,8 @@ WRONG: dict[Callable[..., Any], tuple[str, ...]] = {
     padding: ("grad",),
     smoothed: ("grad",),
     large_logits: ("grad",),
-    custom_function: BOTH,
-    tensor_hook: BOTH,
+    custom_function: ("grad",),
+    tensor_hook: ("grad",),
     frozen_mask: BOTH,
     recurrent_dropout: ("joint",),
     divisor: BOTH,
@@ -130,17 +130,15 @@ CASES = [(loss, via) for loss, roads in WRONG.items() for via in roads]
 def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The roads without what makes these steps right."""
     from memplan.autodiff import finish
-    from memplan.pytorch import joint, program, reading, trace, translations
+    from memplan.pytorch import joint, live, program, reading, trace, translations
 
-    for name in ("spelled", "replacing"):
-        monkeypatch.setattr(trace, name, nullcontext)
+    for module, name in ((trace, "spelled"), (trace, "replacing"), (live, "spelled")):
+        monkeypatch.setattr(module, name, nullcontext)
     monkeypatch.setattr(program, "with_stops", lambda given: given)
     monkeypatch.setattr(program, "RANDOM", ())
     monkeypatch.setattr(program, "tie_table", lambda shares: {})
     for name in ("require_plain", "require_traceable"):
         monkeypatch.setattr(reading, name, lambda found: None)
-    real = reading.joint
-    monkeypatch.setattr(reading, "joint", lambda given, names, live: real(given, names))
     kept = ("lstm", "gru", "rnn", "batch_norm")
     own = {op: f for op, f in translations.TRANSLATIONS.items() if any(k in str(op) for k in kept)}
     monkeypatch.setattr(translations, "TRANSLATIONS", own)

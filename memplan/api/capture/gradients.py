@@ -16,9 +16,9 @@ from memplan.autodiff.finish import finished
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
-from memplan.errors import ModelError
 from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
 from memplan.proto.surrogates import without_surrogates
+from memplan.pytorch.errors import nothing_trained
 from memplan.pytorch.program import Exported
 from memplan.shapes.tensor_type import TensorType
 
@@ -48,7 +48,8 @@ def by_grad(
     types = dict(emitter_for(flat, ()).types)
     active = find_activity(list(flat.graph.node), types, [loss], trainable).tensors
     wrt = tuple(name for name in trainable if name in active)
-    _require_some(wrt)
+    if not wrt:
+        raise nothing_trained()
     sink = make_sink(wrt, types)
     built = build_gradients(flat, Request((loss,), wrt), sink)
     without_surrogates(built)
@@ -57,14 +58,9 @@ def by_grad(
 
 def by_autograd(joint: Exported, make_sink: Sink) -> Trained:
     """Put an update behind the gradients of a joint graph. Where the gradient of its loss is an
-    input, the sink says what it is.
-
-    Raises:
-        ModelError: there are no gradients.
-    """
+    input, the sink says what it is."""
     gradients = joint.gradients
     wrt = tuple(gradients.values())
-    _require_some(wrt)
     flat = flat_copy(joint.model)
     emitter = emitter_for(flat, ())
     sink = make_sink(wrt, emitter.types)
@@ -131,11 +127,3 @@ def _early(nodes: list[onnx.NodeProto], first: int) -> list[onnx.NodeProto]:
             needed[name] = min(at, needed.get(name, at))
     keys = [(at, index) for index, at in enumerate(places) if at is not None]
     return [nodes[index] for _, index in sorted(keys)]
-
-
-def _require_some(wrt: Collection[str]) -> None:
-    if not wrt:
-        raise ModelError(
-            "no parameter that requires a gradient leads to the loss",
-            "unfreeze what is to be trained, and check that nothing is detached on the way",
-        )

@@ -107,16 +107,16 @@ def capture(
         check_target(target, force, script)
         if weights == WeightPlace.COPY:
             check_target(data_file(target), force, script)
-    own = {"dynamic": dynamic, "scaler": loss_scale, "frozen": frozen, "ema": ema}
-    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    changes = {"dynamic": dynamic, "scaler": loss_scale, "frozen": frozen, "ema": ema}
+    changes = {name: value for name, value in changes.items() if value is not None}
     if clip_norm is not None or clip_value is not None:
-        given |= {"clip_norm": clip_norm, "clip_value": clip_value}
+        changes |= {"clip_norm": clip_norm, "clip_value": clip_value}
     # What the step changes to another folder for must not move the output.
     wanted = _Wanted(via, check, weights, None if target is None else Path(os.path.abspath(target)))
     foreign = foreign_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
     with foreign:
-        found, source = _step(step)
-        return _captured(replace(found, **given), source, wanted, force, target, progress)
+        found, source = _step(step, changes)
+        return _captured(found, source, wanted, force, target, progress)
 
 
 def _captured(
@@ -127,28 +127,33 @@ def _captured(
     shown: Path | None,
     progress: Progress | None,
 ) -> Capture:
+    """``shown``: the output as it was asked for, which the step may have moved away from."""
     from memplan.pytorch.reading import read_step
 
     say = progress or _say_nothing
     say("exporting")
     reading, target = read_step(step), wanted.target
-    if target is not None and wanted.weights == WeightPlace.AUTO:
-        if _nbytes(reading) > MOST_EMBEDDED:
-            check_target(data_file(target), force)
+    beside = wanted.weights == WeightPlace.AUTO and _nbytes(reading) > MOST_EMBEDDED
+    if target is not None and beside:
+        check_target(data_file(target), force)
     taken, tried = _taken(reading, wanted, say)
     say("writing")
-    done, place = taken.done, taken.done.place
-    data = None
-    if target is not None:
-        data = write_captured(done.model, done.weights, place, target, force)
-    elif place is WeightPlace.EMBED:
-        embed(done.model, done.weights)
-    # As it was asked for, wherever the step has gone.
+    data = _write(taken.done, target, force)
     data = None if data is None or shown is None else shown.with_name(data.name)
-    return _answer(reading, done, taken, tried, place, shown, data, source)
+    return _answer(reading, taken, tried, shown, data, source)
 
 
-def _step(given: object) -> tuple[TorchStep, str]:
+def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
+    """Write a graph, or put its weights into it where no file is wanted; the file beside it."""
+    if target is not None:
+        return write_captured(done.model, done.weights, done.place, target, force)
+    if done.place is WeightPlace.EMBED:
+        embed(done.model, done.weights)
+    return None
+
+
+def _step(given: object, changes: Mapping[str, Any]) -> tuple[TorchStep, str]:
+    """The step that is given, with some of its settings changed, and what it is called."""
     if isinstance(given, str):
         # Before the user's folder is on the import path: a random.py there is not for PyTorch.
         from memplan.api.capture import checker, finish, gradients, reference, update  # noqa: F401
@@ -157,11 +162,11 @@ def _step(given: object) -> tuple[TorchStep, str]:
         path, name = split_target(given)
         returned = returned_by(path, name)
         try:
-            return as_step(returned), given
+            return replace(as_step(returned), **changes), given
         except UsageError as error:
             raise UsageError(f"{given} returns: {error.message}", error.hint) from None
     step = as_step(given)
-    return step, type(step.model).__name__
+    return replace(step, **changes), type(step.model).__name__
 
 
 def _nbytes(reading: Reading) -> int:
@@ -260,10 +265,8 @@ def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
 
 def _answer(
     reading: Reading,
-    done: Finished,
     taken: _Taken,
     tried: tuple[Road, ...],
-    place: WeightPlace,
     output: Path | None,
     data: Path | None,
     source: str,
@@ -271,7 +274,7 @@ def _answer(
     from memplan.api.capture.update import scale_of
     from memplan.api.grad.notes import notes_on_holding
 
-    optimizer, scale = reading.optimizer, scale_of(reading.treatment)
+    done, optimizer, scale = taken.done, reading.optimizer, scale_of(reading.treatment)
     return Capture(
         source=source,
         output=output,
@@ -291,7 +294,7 @@ def _answer(
         loss_scale="none" if scale is None else scale.text,
         clip_norm=reading.treatment.clip_norm or None,
         clip_value=reading.treatment.clip_value or None,
-        weights=str(place),
+        weights=str(done.place),
         weight_bytes=sum(weight.nbytes for weight in done.weights.values()),
         notes=(
             *_road_notes(tried, taken.road.name),

@@ -48,6 +48,15 @@ def inputs(captured: memplan.Capture) -> set[str]:
 
 
 @ROADS
+def test_code_may_name_the_meta_device(via: str) -> None:
+    def rest(h: Any) -> Any:
+        places = torch.arange(4, device="meta") + torch.ones(4, device=torch.device("meta"))
+        return (h * places).log_softmax(-1)
+
+    assert memplan.capture(step("meta", rest), via=via).trained == ("layer.weight", "layer.bias")
+
+
+@ROADS
 def test_the_graph_is_that_of_the_same_model_with_values(via: str) -> None:
     found = memplan.capture(llama_step(SMALL), via=via)
     same = memplan.capture(llama_step(SMALL, "cpu"), via=via, weights="none")

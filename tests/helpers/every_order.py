@@ -12,7 +12,8 @@ import numpy as np
 from helpers.problems import Case, Op
 from memplan.planning.tokens import in_turn
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
-from memplan.solver.problem import NONE, Flags, Ints, Pack, Problem
+from memplan.solver.forms import with_makers
+from memplan.solver.problem import NONE, Flags, Form, Ints, Problem
 
 
 def loose_case(seed: int) -> Case:
@@ -65,11 +66,12 @@ def _with_rule(ops: list[Op], draw: Random) -> Case:
 
 @dataclass(frozen=True)
 class Asked:
-    """A case with all that a rewrite may ask of it: masks that may be kept packed, state that is
-    written over, tensors that stay (``--keep``) or are made again in any case (``--recompute``)."""
+    """A case with all that a rewrite may ask of it: tensors that may be kept in another form, which
+    may take no memory and may be one way of two to make them again; state that is written over;
+    tensors that stay (``--keep``) or are made again in any case (``--recompute``)."""
 
     case: Case
-    packs: tuple[Pack, ...]
+    forms: tuple[Form, ...]
     start: Ints
     protected: Flags
 
@@ -78,35 +80,40 @@ class Asked:
         movable = np.ones(len(self.case.ops), np.bool_)
         case = self.case
         return Problem(
-            case.arrays, case.order, budget, self.start, self.protected, movable, packs=self.packs
+            case.arrays, case.order, budget, self.start, self.protected, movable, forms=self.forms
         )
 
 
 def asked_case(seed: int) -> Asked:
-    """A :func:`loose_case` of which some tensors may be packed, are kept or made again, and whose
-    input is written over by a node behind all that read it."""
+    """A :func:`loose_case` of which some tensors have other forms, are kept or made again, and
+    whose input is written over by a node behind all that read it."""
     draw, case = Random(f"asked {seed}"), loose_case(seed)
     ops = [replace(op, again=False) if draw.random() < 0.1 else op for op in case.ops]
     ruled = {op.rebuilds for op in ops}
     plain = [op for op in ops if not (op.like or op.rebuilds or op.output or op.name in ruled)]
     packed = [draw.choice(large)] if (large := [op for op in plain if op.nbytes > 1]) else []
-    if draw.random() < 0.6:
-        ops = [replace(op, again=False) if op in packed else op for op in ops]
-    else:
+    if draw.random() < 0.4:
         packed = []
+    elif draw.random() < 0.6:
+        ops = [replace(op, again=False) if op in packed else op for op in ops]
     for op in packed:
-        small, cost = draw.randint(1, op.nbytes - 1), float(draw.randint(0, 3))
+        small, cost = draw.randint(0, op.nbytes - 1), float(draw.randint(0, 3))
         name = f"{op.name}small"
         pack = Op(name, op.name, small, cost, again=False, fleeting=True)
         ops.append(replace(pack, rebuilds=name, behind=op.name))
         ops.append(Op(f"{op.name}back", name, op.nbytes, float(draw.randint(1, 3))))
         ops[-1] = replace(ops[-1], rebuilds=op.name)
     case = Case(*ops, resident="x")
-    packs = tuple(
-        Pack(case.tensors[op.behind], (k,))
+    forms = tuple(
+        Form("other", case.tensors[op.behind], (k,), k + 1)
         for k, op in enumerate(ops)
         if op.behind and not op.again
     )
+    maker = case.arrays.maker.copy()
+    for form in forms:
+        node = next(k for k, op in enumerate(ops) if case.tensors[op.name] == form.tensor)
+        maker[form.tensor] = node if ops[node].again else NONE
+    case.arrays = with_makers(case.arrays._replace(maker=maker), (), forms)
     if draw.random() < 0.5:
         _write_over(case, draw)
     start, protected = case.order, np.zeros(len(ops), np.bool_)
@@ -116,7 +123,7 @@ def asked_case(seed: int) -> Asked:
         there = np.append(case.order, node)  # wherever it is: a bound may not count on its place
         if evaluate(case.arrays, there).total.max() < IMPOSSIBLE:
             start, protected[node] = there, True
-    return Asked(case, packs, start, protected)
+    return Asked(case, forms, start, protected)
 
 
 def _write_over(case: Case, draw: Random) -> None:
@@ -138,15 +145,18 @@ def _write_over(case: Case, draw: Random) -> None:
     pairs = [(node, writer) for node in readers if node != writer]
     arrays = in_turn(arrays._replace(overwriter=overwriter), pairs)
     unmade = np.full(len(arrays.nbytes) - len(arrays.maker), NONE, np.int64)
-    case.arrays = arrays._replace(maker=np.append(arrays.maker, unmade))
+    starts = arrays.other_start
+    if len(starts):
+        starts = np.append(starts, np.full(len(unmade), starts[-1]))
+    case.arrays = arrays._replace(maker=np.append(arrays.maker, unmade), other_start=starts)
 
 
-def every_sequence(case: Case, again: int, packs: Sequence[Pack] = ()) -> Iterator[Ints]:
+def every_sequence(case: Case, again: int, forms: Sequence[Form] = ()) -> Iterator[Ints]:
     """Every sequence in every order that dependences allow, with up to ``again`` runs more."""
     arrays = case.arrays
     count, wanted = len(case.ops), set(case.order.tolist())
-    makers = {int(node) for node in arrays.maker if node != NONE}
-    makers |= {node for pack in packs for node in pack.nodes}
+    makers = {int(node) for node in (*arrays.maker, *arrays.others) if node != NONE}
+    makers |= {node for form in forms for node in form.encode}
     reads = [
         [int(t) for t in arrays.reads[arrays.read_start[n] : arrays.read_start[n + 1]]]
         for n in range(count)
@@ -178,8 +188,8 @@ def cheapest_by_peak(
     """Peak → the least extra cost of the sequences tried that reach it, and do as ``asked``."""
     base = float(case.arrays.cost[case.order].sum())
     found: dict[int, float] = {}
-    packs = asked.packs if asked is not None else ()
-    for sequence in islice(every_sequence(case, again, packs), most):
+    forms = asked.forms if asked is not None else ()
+    for sequence in islice(every_sequence(case, again, forms), most):
         peak = int(evaluate(case.arrays, sequence).total.max())
         if peak >= IMPOSSIBLE:  # it reads what was written over
             assert len(case.arrays.overwriter)

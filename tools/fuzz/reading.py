@@ -89,7 +89,7 @@ def whole(command: str) -> bytes:
     about = Progress(step.fingerprint, 21, {"lr": 0.001}, place)
     with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as folder:
         path = Path(folder) / "run.npz"
-        save_checkpoint(path, values, about)
+        save_checkpoint(path, values, about, values)
         return path.read_bytes()
 
 

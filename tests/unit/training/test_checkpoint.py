@@ -47,7 +47,7 @@ def step() -> StepFile:
 @pytest.fixture
 def good(step: StepFile, tmp_path: Path) -> Path:
     path = tmp_path / "run.npz"
-    save_checkpoint(path, STATE, Progress(step.fingerprint, 18, {"lr": 0.5}, PLACE))
+    save_checkpoint(path, STATE, Progress(step.fingerprint, 18, {"lr": 0.5}, PLACE), STATE)
     return path
 
 
@@ -190,9 +190,8 @@ def test_a_parameter_that_holds_nan_is_no_state_to_go_on_with(
     step: StepFile, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.npz"
-    save_checkpoint(
-        path, {**STATE, "w": np.full((2, 3), np.nan, np.float32)}, Progress(step.fingerprint, 3)
-    )
+    state = {**STATE, "w": np.full((2, 3), np.nan, np.float32)}
+    save_checkpoint(path, state, Progress(step.fingerprint, 3), state)
     with pytest.raises(UsageError, match="'w' holds nan; go on from an earlier checkpoint"):
         load_checkpoint(path, wanted_of(step))
 

@@ -307,9 +307,11 @@ def guard_output(
         UsageError: one is among ``inputs``, or is another; ``output`` exists without ``force``, or
             its folder cannot be written to.
     """
+    written = output if output is not None and not is_stdout(output) else None
+    if not any((written, *others)):
+        return
     from memplan.proto.write import check_output, keep_apart
 
-    written = output if output is not None and not is_stdout(output) else None
     keep_apart((written, *others), *inputs)
     if written is not None:
         check_output(written, force)

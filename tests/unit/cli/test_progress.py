@@ -125,8 +125,8 @@ def test_the_line_goes_on_by_itself_after_a_second(
     monkeypatch.undo()
     clock = iter([0.0, 0.5, 1.0, 1.1, 2.3])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    line = progress._StatusLine("running")
     with redirect_stderr(terminal):
+        line = progress._StatusLine("running")
         for _ in range(4):
             line.tick()
         line.clear()
@@ -138,9 +138,9 @@ def test_when_the_time_for_planning_is_over_the_plan_is_checked(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    line = progress._StatusLine("reading")
-    told = progress._planning(line, "60%", 4)
     with redirect_stderr(terminal):
+        line = progress._StatusLine("reading")
+        told = progress._planning(line, "60%", 4)
         for now[0] in (7.0, 12.0):
             told(1 << 20, 0.05)
     assert terminal.lines == [

@@ -75,7 +75,7 @@ def test_a_child_that_reports_out_of_memory(
 ) -> None:
     child = tmp_path / "child.sh"
     answer = encode(Failure(ARENA))
-    child.write_text(f"#!/bin/sh\ncat > \"$6\" <<'END'\n{answer}\nEND\n")
+    child.write_text(f"#!/bin/sh\ncat > \"$7\" <<'END'\n{answer}\nEND\n")
     child.chmod(0o755)
     monkeypatch.setattr(children.sys, "executable", str(child))
     with pytest.raises(RuntimeUnavailableError, match="3,221,225,472 B"):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 
 import memplan
 from helpers.chunking import layered
+from helpers.graphs import parse
+from memplan.api.rewrite import proved
 from memplan.api.rewrite.reread import ensure_readable
 from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
 from memplan.errors import EXIT_BUG
-from memplan.passes.chunk import layers
 from memplan.planning.verify import Rejected
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened
@@ -61,10 +63,17 @@ def test_chunks_of_a_dynamic_batch_state_their_sizes() -> None:
 
 @pytest.mark.rejects
 def test_chunks_that_nobody_else_can_read_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the statements the planner alone knows the sizes: the plan is made without chunks."""
-    monkeypatch.setattr(layers, "stated", lambda model: model)
+    """The plan is made without chunks, and that is told."""
+
+    def unreadable(model: onnx.ModelProto, *more: Any) -> None:
+        if any("/chunk" in node.name for node in model.graph.node):
+            raise Rejected("a chunk cannot be read")
+        ensure_readable(model, *more)
+
+    monkeypatch.setattr(proved, "ensure_readable", unreadable)
     result = rewritten()
     assert not result.chunked
+    assert any("planned again without chunks" in note for note in result.assumptions)
     assert not memplan.analyze(result.model, {"rows": ROWS}).inexact
 
 
@@ -85,8 +94,11 @@ def test_a_file_that_says_something_else_is_our_bug() -> None:
 
 @pytest.mark.rejects
 def test_a_tensor_without_a_size_is_named() -> None:
-    model = fused()
-    before = prepare(model, Path("m.onnx"), {"rows": ROWS})
+    """Only the file says how many elements a run picks."""
+    model = parse("""g (float[8] x, bool[8] on) => (float z)
+        { [pick] y = Compress(x, on) [sum] z = ReduceSum<keepdims: int = 0>(y) }""")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("y", 1, [4]))
+    before = prepare(model, Path("m.onnx"), {})
     promised = simulate(opened(before).graph, TUNED)
     del model.graph.value_info[:]
     with pytest.raises(Rejected, match="does not tell the size of"):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.solver.problem import NONE, Arrays, Form, Ints, Problem
+from memplan.solver.problem import NONE, Arrays, Flags, Form, Ints, Problem
 
 _NOTHING = np.zeros(0, np.int64)
 
@@ -36,16 +36,89 @@ def with_forms(problem: Problem, sequence: Ints) -> Ints:
 
 def without_forms(problem: Problem) -> Problem:
     """The problem in which a tensor is kept as it is or recomputed."""
-    if not problem.forms:
-        return problem
-    return replace(problem, arrays=with_makers(problem.arrays, problem.forms, ()), forms=())
+    return _with_only(problem, ()) if problem.forms else problem
 
 
 def without_last_kind(problem: Problem) -> Problem:
     """The problem without the kind of forms that stands last: a search among fewer, to begin with,
     finds more of what they bring."""
-    kept = tuple(form for form in problem.forms if form.kind != problem.forms[-1].kind)
-    return replace(problem, arrays=with_makers(problem.arrays, problem.forms, kept), forms=kept)
+    kind = problem.forms[-1].kind
+    return _with_only(problem, tuple(form for form in problem.forms if form.kind != kind))
+
+
+def _with_only(problem: Problem, forms: tuple[Form, ...]) -> Problem:
+    """The problem with the first of its forms, as it would have been without the nodes and tensors
+    of the others, which stand behind all other nodes: a search that draws numbers then finds what
+    it finds without them. Nodes keep their ids."""
+    count = min(form.encode[0] for form in problem.forms if form not in forms)
+    arrays = with_makers(problem.arrays, problem.forms, forms)
+    labels = problem.labels
+    kept = _tensors_of(arrays, count)
+    if labels is not None:
+        named = kept[: len(labels.names)]
+        labels = replace(
+            labels,
+            names=tuple(name for name, stays in zip(labels.names, named, strict=True) if stays),
+            marked=labels.marked[named],
+            elements=labels.elements[named],
+            unfit=labels.unfit[named],
+            differentiated=labels.differentiated[:count],
+        )
+    number = np.cumsum(kept) - 1
+    return replace(
+        problem,
+        arrays=_first_nodes(arrays, count, kept),
+        protected=problem.protected[:count],
+        movable=problem.movable[:count],
+        forward=None if problem.forward is None else problem.forward[:count],
+        intensive=None if problem.intensive is None else problem.intensive[:count],
+        labels=labels,
+        forms=tuple(replace(form, tensor=int(number[form.tensor])) for form in forms),
+    )
+
+
+def _tensors_of(arrays: Arrays, count: int) -> Flags:
+    """All tensors but those that only nodes behind the first ``count`` make, or read if they are
+    there from the start."""
+    read, write = arrays.read_start[count], arrays.write_start[count]
+    touched = np.zeros(len(arrays.nbytes), np.bool_)
+    later = touched.copy()
+    touched[arrays.reads[:read]] = touched[arrays.writes[:write]] = True
+    later[arrays.reads[read:]] = later[arrays.writes[write:]] = True
+    return touched | ~later
+
+
+def _first_nodes(arrays: Arrays, count: int, kept: Flags) -> Arrays:
+    """The arrays of the first ``count`` nodes, with the tensors in ``kept``."""
+    read, write = int(arrays.read_start[count]), int(arrays.write_start[count])
+    share = int(arrays.inplace_start[write])
+    number = np.append(np.cumsum(kept) - 1, NONE)  # the last one is that of NONE
+    starts = arrays.other_start
+    if len(starts):
+        starts = np.append(starts[:-1][kept], starts[-1])
+    return arrays._replace(
+        read_start=arrays.read_start[: count + 1],
+        reads=number[arrays.reads[:read]],
+        write_start=arrays.write_start[: count + 1],
+        writes=number[arrays.writes[:write]],
+        alias_of=number[arrays.alias_of[:write]],
+        inplace_start=arrays.inplace_start[: write + 1],
+        inplace_of=number[arrays.inplace_of[:share]],
+        droppable=arrays.droppable[:write],
+        fleeting=arrays.fleeting[:write],
+        nbytes=arrays.nbytes[kept],
+        alike=arrays.alike[kept],
+        resident=arrays.resident[kept],
+        pinned=arrays.pinned[kept],
+        eager=arrays.eager[:count],
+        maker=arrays.maker[kept],
+        rank=arrays.rank[:count],
+        cost=arrays.cost[:count],
+        workspace=arrays.workspace[:count],
+        inside=arrays.inside[:count],
+        overwriter=arrays.overwriter[kept] if len(arrays.overwriter) else arrays.overwriter,
+        other_start=starts,
+    )
 
 
 def with_makers(arrays: Arrays, before: Sequence[Form], forms: Sequence[Form]) -> Arrays:

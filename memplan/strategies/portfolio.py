@@ -62,7 +62,7 @@ class PortfolioParams:
     """How many plans of others are starts of a search (0: none)."""
     lowest: float = 0.5
     """Share of the time left in which the lowest peak is driven for while nothing fits."""
-    as_they_are: float = 0.7
+    as_they_are: float = 0.5
     """Share of the time for plans with one kind of forms fewer, where there are some: they take
     more time for a byte than most recomputations, and hide them from a short search."""
     poll_seconds: float = 0.05

@@ -21,7 +21,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import decide
 from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
-from memplan.solver.problem import NONE, Problem
+from memplan.solver.problem import Problem
 from memplan.strategies.builtin import parse_strategy
 
 DROPPED = """
@@ -136,8 +136,13 @@ def test_all_packs_and_none() -> None:
     assert decide(problem, full).peak == decide(problem, problem.order).peak
     priced = with_all_encoded(problem)
     assert decide(priced, priced.start).extra_cost == pytest.approx(0.0)
-    bare = without_forms(problem)
-    assert all(bare.arrays.maker[form.tensor] == NONE for form in problem.forms)
+    bare, plain = without_forms(problem), problem_of(model_of(), packs=False)
+    for name in plain.arrays._fields:
+        mine, theirs = getattr(bare.arrays, name), getattr(plain.arrays, name)
+        if name in ("rank", "alike"):  # equal but for the numbers
+            mine, theirs = (np.unique(each, return_inverse=True)[1] for each in (mine, theirs))
+        assert np.array_equal(mine, theirs), name
+    assert bare.labels == plain.labels or bare.labels is None
     assert not bare.forms
     assert without_forms(bare) is bare
 

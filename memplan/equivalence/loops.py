@@ -10,6 +10,7 @@ cut and joined.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from memplan.equivalence.forms import Final, Output, Stack, Transposed, View
@@ -38,9 +39,12 @@ def other_read(
     """
     begin = f"the loop '{loop.node.name}' has another body, and reads"
     known = {role: slot for slot, role in _roles(twin, terms)}
+    left = Counter(role for _, role in _roles(twin, terms))
     for slot, role in _roles(loop, terms):
         given = loop.node.input[slot]
-        if role not in known and not _may_be_added(loop, twin, slot, terms, inner):
+        left[role] -= 1
+        # What the original's reads once, this one reads once.
+        if left[role] < 0 and not _may_be_added(loop, twin, slot, terms, inner):
             return f"{begin} '{given}' as input {slot}, which the original's does not in this way"
         place = known.get(role, slot)
         if role in known and loop.applied.reads[slot] != twin.applied.reads[place]:

@@ -234,6 +234,18 @@ def test_a_loop_that_reads_something_else_is_not_assumed() -> None:
     )
 
 
+def test_a_loop_that_reads_one_sequence_in_place_of_another_is_not_assumed() -> None:
+    text = """g (float[4,4] x, float[4,4] y, float[4] h0) => (float[4] last) {
+      [loop] last = Scan <num_scan_inputs = 2, body = b (float[4] h, float[4] t, float[4] u)
+        => (float[4] n) { [add] p = Add (t, u) [next] n = %s (p, h) }> (h0, x, %s) }"""
+    found = proof(text % ("Add", "y"), text % ("Mul", "x"))
+    assert found.reason == (
+        "the loop 'loop' has another body, and reads 'x' as input 2, which the original's does not "
+        "in this way"
+    )
+    assert "loop" in proof(text % ("Add", "y"), text % ("Mul", "y")).assumed
+
+
 @pytest.mark.parametrize(
     "outside",
     [

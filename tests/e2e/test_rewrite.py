@@ -118,14 +118,27 @@ def test_a_full_disk_leaves_the_old_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == [OUT, MODEL]
 
 
+# The program itself, but for a file that takes its time to be read.
+_WAITING = """
+import sys, time
+from pathlib import Path
+from memplan.api.rewrite import run as rewriting
+from memplan_cli.main import run
+
+def read(path):
+    Path("reading").touch()
+    time.sleep(600)
+
+rewriting.read_model = read
+run()
+"""
+
+
 def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     (tmp_path / OUT).write_text("old")
-    os.mkfifo(tmp_path / "costs.json")  # reading it blocks until somebody writes
-    script = shutil.which("memplan", path=str(Path(sys.executable).parent))
-    assert script is not None
-    command = [script, "rewrite", MODEL, "--budget", "100%", "--optimize", "none", "--force"]
+    command = [sys.executable, "-c", _WAITING, "rewrite", MODEL, "--budget", "100%", "--force"]
     with subprocess.Popen(
-        [*command, "--costs", "costs.json"],
+        [*command, "--optimize", "none"],
         cwd=tmp_path,
         text=True,
         stdout=subprocess.PIPE,
@@ -133,15 +146,18 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
         # A test run in the background of a shell hands on that SIGINT is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
-        writer = _writer_of(tmp_path / "costs.json", process)
+        for _ in range(600):
+            assert process.poll() is None, process.communicate()
+            if (tmp_path / "reading").exists():
+                break
+            time.sleep(0.1)
         out, err = _interrupted(process)
-        os.close(writer)
     assert process.returncode == 130
     assert out == ""
     # The first, empty line ends the one on which the terminal shows ^C.
     assert err.splitlines() == ["", "error: interrupted", "hint: nothing was written"]
     assert (tmp_path / OUT).read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["costs.json", OUT, MODEL]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [OUT, MODEL, "reading"]
 
 
 def _interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -154,17 +170,6 @@ def _interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
             continue
     process.kill()
     return process.communicate()
-
-
-def _writer_of(fifo: Path, process: subprocess.Popen[str]) -> int:
-    """Open the writing end, which works as soon as the program reads."""
-    for _ in range(600):
-        assert process.poll() is None, process.communicate()
-        try:
-            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("the program never read the costs")
 
 
 def _outputs(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -105,7 +105,8 @@ class Bench:
         try:
             measured = measure(path, request, first, outputs[0], further, limit, weights)
         except RuntimeUnavailableError as error:
-            if error.hint or not self.made_up or "while running" not in error.message:
+            in_a_node = " failed in " in error.message or "while running" in error.message
+            if error.hint or not self.made_up or not in_a_node:
                 raise
             raise RuntimeUnavailableError(error.message, _MADE_UP) from None
         return Ran(measured, tuple(outputs[: 1 + len(measured.further_dynamic_bytes)]))

@@ -61,7 +61,14 @@ def solve_counted(
     if problem.forms:
         begin, _ = solve_counted(without_last_kind(problem), time_limit, options, progress)
         standing.keep(decide(problem, begin.sequence), "search among fewer forms")
-        standing.keep(_with_all(problem, standing, limit, free, progress), "search")
+        # Where there are several ways to make tensors again, what is found depends on the start.
+        several = options.iterations and len(problem.arrays.others)
+        for turn, from_best in enumerate((False, True, True) if several else (True,)):
+            starts = (with_forms(problem, standing.sequence),) if from_best else ()
+            seeded = replace(free, seed=free.seed + turn, starts=starts)
+            standing.keep(_with_all(problem, standing, limit, seeded, progress), "search")
+            if standing.closed:
+                break
     else:
         standing.keep(solve(problem, limit, fixed, progress, standing.may_stop), "search")
         if options.order and not standing.closed:
@@ -83,10 +90,9 @@ def _with_all(
     options: SearchOptions,
     progress: Progress | None,
 ) -> Decision:
-    """The search with all forms, from the best plan without them, too."""
-    starts = (with_forms(problem, standing.sequence),)
+    """The search with all forms."""
     searched = with_all_encoded(problem)
-    found = solve(searched, limit, replace(options, starts=starts), progress, standing.may_stop)
+    found = solve(searched, limit, options, progress, standing.may_stop)
     return decide(problem, stripped(problem, found.sequence))
 
 

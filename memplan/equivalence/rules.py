@@ -273,7 +273,7 @@ def _shape(call: Call) -> int | None:
 def _size(call: Call) -> int | None:
     """A scalar: a constant where every run has the same. Else its value does not matter here."""
     source, elements = call.read(0), call.fact().elements
-    if elements is not None:
+    if elements is not None and elements <= np.iinfo(np.int64).max:
         return call.terms.constant(np.asarray(elements, np.int64))
     return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
 

@@ -63,6 +63,10 @@ class AnytimeSearch:
         enough: Callable[[float], bool] | None = None,
         meet: Callable[[Ints], Ints] | None = None,
     ) -> None:
+        # Compiled code checks no index.
+        given = (problem.start, *(options.starts or ()))
+        if any(each.max(initial=0) >= len(problem.arrays.cost) for each in given):
+            raise ValueError("a start names nodes that the problem does not have")
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
         self.options, self.params = options, options.params
         self.progress, self.enough, self.meet = progress, enough, meet

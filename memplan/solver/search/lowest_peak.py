@@ -56,7 +56,10 @@ def lowest_peak(
     """
     if not problem.forms:
         return _driven_down(problem, begin, effort, options, floor)
-    plain = _driven_down(without_forms(problem), begin, effort.share(0.5), options, floor)
+    bare = without_forms(problem)
+    foreign = (begin.sequence >= len(bare.arrays.cost)).any()  # it keeps something in another form
+    first = decide(bare, bare.start) if foreign else begin
+    plain = _driven_down(bare, first, effort.share(0.5), options, floor)
     encoded = with_all_encoded(problem)
     start = decide(encoded, with_forms(problem, plain.sequence))
     found = _driven_down(encoded, start, effort, options, floor)

@@ -19,9 +19,13 @@ from memplan.planning.verify import ensure
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
+from memplan.solver.bound.milp import Effort
 from memplan.solver.evaluate import decide
 from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
 from memplan.solver.problem import Problem
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.lowest_peak import lowest_peak
+from memplan.solver.search.params import SearchOptions
 from memplan.strategies.builtin import parse_strategy
 
 DROPPED = """
@@ -145,6 +149,18 @@ def test_all_packs_and_none() -> None:
     assert bare.labels == plain.labels or bare.labels is None
     assert not bare.forms
     assert without_forms(bare) is bare
+
+
+def test_a_plan_that_packs_may_be_driven_lower() -> None:
+    """Its nodes are none of the problem without packs, which is searched first."""
+    problem = problem_of(model_of(), 1)
+    begin = decide(problem, with_forms(problem, problem.order))
+    options = SearchOptions(iterations=2)
+    found = lowest_peak(problem, begin, Effort(), options)
+    assert found.peak <= begin.peak
+    bare = without_forms(problem)
+    with pytest.raises(ValueError, match="does not have"):
+        solve(replace(bare, start=begin.sequence), 1.0, options)
 
 
 def test_a_mask_that_is_to_stay_is_not_packed() -> None:

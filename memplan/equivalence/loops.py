@@ -38,8 +38,9 @@ def other_read(
     ``names``: terms of the tensors around it; ``inner``: those that loops of the original read.
     """
     begin = f"the loop '{loop.node.name}' has another body, and reads"
-    known = {role: slot for slot, role in _roles(twin, terms)}
-    left = Counter(role for _, role in _roles(twin, terms))
+    own = list(_roles(twin, terms))
+    known = {role: slot for slot, role in own}
+    left = Counter(role for _, role in own)
     for slot, role in _roles(loop, terms):
         given = loop.node.input[slot]
         left[role] -= 1

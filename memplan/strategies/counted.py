@@ -63,10 +63,12 @@ def solve_counted(
         standing.keep(decide(problem, begin.sequence), "search among fewer forms")
         # Where there are several ways to make tensors again, what is found depends on the start.
         several = options.iterations and len(problem.arrays.others)
+        searched = with_all_encoded(problem)
         for turn, from_best in enumerate((False, True, True) if several else (True,)):
             starts = (with_forms(problem, standing.sequence),) if from_best else ()
             seeded = replace(free, seed=free.seed + turn, starts=starts)
-            standing.keep(_with_all(problem, standing, limit, seeded, progress), "search")
+            found = solve(searched, limit, seeded, progress, standing.may_stop)
+            standing.keep(decide(problem, stripped(problem, found.sequence)), "search")
             if standing.closed:
                 break
     else:
@@ -81,19 +83,6 @@ def solve_counted(
         _certify(problem, standing, free, progress)
     assert standing.best is not None
     return standing.best, standing.certificate()
-
-
-def _with_all(
-    problem: Problem,
-    standing: Standing,
-    limit: float,
-    options: SearchOptions,
-    progress: Progress | None,
-) -> Decision:
-    """The search with all forms."""
-    searched = with_all_encoded(problem)
-    found = solve(searched, limit, options, progress, standing.may_stop)
-    return decide(problem, stripped(problem, found.sequence))
 
 
 def _certify(

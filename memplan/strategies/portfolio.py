@@ -122,7 +122,7 @@ class _Portfolio:
         progress: Progress | None,
         begin: Decision | None = None,
     ) -> None:
-        """``begin``: a plan without other forms, to go on from; there where there may be some."""
+        """``begin``: a plan with one kind of forms fewer, to go on from, if there are any."""
         self.searched = with_all_encoded(problem)
         self.problem, self.options, self.progress = problem, options, progress
         self.params = options.params

@@ -11,25 +11,25 @@ from importlib import import_module
 # Type checkers take it for true; the typing module would be half of the time that the import takes.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from memplan.api.analyze import Analysis, analyze
-    from memplan.api.capture.check import CaptureDiffersError, Check
-    from memplan.api.capture.result import Capture
-    from memplan.api.capture.run import capture
-    from memplan.api.grad.result import GradOptions, TrainingGraph
-    from memplan.api.grad.run import grad, gradients
-    from memplan.api.lower.run import LoweredGraph, LowerOptions, lower
-    from memplan.api.profile import Profile, ProfileOptions, profile
+    from memplan.api.analysis import Analysis, analyze
+    from memplan.api.capture.capture_check import CaptureDiffersError, Check
+    from memplan.api.capture.capture_result import Capture
+    from memplan.api.capture.capturing import capture
+    from memplan.api.grad.differentiate import grad, gradients
+    from memplan.api.grad.training_graph import GradOptions, TrainingGraph
+    from memplan.api.lower.lowered import LoweredGraph, LowerOptions, lower
+    from memplan.api.profiling import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
-    from memplan.api.rewrite.result import Rewrite
-    from memplan.api.rewrite.run import rewrite
+    from memplan.api.rewrite.rewrite_result import Rewrite
+    from memplan.api.rewrite.rewriting import rewrite
     from memplan.api.sweep.request import SweepOptions
-    from memplan.api.sweep.result import Sweep
-    from memplan.api.sweep.run import sweep
-    from memplan.api.validate.result import Validation
-    from memplan.api.validate.run import ValidateOptions, validate
+    from memplan.api.sweep.sweep_result import Sweep
+    from memplan.api.sweep.sweeping import sweep
+    from memplan.api.validate.validating import ValidateOptions, validate
+    from memplan.api.validate.validation import Validation
     from memplan.errors import MemplanError
-    from memplan.pytorch.step import Ema, TorchStep
-    from memplan.runtime.load import load, session_options
+    from memplan.pytorch.torch_step import Ema, TorchStep
+    from memplan.runtime.load_session import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
     from memplan.training.alternating import AlternatingTrainer
     from memplan.training.trainer import Trainer
@@ -38,38 +38,38 @@ if TYPE_CHECKING:
 _HOME = {
     "AccumulatingTrainer": "memplan.training.accumulate",
     "AlternatingTrainer": "memplan.training.alternating",
-    "Analysis": "memplan.api.analyze",
-    "Capture": "memplan.api.capture.result",
-    "CaptureDiffersError": "memplan.api.capture.check",
-    "Check": "memplan.api.capture.check",
-    "Ema": "memplan.pytorch.step",
-    "GradOptions": "memplan.api.grad.result",
-    "LowerOptions": "memplan.api.lower.run",
-    "LoweredGraph": "memplan.api.lower.run",
+    "Analysis": "memplan.api.analysis",
+    "Capture": "memplan.api.capture.capture_result",
+    "CaptureDiffersError": "memplan.api.capture.capture_check",
+    "Check": "memplan.api.capture.capture_check",
+    "Ema": "memplan.pytorch.torch_step",
+    "GradOptions": "memplan.api.grad.training_graph",
+    "LowerOptions": "memplan.api.lower.lowered",
+    "LoweredGraph": "memplan.api.lower.lowered",
     "MemplanError": "memplan.errors",
-    "Profile": "memplan.api.profile",
-    "ProfileOptions": "memplan.api.profile",
-    "Rewrite": "memplan.api.rewrite.result",
+    "Profile": "memplan.api.profiling",
+    "ProfileOptions": "memplan.api.profiling",
+    "Rewrite": "memplan.api.rewrite.rewrite_result",
     "RewriteOptions": "memplan.api.rewrite.goal",
-    "Sweep": "memplan.api.sweep.result",
+    "Sweep": "memplan.api.sweep.sweep_result",
     "SweepOptions": "memplan.api.sweep.request",
     "Trainer": "memplan.training.trainer",
-    "TorchStep": "memplan.pytorch.step",
-    "TrainingGraph": "memplan.api.grad.result",
-    "ValidateOptions": "memplan.api.validate.run",
-    "Validation": "memplan.api.validate.result",
-    "analyze": "memplan.api.analyze",
-    "capture": "memplan.api.capture.run",
-    "grad": "memplan.api.grad.run",
-    "gradients": "memplan.api.grad.run",
-    "load": "memplan.runtime.load",
-    "lower": "memplan.api.lower.run",
+    "TorchStep": "memplan.pytorch.torch_step",
+    "TrainingGraph": "memplan.api.grad.training_graph",
+    "ValidateOptions": "memplan.api.validate.validating",
+    "Validation": "memplan.api.validate.validation",
+    "analyze": "memplan.api.analysis",
+    "capture": "memplan.api.capture.capturing",
+    "grad": "memplan.api.grad.differentiate",
+    "gradients": "memplan.api.grad.differentiate",
+    "load": "memplan.runtime.load_session",
+    "lower": "memplan.api.lower.lowered",
     "parse_size": "memplan.units",
-    "profile": "memplan.api.profile",
-    "rewrite": "memplan.api.rewrite.run",
-    "session_options": "memplan.runtime.load",
-    "sweep": "memplan.api.sweep.run",
-    "validate": "memplan.api.validate.run",
+    "profile": "memplan.api.profiling",
+    "rewrite": "memplan.api.rewrite.rewriting",
+    "session_options": "memplan.runtime.load_session",
+    "sweep": "memplan.api.sweep.sweeping",
+    "validate": "memplan.api.validate.validating",
 }
 
 __all__ = [

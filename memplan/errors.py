@@ -1,14 +1,13 @@
 """What can go wrong, and the exit code of each.
 
-    MemplanError                70  our bug, unless a subclass says otherwise
-    ├── UsageError               2  an argument, option or output path cannot be used
-    ├── ModelError               3  the file is not a model that memplan can read or plan
-    ├── LockError                3  the lock file is broken
-    ├── InfeasibleError          4  no plan keeps the budget
-    ├── RuntimeUnavailableError  5  ONNX Runtime missing, a run failed, too little memory
-    │   └── ProviderMissingError 5  CUDA was asked for and does not start
-    ├── TrainingError            1  the loss of a step is not a number
-    └── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture.check)
+    MemplanError                70  our bug, unless a subclass says otherwise ├── UsageError
+    2  an argument, option or output path cannot be used ├── ModelError               3  the file is
+    not a model that memplan can read or plan ├── LockError                3  the lock file is
+    broken ├── InfeasibleError          4  no plan keeps the budget ├── RuntimeUnavailableError  5
+    ONNX Runtime missing, a run failed, too little memory │   └── ProviderMissingError 5  CUDA was
+    asked for and does not start ├── TrainingError            1  the loss of a step is not a number
+    └── CaptureDiffersError      1  a captured step is not PyTorch's
+    (memplan.api.capture.capture_check)
 
 Other findings (a regression, outputs that differ, a budget that was broken) are not exceptions: the
 command reports them and exits 1.

@@ -59,7 +59,7 @@ def no_plan_is_rejected(
     that this happened, nor a bound that a plan contradicts be dropped in silence."""
     from memplan.api.rewrite import proved
     from memplan.planning.verify import Rejected
-    from memplan.strategies import standing
+    from memplan.solver.strategies import standing
 
     reasons: list[str] = []
     original, again = Rejected.__init__, proved.planned_again

@@ -44,7 +44,7 @@ def figures(
     name: str, made_by: str, model: onnx.ModelProto, seconds: float | None = None
 ) -> Figures:
     """Simulate one step."""
-    from memplan.api.analyze import analyze_open
+    from memplan.api.analysis import analyze_open
     from memplan.ir.graph import Phase
     from memplan.shapes.prepare import prepare
     from memplan.simulate.opened import opened

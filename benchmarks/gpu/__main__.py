@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _start(options: argparse.Namespace) -> Bench:
-    from memplan.runtime.device import describe_device
+    from memplan.runtime.cuda_device import describe_device
     from memplan.units import parse_size
 
     device = describe_device()

@@ -20,7 +20,7 @@ _FINE = 16  # a batch is found to one part in so many
 @cache
 def predicted(graph: GraphFile, batch: int, provider: str) -> int:
     """Predicted peak of the original in a tuned session, in bytes, workspace included."""
-    from memplan.api.analyze import analyze
+    from memplan.api.analysis import analyze
 
     found = analyze(graph.path, graph.dims(batch), provider=provider)
     return found.timeline.peak_with_workspace_bytes
@@ -79,7 +79,7 @@ def largest_batches(bench: Bench, graphs: list[GraphFile]) -> Rows:
 
 def _row(bench: Bench, graphs: list[GraphFile], budget: int) -> dict[str, Any]:
     from benchmarks.gpu.sessions import figures, run
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
     from memplan.units import parse_size
 

@@ -43,7 +43,7 @@ def figures(
 
     ``path`` is what memplan made of the graph: there the runtime finds nothing left to fuse.
     """
-    from memplan.api.analyze import analyze_open, analyze_session
+    from memplan.api.analysis import analyze_open, analyze_session
     from memplan.errors import MemplanError
     from memplan.simulate.opened import on_devices, open_model
     from memplan.simulate.session import session_kind
@@ -127,8 +127,8 @@ def _rewritten(
     """Rewrite to a share of the original's measured dynamic peak in this kind of session."""
     import time
 
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
-    from memplan.runtime.compare import compare_outputs
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+    from memplan.runtime.compare_outputs import compare_outputs
     from memplan.units import parse_size
 
     if not kept:

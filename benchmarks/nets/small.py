@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from memplan import GradOptions, grad
-from memplan.runtime.options import session_options
+from memplan.runtime.session_options import session_options
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 _LOSS = 'loss = SoftmaxCrossEntropyLoss<reduction = "mean">(logits, labels)'

@@ -123,7 +123,7 @@ def measure_graph(graph: str) -> Cost:
 
 
 def _measured(path: Path, runs: int, import_seconds: float) -> Cost:
-    from memplan.api.analyze import analyze
+    from memplan.api.analysis import analyze
 
     parsing, analyzing, elapsed, count = [], [], [], 0
     for _ in range(runs):

@@ -146,7 +146,7 @@ def ran(path: Path, runs: int) -> Ran:
 
 def rewritten(path: Path, folder: Path) -> Path:
     """The file that free passes make of a graph."""
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.units import parse_size
 
     dims: dict[str, Any] = dict(DIMS.get(path.stem, {}))
@@ -257,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _timed(paths: Sequence[Path], runs: int, json: Path | None) -> int:
     """``--times``."""
-    from memplan.api.analyze import analyze
+    from memplan.api.analysis import analyze
 
     rows = []
     for path in paths:

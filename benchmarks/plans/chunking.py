@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import onnx
 
     from memplan.ir.graph import Graph
-    from memplan.passes.chunk.state import State
+    from memplan.passes.chunk.chunk_state import State
 
 # Rows, width, classes of loss heads that are timed.
 HEADS = ((2048, 256, 8000), (2048, 768, 16000), (4096, 512, 8000))
@@ -116,9 +116,9 @@ def chunk_states(
 ) -> tuple[State, State, str, float]:
     """Before and after, what was done, and the CPU seconds for it; ``small``: two chunks where the
     tensors are too small for the choice of its own."""
-    from memplan.passes.chunk.choose import ChunkRegions
-    from memplan.passes.chunk.layers import ChunkLayers
-    from memplan.passes.chunk.state import state_of
+    from memplan.passes.chunk.choose_chunks import ChunkRegions
+    from memplan.passes.chunk.chunk_layers import ChunkLayers
+    from memplan.passes.chunk.chunk_state import state_of
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.simulate.timeline import simulate
@@ -170,8 +170,8 @@ def row(path: Path, run: bool, kind: str) -> Row:
 
 def measured_row(before: Path, after: Path) -> dict[str, object]:
     """Both files run, each in a process of its own."""
-    from memplan.api.validate.options import ValidateOptions
-    from memplan.api.validate.run import validate
+    from memplan.api.validate.validate_options import ValidateOptions
+    from memplan.api.validate.validating import validate
 
     found = validate(before, after, ValidateOptions(plain=False))
     return {
@@ -278,7 +278,7 @@ def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> lis
     """CPU seconds of every model, turn by turn; the first turn is not counted."""
     import onnxruntime
 
-    from memplan.runtime.options import session_options
+    from memplan.runtime.session_options import session_options
 
     options = session_options("tuned")
     options.intra_op_num_threads = 1
@@ -300,7 +300,7 @@ def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> lis
 
 def planned(path: Path, budget: str) -> dict[str, object]:
     """A rewrite in chunks at a budget, planned by rounds."""
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.units import parse_budget
 
     options = RewriteOptions(parse_budget(budget), chunk="auto")

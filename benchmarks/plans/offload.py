@@ -52,7 +52,7 @@ class Row:
 
 def measure(path: Path, budget: str, link: str) -> Row:
     """Plan one case."""
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
     from memplan.units import parse_size
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks.record import write_record
 
 if TYPE_CHECKING:
-    from memplan.api.rewrite.run import Rewrite
+    from memplan.api.rewrite.rewriting import Rewrite
     from memplan.runtime.messages import Measurement
 
 
@@ -85,8 +85,8 @@ def main() -> int:
 
 def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     """Rewrite one model for one budget and measure both files."""
-    from memplan.api.analyze import analyze_session
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.analysis import analyze_session
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
     from memplan.runtime.inputs import synthesize
     from memplan.runtime.measure import measure, saved_inputs
@@ -165,9 +165,9 @@ def tightest(path: Path, dims: dict[str, int], seconds: float) -> dict[str, obje
     session, with every fence, veil and pin (what the pins themselves take is left out). Predicted,
     dynamic bytes with workspace.
     """
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.errors import InfeasibleError
-    from memplan.plain.finish import Draft
+    from memplan.planning.plain.finish_fences import Draft
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.units import parse_size
@@ -195,7 +195,7 @@ def tightest(path: Path, dims: dict[str, int], seconds: float) -> dict[str, obje
 
 
 def _equality(folder: Path, before: Measurement) -> str:
-    from memplan.runtime.compare import compare_outputs
+    from memplan.runtime.compare_outputs import compare_outputs
 
     found = compare_outputs(folder / "before.npz", folder / "after.npz", before.output_names)
     return "bitwise" if found.bitwise else f"relative difference {found.max_rel_diff:.1e}"

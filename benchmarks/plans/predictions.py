@@ -68,7 +68,7 @@ def main() -> int:
 
 def measured(path: Path, session: str) -> Row:
     """Predict and run one model."""
-    from memplan.api.analyze import analyze_session
+    from memplan.api.analysis import analyze_session
     from memplan.errors import MemplanError
     from memplan.runtime.inputs import synthesize
     from memplan.runtime.measure import measure, saved_inputs

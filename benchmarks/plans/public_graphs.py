@@ -99,7 +99,7 @@ def solve_instance(problem: Problem, order: str, seconds: float) -> tuple[Decisi
     Returns the plan and the bound on its extra cost that was certified beside the search, in
     seconds: for the order kept, or for any order.
     """
-    from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
+    from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
 
     fixed = order == "fixed"
     decision, bound = solve_portfolio(problem, seconds, PortfolioOptions(order=not fixed, gap=0.0))

@@ -25,8 +25,8 @@ from onnx import helper, numpy_helper
 
 import memplan
 from benchmarks.record import write_record
-from memplan.api.validate.run import ValidateOptions, validate
-from memplan.loops.layers import scan_layers
+from memplan.api.validate.validating import ValidateOptions, validate
+from memplan.passes.loops.loop_layers import scan_layers
 
 SETTINGS = ("none", "auto", "*", "all")
 _GATES = {"LSTM": 4, "GRU": 3}

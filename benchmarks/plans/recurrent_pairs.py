@@ -23,8 +23,8 @@ import onnx.parser
 import memplan
 from benchmarks.plans.recurrent import Case, forward_graph
 from benchmarks.record import write_record
-from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.run import ValidateOptions, validate
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.api.validate.validating import ValidateOptions, validate
 from memplan.errors import InfeasibleError
 from memplan.units import parse_size
 

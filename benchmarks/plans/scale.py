@@ -173,7 +173,7 @@ def _feed_forward(tape: Tape, x: int) -> int:
 def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
     """Plan one graph at one ratio; the plan is verified independently."""
     from memplan.solver.search.warm_up import warm_up
-    from memplan.strategies.portfolio import PortfolioOptions, solve_portfolio
+    from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
 
     warm_up()
     problem = to_problem(instance, ratio, fixed=False)

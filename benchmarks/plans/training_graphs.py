@@ -133,7 +133,7 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         VerificationError: the plan does not hold; nothing is to be reported.
     """
     from memplan.errors import UsageError
-    from memplan.strategies.builtin import parse_strategy
+    from memplan.solver.strategies.builtin import parse_strategy
     from memplan.units import parse_size
 
     room = parse_size(budget).resolve(loaded.peak)

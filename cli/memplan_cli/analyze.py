@@ -12,7 +12,8 @@ from click.core import ParameterSource
 
 from memplan.errors import UsageError
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import announce_compilation, frontier_progress, waiting
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -23,10 +24,9 @@ from memplan_cli.options import (
     session_option,
     state_option,
 )
-from memplan_cli.progress import announce_compilation, frontier_progress, waiting
 
 if TYPE_CHECKING:
-    from memplan.api.analyze import Analysis
+    from memplan.api.analysis import Analysis
     from memplan.api.frontier import FrontierPoint
 
 # Lines that a report takes beside its list of tensors, and the shortest list on a small terminal.
@@ -73,8 +73,8 @@ def command(
 
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
-    from memplan.api.analyze import analyze
-    from memplan.api.state import confirmed, settled
+    from memplan.api.analysis import analyze
+    from memplan.api.state_modes import confirmed, settled
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
 
@@ -126,7 +126,7 @@ def _refuse_unshown(form: str) -> None:
 
 
 def _text(analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, report: Report) -> str:
-    from memplan.report.terminal.analyze import headline, render
+    from memplan.report.terminal.analysis_text import headline, render
     from memplan.report.terminal.tables import line
 
     answer = line(headline(analysis), "bold")

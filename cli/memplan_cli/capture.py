@@ -10,8 +10,8 @@ import click
 from memplan.errors import UsageError
 from memplan_cli.apart import users_streams
 from memplan_cli.command import memplan_command
-from memplan_cli.options import PATH, Report, report_options
 from memplan_cli.progress import waiting
+from memplan_cli.shared_options import PATH, Report, report_options
 
 
 @memplan_command(
@@ -89,7 +89,7 @@ def command(
     FUNCTION in FILE.py takes nothing and returns the model, the loss function, a batch and, if
     there is one, the optimizer. Its code is run.
     """
-    from memplan.api.capture.run import capture
+    from memplan.api.capture.capturing import capture
 
     if str(output) == "-":
         raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
@@ -108,7 +108,7 @@ def command(
     elif report.quiet:
         click.echo(str(output))
     else:
-        from memplan.report.terminal.capture import render
+        from memplan.report.terminal.capture_text import render
 
         report.emit_text(render(result, details=report.details))
     return 0

@@ -14,7 +14,8 @@ from click.core import ParameterSource
 from memplan.errors import EXIT_FINDING, EXIT_OK, UsageError
 from memplan_cli.command import memplan_command
 from memplan_cli.failures import tell
-from memplan_cli.options import (
+from memplan_cli.progress import models_progress
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -23,10 +24,9 @@ from memplan_cli.options import (
     report_options,
     session_option,
 )
-from memplan_cli.progress import models_progress
 
 if TYPE_CHECKING:
-    from memplan.check.run import CheckResult, UpdateResult
+    from memplan.api.check.checking import CheckResult, UpdateResult
 
 # The first word of a line decides its colour.
 _COLORS = {
@@ -78,7 +78,7 @@ def command(
     Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
     nothing is run, and nothing is written without --update.
     """
-    from memplan.check.run import CheckRequest, files_read, run_check, run_update
+    from memplan.api.check.checking import CheckRequest, files_read, run_check, run_update
 
     cap = _cap(max_peak)
     request = CheckRequest(
@@ -141,15 +141,15 @@ def _echoed(max_peak: str) -> str:
 
 
 def _json(result: CheckResult | UpdateResult) -> str:
-    from memplan.check.json_report import check_json, update_json
-    from memplan.check.run import CheckResult
+    from memplan.api.check.checking import CheckResult
+    from memplan.api.check.json_report import check_json, update_json
 
     return check_json(result) if isinstance(result, CheckResult) else update_json(result)
 
 
 def _lines(result: CheckResult | UpdateResult, *, brief: bool, details: bool) -> list[str]:
-    from memplan.check.run import CheckResult
-    from memplan.check.text import check_lines, update_lines
+    from memplan.api.check.checking import CheckResult
+    from memplan.api.check.text import check_lines, update_lines
 
     if isinstance(result, CheckResult):
         return check_lines(result, brief=brief, details=details)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from memplan.check.toml import parse_toml
+from memplan.api.check.toml import parse_toml
 from memplan.errors import UsageError
 from memplan.proto.paths import MOST_TEXT, read_bytes
 

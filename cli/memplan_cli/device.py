@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memplan_cli.command import memplan_command
-from memplan_cli.options import Report, provider_option, report_options
 from memplan_cli.progress import waiting
+from memplan_cli.shared_options import Report, provider_option, report_options
 
 
 @memplan_command("device", "memplan device", "memplan device --provider cuda --format json")
@@ -13,7 +13,7 @@ from memplan_cli.progress import waiting
 def command(provider: str, report: Report) -> int:
     """Say what the runtime, the GPU and the machine are, and which providers really start."""
     from memplan.api.versions import measured_runtime
-    from memplan.runtime.device import describe_device, require
+    from memplan.runtime.cuda_device import describe_device, require
 
     report.guard()
     with waiting(report, "starting providers"):
@@ -22,7 +22,7 @@ def command(provider: str, report: Report) -> int:
     if report.form == "json":
         report.emit_json({**device.as_json(), "measured_on": measured_runtime()})
     elif not report.quiet:
-        from memplan.report.terminal.device import render
+        from memplan.report.terminal.device_text import render
 
         report.emit_text(render(device))
     return 0

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import waiting
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -20,7 +21,6 @@ from memplan_cli.options import (
     report_options,
     weights_option,
 )
-from memplan_cli.progress import waiting
 
 
 # What the function does not name goes into GradOptions: such an option is named for its field.
@@ -109,8 +109,8 @@ def command(
     with an optimizer, the new value 'NAME_new'. Nothing is kept for the backward part that no
     gradient needs.
     """
-    from memplan.api.grad.result import GradOptions
-    from memplan.api.grad.run import grad
+    from memplan.api.grad.differentiate import grad
+    from memplan.api.grad.training_graph import GradOptions
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
@@ -130,7 +130,7 @@ def command(
     elif report.quiet:
         click.echo(str(output))
     else:
-        from memplan.report.terminal.grad import render
+        from memplan.report.terminal.grad_text import render
 
         report.emit_text(render(result, details=report.details))
     return 0

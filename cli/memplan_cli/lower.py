@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import waiting
+from memplan_cli.shared_options import (
     PATH,
     Report,
     emit_model,
@@ -17,7 +18,6 @@ from memplan_cli.options import (
     report_options,
     weights_option,
 )
-from memplan_cli.progress import waiting
 
 
 # What the function does not name goes into LowerOptions: such an option is named for its field.
@@ -55,7 +55,7 @@ def command(training_model: Path, output: Path, report: Report, **options: Any) 
     'NAME_grad' or, with an optimizer model, new values 'NAME_new'; buffers and flags go. What
     cannot be lowered is listed whole.
     """
-    from memplan.api.lower.run import LowerOptions, lower
+    from memplan.api.lower.lowered import LowerOptions, lower
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")
     refuse_copy(to_stdout, options["weights"])
@@ -73,7 +73,7 @@ def command(training_model: Path, output: Path, report: Report, **options: Any) 
     elif report.quiet:
         click.echo(str(output))
     else:
-        from memplan.report.terminal.lower import render
+        from memplan.report.terminal.lowered_text import render
 
         report.emit_text(render(result, details=report.details))
     return 0

@@ -24,7 +24,7 @@ from memplan_cli.failures import (
     silence,
     tell,
 )
-from memplan_cli.options import emit
+from memplan_cli.shared_options import emit
 from memplan_cli.signals import TERMINATING, raise_lost_interrupts_again
 
 # What shells expect of a program that a signal ends: 128 + SIGHUP, SIGINT, SIGPIPE, SIGTERM.

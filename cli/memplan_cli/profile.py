@@ -9,7 +9,8 @@ import click
 
 from memplan.units import counted
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import waiting
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -22,7 +23,6 @@ from memplan_cli.options import (
     report_options,
     time_limit_option,
 )
-from memplan_cli.progress import waiting
 
 
 @memplan_command(
@@ -47,7 +47,7 @@ def command(
     Runs MODEL in a tuned session, in a process of its own, which needs as much memory as its peak.
     Reports how far the estimates are from the measurement, by operator.
     """
-    from memplan.api.profile import ProfileOptions, profile
+    from memplan.api.profiling import ProfileOptions, profile
     from memplan.planning.costs import costs_text
 
     to_stdout = one_on_stdout(output, report.form, "the costs and the report")
@@ -62,7 +62,7 @@ def command(
     elif not to_stdout and report.quiet:
         click.echo(str(output))
     elif not to_stdout:
-        from memplan.report.terminal.profile import render
+        from memplan.report.terminal.profile_text import render
 
         report.emit_text(render(result, output, details=report.details))
     return 0

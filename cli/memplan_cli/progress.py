@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from memplan.units import format_bytes, printable
-from memplan_cli.options import Report
+from memplan_cli.shared_options import Report
 
 if TYPE_CHECKING:
     from memplan.training.telling import StepReport

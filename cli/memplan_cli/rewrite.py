@@ -9,7 +9,8 @@ import click
 
 from memplan.errors import InfeasibleError
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import planning_progress
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -27,7 +28,6 @@ from memplan_cli.options import (
     time_limit_option,
     weights_option,
 )
-from memplan_cli.progress import planning_progress
 
 
 # What the function does not name goes into RewriteOptions: such an option is named for its field.
@@ -150,7 +150,7 @@ def command(
     Decides what to keep and what to recompute, verifies the result by simulation and writes a new
     file. MODEL is not touched.
     """
-    from memplan.api.rewrite.run import RewriteOptions, rewrite
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.units import parse_budget, parse_size
 
     budget = _budget(budget, options["strategy"])
@@ -184,7 +184,7 @@ def command(
         if result.output is not None:
             click.echo(str(result.output))
     else:
-        from memplan.report.terminal.rewrite import render
+        from memplan.report.terminal.rewrite_text import render
 
         report.emit_text(render(result, details=report.details))
     return 0
@@ -196,7 +196,7 @@ def _budget(budget: str | None, strategy: str) -> str:
     Raises:
         click.MissingParameter: there is none, and the strategy needs it.
     """
-    from memplan.strategies.builtin import parse_strategy
+    from memplan.solver.strategies.builtin import parse_strategy
 
     if budget is None:
         if not parse_strategy(strategy).ignores_budget:

@@ -9,7 +9,8 @@ import click
 
 from memplan.units import format_bytes
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import training_progress
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -18,7 +19,6 @@ from memplan_cli.options import (
     provider_option,
     report_options,
 )
-from memplan_cli.progress import training_progress
 from memplan_cli.signals import noted_signals
 
 _LARGE = 1 << 30
@@ -98,7 +98,7 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
     the run behind a whole step, and writes the checkpoint. A run that was killed goes on with
     --resume as if nothing had happened, to the bit.
     """
-    from memplan.training.run import TrainOptions, run
+    from memplan.training.train import TrainOptions, run
 
     asked = TrainOptions(**options)
     report.guard(model, asked.data, asked.weights_file, others=asked.outputs)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from memplan.units import printable
 from memplan_cli.command import memplan_command
-from memplan_cli.options import Report, report_options
+from memplan_cli.shared_options import Report, report_options
 
 if TYPE_CHECKING:
-    from memplan.strategies.builtin import Listed
-    from memplan.strategies.spec import Option
+    from memplan.solver.strategies.builtin import Listed
+    from memplan.solver.strategies.spec import Option
 
 SCHEMA = "memplan.strategies/1"
 _WIDTH = 80
@@ -24,7 +24,7 @@ def command(report: Report) -> int:
 
     Those of installed packages are among them. -q: names only, without broken ones.
     """
-    from memplan.strategies.builtin import ALIAS, DEFAULT, list_strategies
+    from memplan.solver.strategies.builtin import ALIAS, DEFAULT, list_strategies
 
     report.guard()
     found = list_strategies()

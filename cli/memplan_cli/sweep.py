@@ -9,7 +9,9 @@ import click
 
 from memplan.errors import UsageError
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import points_progress
+from memplan_cli.rewrite import command as rewrite_command
+from memplan_cli.shared_options import (
     PATH,
     Report,
     loss_option,
@@ -17,11 +19,9 @@ from memplan_cli.options import (
     size_of_dim,
     time_limit_option,
 )
-from memplan_cli.progress import points_progress
-from memplan_cli.rewrite import command as rewrite_command
 
 if TYPE_CHECKING:
-    from memplan.api.sweep.result import Sweep
+    from memplan.api.sweep.sweep_result import Sweep
 
 # Declared by 'rewrite', with the same meaning here.
 _AS_REWRITE = (
@@ -161,7 +161,7 @@ def command(
     of a failure if no point has an answer. Nothing is rewritten.
     """
     from memplan.api.sweep.request import SweepOptions
-    from memplan.api.sweep.run import sweep
+    from memplan.api.sweep.sweeping import sweep
     from memplan.units import parse_size
 
     resume: Path | None = options["resume"]
@@ -225,11 +225,11 @@ def _tell(result: Sweep, report: Report) -> None:
 
         report.emit(sweep_csv(result))
     elif report.form == "html":
-        from memplan.report.html.sweep import sweep_html
+        from memplan.report.html.sweep_page import sweep_html
 
         report.emit(sweep_html(result))
     else:
-        from memplan.report.terminal.sweep import headline, render
+        from memplan.report.terminal.sweep_text import headline, render
         from memplan.report.terminal.tables import line
 
         if report.quiet:

@@ -9,7 +9,8 @@ import click
 
 from memplan.errors import EXIT_FINDING
 from memplan_cli.command import memplan_command
-from memplan_cli.options import (
+from memplan_cli.progress import steps_progress
+from memplan_cli.shared_options import (
     PATH,
     Report,
     bound,
@@ -20,7 +21,6 @@ from memplan_cli.options import (
     state_option,
     time_limit_option,
 )
-from memplan_cli.progress import steps_progress
 
 
 @memplan_command(
@@ -64,7 +64,7 @@ def command(
     draw, if a run breaks the recorded budget or takes other than predicted, if outputs are missing,
     or if recomputed nodes did not run as planned.
     """
-    from memplan.api.validate.run import ValidateOptions, validate
+    from memplan.api.validate.validating import ValidateOptions, validate
 
     report.guard(original, rewritten, options["inputs"])
     with steps_progress(report) as progress:
@@ -76,7 +76,7 @@ def command(
     elif report.quiet:
         report.emit(f"{result.verdict}: {result.summary}\n")
     else:
-        from memplan.report.terminal.validate import render
+        from memplan.report.terminal.validation_text import render
 
         details = report.details or report.output is not None
         report.emit_text(render(result, details=details))

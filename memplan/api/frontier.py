@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memplan.api.analyze import Analysis, analyze_open
+from memplan.api.analysis import Analysis, analyze_open
 from memplan.ops.cost import device_for
 from memplan.planning.costs import NodeCosts
 from memplan.planning.planner import plan_request, prepare
@@ -55,7 +55,7 @@ def find_frontier(
         seconds: for all of them together.
         progress: called before each budget with its index, their number, and the budget in bytes.
     """
-    from memplan.solver.frontier import budgets_between, trace_frontier
+    from memplan.solver.trace_frontier import budgets_between, trace_frontier
 
     session = session_kind("tuned", provider)
     analysis = analyze_open(model, session)

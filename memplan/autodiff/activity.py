@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.autodiff.emit.registry import Entry, entry_for
+from memplan.autodiff.emit.gradient_registry import Entry, entry_for
 from memplan.errors import ModelError
 from memplan.proto.nodes import captured_names
 from memplan.shapes.tensor_type import UNKNOWN, TensorType

@@ -11,8 +11,8 @@ import onnx
 from memplan.autodiff.activity import Activity
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope, scope_of
+from memplan.autodiff.emit.gradient_registry import Entry, Gradient, entry_for
 from memplan.autodiff.emit.operations import Operations
-from memplan.autodiff.emit.registry import Entry, Gradient, entry_for
 from memplan.autodiff.emit.value import Value
 from memplan.errors import MemplanError
 from memplan.ir.graph import Phase

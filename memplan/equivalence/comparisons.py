@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memplan.equivalence.call import Call, attributes_of
-from memplan.equivalence.forms import Applied
+from memplan.equivalence.loop_call import Call, attributes_of
+from memplan.equivalence.normal_forms import Applied
 from memplan.equivalence.terms import ABSENT, Array, Terms
 
 # What every floating-point type holds: a Clip without a bound may stop at the largest finite one.

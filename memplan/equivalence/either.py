@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.equivalence.call import Call
-from memplan.equivalence.forms import Applied
+from memplan.equivalence.loop_call import Call
+from memplan.equivalence.normal_forms import Applied
 from memplan.equivalence.terms import Terms
 
 _FACTORS = 2

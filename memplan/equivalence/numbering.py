@@ -14,9 +14,9 @@ from pathlib import Path
 
 import onnx
 
-from memplan.equivalence.call import Call
 from memplan.equivalence.facts import inferred
-from memplan.equivalence.forms import (
+from memplan.equivalence.loop_call import Call
+from memplan.equivalence.normal_forms import (
     Applied,
     Broadcast,
     Core,
@@ -29,7 +29,7 @@ from memplan.equivalence.forms import (
     State,
 )
 from memplan.equivalence.parts import PRODUCTS, Parts, product_of
-from memplan.equivalence.rules import same_as
+from memplan.equivalence.rewrite_rules import same_as
 from memplan.equivalence.scans import Steps, added_at_once, read_scan
 from memplan.equivalence.terms import (
     ABSENT,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from memplan.equivalence.call import Call, attributes_of
-from memplan.equivalence.forms import Applied, Converted, Output, View
+from memplan.equivalence.loop_call import Call, attributes_of
+from memplan.equivalence.normal_forms import Applied, Converted, Output, View
 from memplan.equivalence.terms import ABSENT, Terms
 
 _T = onnx.TensorProto

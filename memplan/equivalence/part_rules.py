@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memplan.equivalence.call import Call
-from memplan.equivalence.forms import Part
+from memplan.equivalence.loop_call import Call
+from memplan.equivalence.normal_forms import Part
 from memplan.equivalence.terms import ABSENT
 
 

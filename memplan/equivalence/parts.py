@@ -19,10 +19,18 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from memplan.equivalence.call import Call
-from memplan.equivalence.forms import Applied, Broadcast, Part, Product, Summed, Transposed, View
+from memplan.equivalence.loop_call import Call
+from memplan.equivalence.normal_forms import (
+    Applied,
+    Broadcast,
+    Part,
+    Product,
+    Summed,
+    Transposed,
+    View,
+)
 from memplan.equivalence.part_rules import RULES, Found, Operand
-from memplan.equivalence.rules import same_as, view
+from memplan.equivalence.rewrite_rules import same_as, view
 from memplan.equivalence.terms import ABSENT, IN_CHUNKS, Fact, Terms
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})

@@ -2,8 +2,8 @@
 
 Every node must compute what a node of the reference computes (same operator, attributes and terms:
 kept, or recomputed where another does so already), or be explained by a rule of
-:mod:`memplan.equivalence.rules` or be a pin. Every output must have the term that it has in the
-reference. Then both graphs give the same bits for all inputs, as far as operators that are no
+:mod:`memplan.equivalence.rewrite_rules` or be a pin. Every output must have the term that it has in
+the reference. Then both graphs give the same bits for all inputs, as far as operators that are no
 random or unknown ones give the same bits twice; each of the latter runs as often as it did.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import onnx
 
-from memplan.equivalence.forms import Applied, Constant
-from memplan.equivalence.loops import LOOPS, other_read, outer_reads
+from memplan.equivalence.loop_proof import LOOPS, other_read, outer_reads
+from memplan.equivalence.normal_forms import Applied, Constant
 from memplan.equivalence.numbering import (
     Numbered,
     Numbering,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import helper
 
-from memplan.equivalence.call import Call
-from memplan.equivalence.forms import (
+from memplan.equivalence.loop_call import Call
+from memplan.equivalence.normal_forms import (
     Applied,
     Converted,
     Core,
@@ -30,7 +30,7 @@ from memplan.equivalence.forms import (
     Transposed,
     View,
 )
-from memplan.equivalence.rules import same_as, view, view_root
+from memplan.equivalence.rewrite_rules import same_as, view, view_root
 from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms
 
 _FLOAT = onnx.TensorProto.FLOAT

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from memplan.equivalence.forms import Applied, Constant, Form, Output, Product
+from memplan.equivalence.normal_forms import Applied, Constant, Form, Output, Product
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.paths import opened_file
 

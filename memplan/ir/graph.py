@@ -119,7 +119,8 @@ class Graph:
     tensors of kind INITIALIZER here. ``bodies`` holds the graphs of control-flow nodes by node id,
     with the number of times each runs; ``parent_op`` is the operator whose body this graph is.
     ``checkpoints`` are the tensors that the author marked (:mod:`memplan.proto.metadata`).
-    ``state``: where new values lie (:mod:`memplan.simulate.state`); None: in memory of the run.
+    ``state``: where new values lie (:mod:`memplan.simulate.state_memory`); None: in memory of the
+    run.
     """
 
     name: str

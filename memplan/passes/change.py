@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from memplan.passes.base import largest_part
+from memplan.passes.graph_pass import largest_part
 from memplan.passes.no_ops import Facts
 from memplan.passes.surgery import Added, reopened, with_nodes
 from memplan.proto.edit import remove_unread

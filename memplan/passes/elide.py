@@ -18,7 +18,7 @@ import onnx
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
 from memplan.ops.memory import PACKED_INPUTS
-from memplan.passes.base import Applied, largest_part, peak_did_not_rise
+from memplan.passes.graph_pass import Applied, largest_part, peak_did_not_rise
 from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
 from memplan.passes.surgery import reopened, with_nodes
 from memplan.proto.edit import copied, remove_unread

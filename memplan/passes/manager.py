@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
-from memplan.passes.base import Pass, peak_did_not_rise
 from memplan.passes.elide import Elide
+from memplan.passes.graph_pass import Pass, peak_did_not_rise
 from memplan.passes.masks import Masks
 from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order

@@ -22,9 +22,9 @@ from onnx import helper
 
 from memplan.ir.graph import Tensor, TensorKind
 from memplan.ops.cost import device_for, node_costs
-from memplan.passes.base import Applied, peak_fell
 from memplan.passes.change import Array, Change, facts_of, name_authority, with_most
 from memplan.passes.copies import is_widened, made_again
+from memplan.passes.graph_pass import Applied, peak_fell
 from memplan.passes.pools import Window, window_of
 from memplan.passes.ranges import TYPES, Bounds, Ranges
 from memplan.passes.surgery import node_protos

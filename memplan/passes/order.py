@@ -17,11 +17,11 @@ from typing import ClassVar
 
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
-from memplan.passes.base import Applied, peak_fell
+from memplan.passes.graph_pass import Applied, peak_fell
 from memplan.passes.surgery import node_protos, reopened, with_nodes
 from memplan.proto.nodes import is_constant
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.state import names_of, ordered_for_state
+from memplan.simulate.state_memory import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline, simulate
 
 

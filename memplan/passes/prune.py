@@ -17,7 +17,7 @@ from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS, has_effects
-from memplan.passes.base import Applied
+from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied, leave_out, remove_unread, replace_nodes
 from memplan.proto.nodes import is_constant, names_read, operator_key

@@ -20,8 +20,8 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.passes.base import Applied, peak_did_not_rise
 from memplan.passes.change import Change, facts_of, name_authority, with_most
+from memplan.passes.graph_pass import Applied, peak_did_not_rise
 from memplan.passes.no_ops import Facts
 from memplan.passes.pools import IMAGES, is_unit_pool, plane_begins, takes_first
 from memplan.passes.surgery import node_protos

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from memplan.ir.build import build_graph
+from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.proto.edit import copied, replace_nodes
@@ -16,7 +16,7 @@ from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.state import rebound
+from memplan.simulate.state_memory import rebound
 
 
 def with_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 from memplan.simulate.devices import place
 from memplan.simulate.session import SessionKind
-from memplan.simulate.state import unbound
+from memplan.simulate.state_memory import unbound
 
 
 @dataclass(frozen=True, slots=True)

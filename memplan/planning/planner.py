@@ -17,7 +17,7 @@ from memplan.ir.matching import matching_tensors
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
 from memplan.planning.dormant import Extended
-from memplan.planning.encode import Encoded, encode, without_outputs
+from memplan.planning.encode_problem import Encoded, encode, without_outputs
 from memplan.planning.offload import Offloaded, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.rebuild_rules import extend
@@ -27,9 +27,9 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
+from memplan.solver.strategies.checked import checked
+from memplan.solver.strategies.lowest_peak_strategy import Lowest
 from memplan.solver.strategy import Outcome, Progress, Strategy
-from memplan.strategies.checked import checked
-from memplan.strategies.lowest import Lowest
 from memplan.units import format_bytes
 
 Array = npt.NDArray[np.generic]

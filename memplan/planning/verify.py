@@ -4,7 +4,8 @@ Three pieces of code know the runtime's memory, and none of them may lean on ano
 (:mod:`memplan.simulate.allocation`) is the oracle; the solver's evaluator
 (:mod:`memplan.solver.evaluate`, of tuned sessions) and its pins (:mod:`memplan.solver.pins`, of
 plain ones) are its subjects. Here the oracle reads the new file's own graph, and its figures must
-be those of the evaluator, to the byte; :mod:`memplan.plain.finish` does the same for pins.
+be those of the evaluator, to the byte; :mod:`memplan.planning.plain.finish_fences` does the same
+for pins.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import onnx
 
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError
-from memplan.ir.build import build_graph
+from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import ABSENT, Graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.planning.apply import OFFLOAD, RELOAD
 from memplan.planning.plan import Plan
-from memplan.proto.checks import find_fault, require_valid
 from memplan.proto.metadata import node_metadata
+from memplan.proto.model_checks import find_fault, require_valid
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.devices import place
 from memplan.simulate.session import SessionKind
-from memplan.simulate.state import rebound, unbound
+from memplan.simulate.state_memory import rebound, unbound
 from memplan.simulate.timeline import Timeline, simulate
 
 

@@ -13,15 +13,15 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError
-from memplan.proto.checks import (
+from memplan.proto.external import check_external_data
+from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
+from memplan.proto.model_checks import (
     CALLS_BODIES,
     check_body,
     check_operator,
     check_sparse,
     check_tensor,
 )
-from memplan.proto.external import check_external_data
-from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
 from memplan.proto.nodes import Described, describe_node, is_standard, subgraphs
 from memplan.proto.paths import file_problem, read_bytes
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memplan.errors import UsageError
 from memplan.ir.contract import averaged_by
-from memplan.pytorch.step import Ema, TorchStep
+from memplan.pytorch.torch_step import Ema, TorchStep
 from memplan.pytorch.trace import Prepared, first_names, user_name
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.draws import Draw, Draws
+from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.trace import Prepared, quiet, user_name
 
 

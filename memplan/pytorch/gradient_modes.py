@@ -18,7 +18,7 @@ from torch.autograd.grad_mode import inference_mode
 from torch.utils._pytree import tree_map
 
 from memplan.errors import UsageError
-from memplan.pytorch.surrogates import backward_through
+from memplan.pytorch.surrogate_exports import backward_through
 
 _KEPT = "_memplan_mode"
 

@@ -29,13 +29,13 @@ from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.backward_rules import backward_table
-from memplan.pytorch.errors import refusal
 from memplan.pytorch.live import live
 from memplan.pytorch.meta import MadeOnCpu, on_cpu
 from memplan.pytorch.places import of_node
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.scopes import label_backward
-from memplan.pytorch.surrogates import BACKWARD_THROUGH
+from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH
+from memplan.pytorch.torch_errors import refusal
 from memplan.pytorch.trace import STORED, Prepared, quiet
 
 aten = torch.ops.aten

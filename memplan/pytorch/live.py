@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import tree_leaves
 
-from memplan.pytorch.checkpoints import marked_regions
-from memplan.pytorch.errors import nothing_trained
 from memplan.pytorch.places import calls_told
 from memplan.pytorch.scopes import stacks_of
 from memplan.pytorch.spelled import spelled
+from memplan.pytorch.torch_checkpoints import marked_regions
+from memplan.pytorch.torch_errors import nothing_trained
 from memplan.pytorch.trace import STORED, Prepared
 
 

@@ -23,12 +23,12 @@ from torch.export.graph_signature import (
 from torch.utils._pytree import tree_unflatten
 
 from memplan.errors import ModelError, UsageError
-from memplan.pytorch.errors import refusal
 from memplan.pytorch.forward_rules import forward_forms
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
+from memplan.pytorch.torch_errors import refusal
 from memplan.pytorch.trace import ASSIGNED, Prepared, first_names, quiet, user_name
 
 aten = torch.ops.aten

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from memplan.errors import UsageError
 from memplan.pytorch.average import Averages, read_averages
-from memplan.pytorch.checkpoints import regions_of
 from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.joint import joint
 from memplan.pytorch.meta import check_constants, check_one_device
@@ -19,8 +18,9 @@ from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.places import of_node
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
-from memplan.pytorch.step import FROZEN, TorchStep
 from memplan.pytorch.tidy import tidy
+from memplan.pytorch.torch_checkpoints import regions_of
+from memplan.pytorch.torch_step import FROZEN, TorchStep
 from memplan.pytorch.trace import Prepared, export, prepare, user_name
 from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted

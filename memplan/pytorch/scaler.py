@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memplan.errors import UsageError
-from memplan.pytorch.step import TorchStep
+from memplan.pytorch.torch_step import TorchStep
 
 _OPTIONS = {
     "scale": "init_scale",

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from memplan.errors import ModelError
-from memplan.pytorch import layers, losses, randomness
+from memplan.pytorch import layer_functions, loss_functions, randomness
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
 from memplan.pytorch.ties import adaptive_max_pool2d
 
@@ -136,8 +136,8 @@ _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
     functional.adaptive_max_pool2d: adaptive_max_pool2d,
-    **layers.SPELLED,
-    **losses.SPELLED,
+    **layer_functions.SPELLED,
+    **loss_functions.SPELLED,
     **randomness.SPELLED,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
@@ -149,7 +149,12 @@ class _Replacing(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.frozen = Frozen()
-        self.own = {**_SPELLED, **layers.CALLED, **randomness.CALLED, **self.frozen.functions()}
+        self.own = {
+            **_SPELLED,
+            **layer_functions.CALLED,
+            **randomness.CALLED,
+            **self.frozen.functions(),
+        }
 
     def __torch_function__(
         self,
@@ -172,9 +177,11 @@ def spelled() -> Iterator[None]:
     with ExitStack() as stack:
         for function, own in _SPELLED.items():
             stack.enter_context(mock.patch.object(functional, function.__name__, own))
-        for function, own in layers.NAMED.items():
+        for function, own in layer_functions.NAMED.items():
             stack.enter_context(mock.patch.object(torch, function.__name__, own))
-        stack.enter_context(mock.patch.object(torch.linalg, "vector_norm", layers.vector_norm))
+        stack.enter_context(
+            mock.patch.object(torch.linalg, "vector_norm", layer_functions.vector_norm)
+        )
         stack.enter_context(without_inference_mode())
         # Checks of arguments are branches on values.
         stack.enter_context(mock.patch.object(Distribution, "_validate_args", False))

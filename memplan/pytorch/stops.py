@@ -1,8 +1,8 @@
 """Where PyTorch lets no gradient through, said in the exported program.
 
 ``detach`` and blocks without gradients (``no_grad``) are in what torch.export gives, and lost once
-it is decomposed. So the edit here puts :func:`~memplan.pytorch.surrogates.backward_through` there,
-and only where a gradient would flow otherwise: other programs stay as they are.
+it is decomposed. So the edit here puts :func:`~memplan.pytorch.surrogate_exports.backward_through`
+there, and only where a gradient would flow otherwise: other programs stay as they are.
 
 1. A tensor is *active* if PyTorch would say that it requires a gradient; it *carries* if the plain
    graph would let a gradient through to it. What carries and is not active is stopped.
@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from memplan.errors import ModelError
-from memplan.pytorch.surrogates import BACKWARD_THROUGH
+from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled

@@ -18,13 +18,13 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.nn import functional
 
 from memplan.errors import MemplanError, UsageError
-from memplan.pytorch.checkpoints import marked_regions
 from memplan.pytorch.custom_backward import CustomBackward, noted
-from memplan.pytorch.errors import reason_of, refusal
 from memplan.pytorch.foreign import their_turn
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.spelled import replacing, spelled
-from memplan.pytorch.step import TorchStep, parameter_names, takes_whole
+from memplan.pytorch.torch_checkpoints import marked_regions
+from memplan.pytorch.torch_errors import reason_of, refusal
+from memplan.pytorch.torch_step import TorchStep, parameter_names, takes_whole
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 MODEL = "model"

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
 
-from memplan.pytorch.recurrent import gru, lstm, rnn_relu, rnn_tanh
-from memplan.pytorch.surrogates import BACKWARD_THROUGH, translated
+from memplan.pytorch.recurrent_modules import gru, lstm, rnn_relu, rnn_tanh
+from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH, translated
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from memplan.api.analyze import Analysis
+from memplan.api.analysis import Analysis
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.timeline import Bytes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.api.sweep.result import Sweep, SweepPoint
+from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 
 
 @dataclass(frozen=True, slots=True)

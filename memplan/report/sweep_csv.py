@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from memplan.api.sweep.result import Sweep, SweepPoint
+from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 from memplan.units import printable
 
 _FORMULA = ("=", "+", "-", "@")

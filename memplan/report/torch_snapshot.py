@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from memplan.api.analyze import Analysis
+from memplan.api.analysis import Analysis
 from memplan.ir.graph import ABSENT, Tensor
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.arena import ArenaRun, Region, simulate_arena

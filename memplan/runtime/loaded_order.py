@@ -15,7 +15,7 @@ import onnx
 
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import open_session
 
 _EAGER = frozenset({"Shape", "Size"})  # run as soon as they can (graph_viewer.cc)

@@ -22,7 +22,6 @@ from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.processes.child import started
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
-from memplan.runtime.failures import explain
 from memplan.runtime.messages import (
     Answer,
     Draw,
@@ -34,10 +33,11 @@ from memplan.runtime.messages import (
     decode_answer,
     encode,
 )
+from memplan.runtime.run_failures import explain
 
 Array = npt.NDArray[np.generic]
 AnswerOf = TypeVar("AnswerOf", bound=Answer)
-_CHILD = "memplan.runtime.child"
+_CHILD = "memplan.runtime.run_child"
 _LONGEST_SECONDS = 10**6  # what the system can wait for ends at 2**31 milliseconds
 
 
@@ -86,7 +86,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     time_limit: float | None = None,
 ) -> AnswerOf:
-    """Hand ``task`` to :mod:`memplan.runtime.child` and return its answer.
+    """Hand ``task`` to :mod:`memplan.runtime.run_child` and return its answer.
 
     Args:
         task: what to do.

@@ -19,11 +19,11 @@ import onnxruntime as ort
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.bound import placed
-from memplan.runtime.failures import explain, failed_node
 from memplan.runtime.loaded_order import point_to_weights
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
 from memplan.runtime.profiled import dynamic_peaks
+from memplan.runtime.run_failures import explain, failed_node
+from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import as_array, open_session, shared
 
 Array = npt.NDArray[Any]

@@ -14,12 +14,12 @@ from memplan.proto.edit import copied
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.nodes import subgraphs
 from memplan.proto.opset import default_opset
-from memplan.shapes.bodies import output_types
-from memplan.shapes.checks import check_stated
+from memplan.shapes.body_shapes import output_types
 from memplan.shapes.fold import evaluate, small_constants, types_by_folding
 from memplan.shapes.infer import Array, infer, is_complete, state_types, stated_types
 from memplan.shapes.nchwc import fill_nchwc_types
 from memplan.shapes.one_node import infer_types
+from memplan.shapes.shape_checks import check_stated
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, known_shapes
 from memplan.shapes.training_ops import bound_reductions, fill_training_types
 
@@ -29,13 +29,14 @@ def value_types(
 ) -> tuple[dict[str, TensorType], list[str]]:
     """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
 
-    A shape that no source gives is None; :func:`memplan.shapes.checks.require_shapes` turns that
-    into an error. The second result names tensors whose shape is only an upper bound. ``stated`` is
-    what ``bound`` states (:func:`memplan.shapes.infer.stated_types`), if that is known already.
+    A shape that no source gives is None; :func:`memplan.shapes.shape_checks.require_shapes` turns
+    that into an error. The second result names tensors whose shape is only an upper bound.
+    ``stated`` is what ``bound`` states (:func:`memplan.shapes.infer.stated_types`), if that is
+    known already.
 
     Raises:
         ModelError: what the file states does not fit; see
-            :func:`memplan.shapes.checks.check_stated`.
+            :func:`memplan.shapes.shape_checks.check_stated`.
     """
     if stated is None:
         stated = stated_types(bound.graph)

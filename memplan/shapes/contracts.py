@@ -334,7 +334,7 @@ def check_contract(node: onnx.NodeProto, shapes: Shapes, made: Shapes = ()) -> N
     """Check that the inputs of a standard operator fit each other and its attributes.
 
     Args:
-        node: a node that has passed :func:`memplan.proto.checks.check_operator`.
+        node: a node that has passed :func:`memplan.proto.model_checks.check_operator`.
         shapes: of its inputs.
         made: of its outputs, for the operators of :data:`OUTPUTS_MATTER`.
 

@@ -1,7 +1,8 @@
 """Shapes that a file must not state, as the runtime would then plan with them.
 
 A model for sessions with default options hides the shapes of its computed tensors
-(:mod:`memplan.plain.input_fences`). memplan still needs them, so they stand in the metadata.
+(:mod:`memplan.planning.plain.input_fences`). memplan still needs them, so they stand in the
+metadata.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from memplan.proto.metadata import get_metadata
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import is_standard
 from memplan.proto.read import check_structure, read_model
-from memplan.shapes.checks import check_calls, require_shapes, shapeless
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
 from memplan.shapes.infer import stated_types
+from memplan.shapes.shape_checks import check_calls, require_shapes, shapeless
 from memplan.shapes.tensor_type import UNKNOWN, Types
 from memplan.shapes.visible import with_visibility
 from memplan.units import counted
@@ -98,7 +98,7 @@ def load(
 
     Raises:
         ModelError: see :func:`memplan.proto.read.read_model` and
-            :func:`memplan.shapes.checks.require_shapes`.
+            :func:`memplan.shapes.shape_checks.require_shapes`.
         UsageError: ``dims`` names an unknown dimension.
     """
     return prepare(read_model(path, weights), path, dims or {}, weights, partly=partly)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memplan.ir.build import build_graph
+from memplan.ir.build_graph import build_graph
 from memplan.ir.contract import find_contract
 from memplan.ir.graph import Graph
 from memplan.ir.modules import modules
@@ -15,9 +15,9 @@ from memplan.processes.garbage import collector_paused
 from memplan.proto.metadata import IN_PLACE, STATE, get_metadata
 from memplan.shapes.prepare import PreparedModel, load
 from memplan.simulate.devices import Devices, place
-from memplan.simulate.order import placed_order, tuned_order
+from memplan.simulate.run_order import placed_order, tuned_order
 from memplan.simulate.session import SessionKind
-from memplan.simulate.state import Pairs, bind_state, names_of, unbound
+from memplan.simulate.state_memory import Pairs, bind_state, names_of, unbound
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT
 from memplan.simulate.allocation import Allocation
-from memplan.simulate.bodies import looped_bytes
+from memplan.simulate.body_memory import looped_bytes
 from memplan.simulate.free_space import FreeSpace, by_step, rounded
 from memplan.simulate.timeline import Timeline, live_bytes
 

@@ -13,9 +13,9 @@ from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
-from memplan.simulate.bodies import Inside, body_bytes
+from memplan.simulate.body_memory import Inside, body_bytes
 from memplan.simulate.devices import Devices
-from memplan.simulate.order import execution_order, placed_order
+from memplan.simulate.run_order import execution_order, placed_order
 from memplan.simulate.session import SessionKind
 
 Bytes = npt.NDArray[np.int64]

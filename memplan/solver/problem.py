@@ -86,7 +86,7 @@ class Problem:
     is there, as nothing makes that form afterwards (:mod:`memplan.solver.forms`). ``start`` is
     where a search begins: ``order``, with the recomputations that were asked for; those of
     ``protected`` nodes must stay. ``forward``, ``intensive`` and ``labels`` matter to some baseline
-    planners only (:mod:`memplan.strategies`); None: not known.
+    planners only (:mod:`memplan.solver.strategies`); None: not known.
     """
 
     arrays: Arrays

@@ -29,8 +29,8 @@ from memplan.training.export import export_forward
 from memplan.training.kept import require_names
 from memplan.training.knobs import Rate
 from memplan.training.step_file import StepFile, read_step
+from memplan.training.trained_weights import Weights
 from memplan.training.trainer import Trainer
-from memplan.training.weights import Weights
 
 Array = npt.NDArray[Any]
 

@@ -25,8 +25,8 @@ from memplan.training.initial import Init, fitting, is_ignored
 from memplan.training.kept import require_names
 from memplan.training.knobs import Rate
 from memplan.training.step_file import Slot, StepFile, read_step
+from memplan.training.trained_weights import Weights, read_weights
 from memplan.training.trainer import Trainer
-from memplan.training.weights import Weights, read_weights
 
 Array = npt.NDArray[Any]
 

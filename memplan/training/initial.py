@@ -19,7 +19,7 @@ from memplan.ir.contract import Role, averaged_by
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits
-from memplan.training.weights import Weights, read_weights
+from memplan.training.trained_weights import Weights, read_weights
 from memplan.units import counted
 
 Array = npt.NDArray[Any]

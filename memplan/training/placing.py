@@ -10,9 +10,9 @@ import onnx
 
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError, RuntimeUnavailableError
-from memplan.runtime.failures import explain
 from memplan.runtime.messages import RunRequest
-from memplan.simulate.state import EARLY
+from memplan.runtime.run_failures import explain
+from memplan.simulate.state_memory import EARLY
 from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
 from memplan.training.predict import bytes_between, predict, stand_in_sizes
 

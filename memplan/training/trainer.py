@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from memplan.api.options import check_most
+from memplan.api.rewrite_options import check_most
 from memplan.api.source import Model
 from memplan.errors import MemplanError, RuntimeUnavailableError, TrainingError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
 from memplan.processes.deferred import deferred_signals
-from memplan.proto.checks import require_device
 from memplan.proto.metadata import planned_for
+from memplan.proto.model_checks import require_device
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import require_room
@@ -35,7 +35,7 @@ from memplan.training.telling import (
     description,
     not_a_number,
 )
-from memplan.training.weights import Weights
+from memplan.training.trained_weights import Weights
 
 if TYPE_CHECKING:
     from memplan.runtime.training_session import TrainingSession

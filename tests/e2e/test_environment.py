@@ -114,7 +114,7 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
 WAITING = """
 import ctypes, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-import memplan.api.analyze as module
+import memplan.api.analysis as module
 def kill():
     os.kill(os.getpid(), int(sys.argv.pop()))
 def analyze(*arguments, **options):

@@ -14,7 +14,7 @@ from helpers import odd_models as odd
 from helpers.odd_models import saved
 from helpers.refusals import assert_harmless, assert_refused, snapshot
 from helpers.running import Memplan
-from memplan.check.lock import read_lock
+from memplan.api.check.lock import read_lock
 from memplan.errors import EXIT_USAGE, RuntimeUnavailableError
 from memplan.processes.locks import updating
 from memplan_cli.configuration import ALLOWED, REFUSED
@@ -167,18 +167,18 @@ def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_an_update_takes_the_lock_as_it_is_when_it_writes(
     inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memplan.check import run
+    from memplan.api.check import checking
 
     for name in ("a.onnx", "b.onnx"):
         saved(odd.training(), tmp_path, name)
-    measure = run.measure
+    measure = checking.measure
 
     def slow(*arguments: object) -> object:
-        monkeypatch.setattr(run, "measure", measure)
+        monkeypatch.setattr(checking, "measure", measure)
         assert inside("check", "--update", "b.onnx").returncode == 0
         return measure(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "measure", slow)
+    monkeypatch.setattr(checking, "measure", slow)
     assert inside("check", "--update", "a.onnx").returncode == 0
     assert set(read_lock(tmp_path / "memplan.lock").entries) == {"a.onnx", "b.onnx"}
 

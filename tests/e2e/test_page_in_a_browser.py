@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from helpers.models import SAMPLES
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 from memplan.report.html.page import analysis_html
 from memplan.simulate.explain import Explainer, TensorClass
 

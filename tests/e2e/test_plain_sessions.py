@@ -15,7 +15,7 @@ import pytest
 import memplan as library
 from helpers.running import Memplan, runner
 from helpers.training_steps import no_bottleneck, saved_step
-from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.proto.metadata import node_metadata
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.opened import open_model

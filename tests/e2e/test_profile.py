@@ -17,8 +17,8 @@ from helpers.models import SAMPLES
 from helpers.odd_models import WORKING, saved
 from helpers.running import Memplan
 from helpers.training_steps import long_skips, saved_step
-from memplan.api.profile import ProfileOptions
-from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.profiling import ProfileOptions
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
 from memplan.units import parse_size
 

@@ -21,7 +21,7 @@ from helpers import odd_models as odd
 from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.odd_models import WORKING, feeds_of, info, saved
 from helpers.running import Memplan
-from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.e2e
@@ -122,8 +122,8 @@ def test_a_full_disk_leaves_the_old_file(
 _WAITING = """
 import sys, time
 from pathlib import Path
-from memplan.api.rewrite import run as rewriting
-from memplan_cli.main import run
+from memplan.api.rewrite import rewriting as rewriting
+from memplan_cli.main import rewriting
 
 def read(path):
     Path("reading").touch()

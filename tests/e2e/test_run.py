@@ -23,8 +23,8 @@ from helpers.processes import eventually
 from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_FINDING, EXIT_MODEL, EXIT_USAGE, UsageError
-from memplan.training.run import TrainOptions, run
 from memplan.training.telling import StepReport
+from memplan.training.train import TrainOptions, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ort]
 

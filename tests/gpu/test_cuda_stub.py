@@ -19,14 +19,14 @@ import pytest
 
 from helpers.half_steps import ALL, HALVES
 from helpers.models import DIMS, ROOT, SAMPLES, SHARED
-from memplan.api.state import bindings, settled
+from memplan.api.state_modes import bindings, settled
 from memplan.errors import RuntimeUnavailableError
 from memplan.ops.kernels import COPY_OPS
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
 from memplan.passes.narrow import Narrow
 from memplan.passes.release import Release
-from memplan.plain.as_loaded import as_loaded
+from memplan.planning.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs
 from memplan.runtime.messages import Measurement, RunRequest

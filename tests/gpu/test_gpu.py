@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from helpers.models import SAMPLES
-from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.run import ValidateOptions, validate
-from memplan.runtime.device import describe_device
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.api.validate.validating import ValidateOptions, validate
+from memplan.runtime.cuda_device import describe_device
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.gpu

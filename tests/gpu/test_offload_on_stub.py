@@ -18,7 +18,7 @@ import memplan
 from helpers.half_steps import ALL
 from helpers.models import SAMPLES
 from helpers.offloading import deep
-from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs
 from memplan.runtime.messages import RunRequest

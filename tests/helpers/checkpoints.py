@@ -9,7 +9,7 @@ import numpy as np
 from helpers.problems import Case
 from helpers.steps import check
 from memplan.solver.problem import Labels, Problem
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 SECONDS = 30.0
 

@@ -10,9 +10,9 @@ import onnx
 
 import memplan
 from helpers.graphs import TUNED, open_text, parse, tensor
-from memplan.passes.chunk.candidates import facts_of
+from memplan.passes.chunk.chunk_candidates import facts_of
+from memplan.passes.chunk.chunk_state import State, chunked, state_of
 from memplan.passes.chunk.region import Region, grow
-from memplan.passes.chunk.state import State, chunked, state_of
 from memplan.passes.prune import Prune
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate

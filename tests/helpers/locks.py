@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from memplan.api.analyze import ACCOUNTING_VERSION
-from memplan.check.current import Current, Family
-from memplan.check.lock import (
+from memplan.api.analysis import ACCOUNTING_VERSION
+from memplan.api.check.current import Current, Family
+from memplan.api.check.lock import (
     LockEntry,
     TopTensors,
 )

@@ -11,16 +11,16 @@ import onnx.parser
 from onnx import helper
 
 from helpers.graphs import TUNED
-from memplan.autodiff.build import Request, build_gradients
-from memplan.loops.choose import named
-from memplan.loops.pairs import RecurrentPair, find_pairs
-from memplan.loops.rewrite import store_less
-from memplan.loops.step import PairStep, read_step
+from memplan.autodiff.backward import Request, build_gradients
 from memplan.ops.cost import device_for
+from memplan.passes.loops.choose_storage import named
+from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
+from memplan.passes.loops.loop_rewrite import store_less
+from memplan.passes.loops.loop_step import PairStep, read_step
 from memplan.planning.costs import NodeCosts
-from memplan.runtime.child import profiled_runs
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import simulate

@@ -20,7 +20,7 @@ from onnx.reference.op_run import OpRun
 
 from helpers.float64_ops import OPS
 from helpers.gradients import draw, in_float32, runtime
-from memplan.lowering.build import Lowered, Request, lower_model
+from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_model
 
 Array = npt.NDArray[Any]
 Run = Callable[[onnx.ModelProto, Mapping[str, Any]], dict[str, Any]]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from helpers.models import DIMS
-from memplan.runtime.compare import Comparison, compare_outputs
+from memplan.runtime.compare_outputs import Comparison, compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import Measurement, RunRequest

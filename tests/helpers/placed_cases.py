@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 
 from memplan.errors import MemplanError
-from memplan.ir.build import build_graph
+from memplan.ir.build_graph import build_graph
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import place
 

@@ -17,14 +17,14 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.verify import ensure
-from memplan.runtime.child import profiled_runs
 from memplan.runtime.messages import ProfiledRuns, RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 TUNED = session_kind("tuned")
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from helpers.odd_models import saved
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import EXIT_MODEL, ModelError
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from memplan.runtime import child, measure, optimize
+from memplan.runtime import measure, optimize, run_child
 
 
 def without_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, no task starts a process."""
 
     def run(task: Any, answer: type, what: str, *_: object, **__: object) -> Any:
-        return child.carry_out(task)
+        return run_child.carry_out(task)
 
     for module in (measure, optimize):
         monkeypatch.setattr(module, "run_child", run)

@@ -12,8 +12,8 @@ from helpers.training_steps import long_skips
 from memplan.api.sweep.fit import Fit, FitRequest, search_fit
 from memplan.api.sweep.point import Answer, Failure, Footprint, ModelFile, Planned, Task
 from memplan.api.sweep.request import SweepOptions, given_budget
-from memplan.api.sweep.result import Sweep
-from memplan.api.sweep.run import sweep
+from memplan.api.sweep.sweep_result import Sweep
+from memplan.api.sweep.sweeping import sweep
 from memplan.errors import EXIT_INFEASIBLE
 
 QUICK = {"strategy": "greedy", "passes": "none", "optimize": "none"}

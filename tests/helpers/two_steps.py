@@ -7,8 +7,8 @@ import onnx
 from onnx import numpy_helper
 
 from helpers.graphs import parse
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
 
 _D = """d (float[batch, 3] x, float[batch, 2] z, float[3, 1] dw, float[2, 3] gw)
     => (float loss, float real) {

@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper
 
 from helpers.graphs import parse
 from helpers.models import DIMS, SAMPLES, each, runnable_models
-from memplan.api.analyze import Analysis, analyze_session
-from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.analysis import Analysis, analyze_session
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import UsageError
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs

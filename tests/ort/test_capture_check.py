@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.api.capture.check import CaptureDiffersError, Verdict
+from memplan.api.capture.capture_check import CaptureDiffersError, Verdict
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -132,17 +132,17 @@ def test_nothing_is_run_where_that_is_not_asked_for() -> None:
 
 def planted(monkeypatch: pytest.MonkeyPatch, edit: Any) -> None:
     """Let both roads give a graph that is edited behind their back."""
-    from memplan.api.capture import gradients
+    from memplan.api.capture import step_gradients
 
     for name in ("by_grad", "by_autograd"):
-        real = getattr(gradients, name)
+        real = getattr(step_gradients, name)
 
         def wrong(*args: Any, real: Any = real) -> Any:
             trained = real(*args)
             edit(trained.model)
             return trained
 
-        monkeypatch.setattr(gradients, name, wrong)
+        monkeypatch.setattr(step_gradients, name, wrong)
 
 
 def scaled(model: Any, output: str, factor: float) -> None:
@@ -226,16 +226,16 @@ def test_a_wrong_update_is_a_finding(output: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_other_road_is_taken_where_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import gradients
+    from memplan.api.capture import step_gradients
 
-    real = gradients.by_grad
+    real = step_gradients.by_grad
 
     def wrong(*args: Any) -> Any:
         trained = real(*args)
         scaled(trained.model, "loss", 1.001)
         return trained
 
-    monkeypatch.setattr(gradients, "by_grad", wrong)
+    monkeypatch.setattr(step_gradients, "by_grad", wrong)
     capture = memplan.capture(step())
     assert capture.via == "joint"
     assert "the loss is off by 0.001" in capture.roads[0].failure

@@ -22,7 +22,7 @@ from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.ort
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.api.capture.check import CaptureDiffersError
+from memplan.api.capture.capture_check import CaptureDiffersError
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -129,7 +129,7 @@ CASES = [(loss, via) for loss, roads in WRONG.items() for via in roads]
 @pytest.fixture
 def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The roads without what makes these steps right."""
-    from memplan.autodiff import finish
+    from memplan.autodiff import finished_graph
     from memplan.pytorch import joint, live, program, reading, trace, translations
 
     for module, name in ((trace, "spelled"), (trace, "replacing"), (live, "spelled")):
@@ -143,7 +143,7 @@ def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     own = {op: f for op, f in translations.TRANSLATIONS.items() if any(k in str(op) for k in kept)}
     monkeypatch.setattr(translations, "TRANSLATIONS", own)
     monkeypatch.setattr(joint, "backward_table", without_products(joint.backward_table))
-    monkeypatch.setattr(finish, "make_blunt", lambda model: None)
+    monkeypatch.setattr(finished_graph, "make_blunt", lambda model: None)
     program.registry.cache_clear()
     program._decompositions.cache_clear()
     yield

@@ -16,18 +16,18 @@ from helpers.graphs import TUNED, parse
 from helpers.models import runnable_models
 from helpers.proofs import proof
 from helpers.random_graphs import models
-from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.options import ValidateOptions
-from memplan.api.validate.run import validate
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.api.validate.validate_options import ValidateOptions
+from memplan.api.validate.validating import validate
 from memplan.errors import UsageError
-from memplan.passes.chunk.candidates import facts_of
+from memplan.passes.chunk.chunk_candidates import facts_of
+from memplan.passes.chunk.chunk_state import State, chunked
 from memplan.passes.chunk.region import Growth, grow
-from memplan.passes.chunk.state import State, chunked
 from memplan.passes.chunk.turn import between
-from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
 

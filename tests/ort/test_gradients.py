@@ -12,12 +12,12 @@ import pytest
 import memplan
 from helpers.graphs import parse
 from helpers.models import SHARED
-from memplan.api.analyze import analyze_open
+from memplan.api.analysis import analyze_open
 from memplan.ir.graph import Phase
-from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind

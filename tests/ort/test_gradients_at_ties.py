@@ -16,7 +16,7 @@ import pytest
 import memplan
 from helpers.gradients import Array, in_float32, model_of, runtime, single
 from helpers.gradients import frozen as freeze
-from memplan.autodiff.build import Request, build_gradients
+from memplan.autodiff.backward import Request, build_gradients
 
 torch: Any = pytest.importorskip("torch")
 F: Any = torch.nn.functional

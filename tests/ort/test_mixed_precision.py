@@ -11,8 +11,8 @@ import pytest
 from helpers.gradients import reference, runtime
 from helpers.half_steps import ALL, HALVES, STEPS, autocast, drawn, rounded
 from memplan import RewriteOptions, ValidateOptions, rewrite, validate
-from memplan.api.analyze import analyze_session
-from memplan.api.state import bindings, settled
+from memplan.api.analysis import analyze_session
+from memplan.api.state_modes import bindings, settled
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PHASE_KEY
 from memplan.runtime.inputs import synthesize

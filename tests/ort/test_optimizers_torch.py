@@ -13,8 +13,8 @@ import pytest
 
 from helpers.gradients import Array, Run, draw, in_float32, reference, runtime
 from helpers.graphs import parse
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.ort

@@ -12,10 +12,10 @@ from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import original
 from helpers.plans import outputs_of
 from helpers.random_graphs import models
-from memplan.api.validate.interface import without_inputs
+from memplan.api.validate.same_interface import without_inputs
 from memplan.ir.reach import trained_outputs
-from memplan.passes.base import Pass
 from memplan.passes.elide import Elide
+from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
 from memplan.passes.narrow import Narrow

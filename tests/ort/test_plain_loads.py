@@ -10,8 +10,8 @@ import pytest
 
 from helpers.graphs import parse
 from memplan.api.rewrite.goal import RewriteOptions
-from memplan.api.rewrite.run import rewrite
-from memplan.plain.as_loaded import as_loaded
+from memplan.api.rewrite.rewriting import rewrite
+from memplan.planning.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import RunRequest

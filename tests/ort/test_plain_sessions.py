@@ -18,15 +18,15 @@ from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import original
 from helpers.random_graphs import models
 from helpers.training_steps import STEPS, saved_step
-from memplan.api.analyze import analyze_session
-from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.plain.fences import fence_clones, fence_maker, marked
-from memplan.plain.finish import Draft
-from memplan.runtime.child import profiled_runs
-from memplan.runtime.compare import compare_outputs
+from memplan.api.analysis import analyze_session
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.planning.plain.fences import fence_clones, fence_maker, marked
+from memplan.planning.plain.finish_fences import Draft
+from memplan.runtime.compare_outputs import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import ProfiledRuns, RunRequest
+from memplan.runtime.run_child import profiled_runs
 from memplan.shapes.visible import visible_names
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.pattern import later_runs

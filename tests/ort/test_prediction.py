@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import THREADS, original
 from helpers.random_graphs import models
-from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.arena import simulate_arena
 from memplan.simulate.opened import opened
@@ -88,7 +88,8 @@ def test_real_training_graphs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", each(SAMPLES / f"{n}.onnx" for n in ARENAS))
 def test_arena_held_is_what_the_profiler_reports(path: Path) -> None:
-    """Two runs, as :mod:`memplan.runtime.child` makes them: it drops the first one's outputs."""
+    """Two runs, as :mod:`memplan.runtime.run_child` makes them: it drops the first one's
+    outputs."""
     kind = replace(session_kind("tuned"), threads=THREADS)
     timeline = simulate(original(path).model.graph, kind)
     run = simulate_arena(timeline, runs=2, keep_outputs=False)

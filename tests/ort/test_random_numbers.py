@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 
 from helpers.graphs import parse
-from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
 
 # Branches that do not depend on each other: the second one first would take less memory.

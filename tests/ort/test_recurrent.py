@@ -9,7 +9,7 @@ import pytest
 
 import memplan
 from helpers.models import load_benchmark
-from memplan.api.validate.run import ValidateOptions, validate
+from memplan.api.validate.validating import ValidateOptions, validate
 
 pytestmark = pytest.mark.ort
 

@@ -18,8 +18,8 @@ from helpers.plans import outputs_of, plan_and_apply
 from helpers.random_graphs import models
 from helpers.recurrent_layers import layer
 from helpers.training_steps import STEPS, with_dropout
-from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.run import ValidateOptions, validate
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.api.validate.validating import ValidateOptions, validate
 from memplan.errors import InfeasibleError
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from memplan.ops.memory import OPTIONAL_OUTPUTS, PACKED_INPUTS
-from memplan.runtime.options import session_options
+from memplan.runtime.session_options import session_options
 
 pytestmark = pytest.mark.ort
 

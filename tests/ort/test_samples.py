@@ -20,7 +20,7 @@ from helpers.models import SAMPLES
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-from memplan.pytorch.load import returned_by  # noqa: E402
+from memplan.pytorch.load_function import returned_by  # noqa: E402
 
 pytestmark = pytest.mark.ort
 TOLERANCE = 1e-4

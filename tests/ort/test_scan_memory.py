@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import TUNED, open_text
-from memplan.runtime.child import profiled_runs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.simulate.timeline import simulate
 
 pytestmark = pytest.mark.ort

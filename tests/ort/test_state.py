@@ -14,13 +14,13 @@ from onnx import TensorProto, helper
 from helpers.graphs import parse
 from helpers.state_graphs import feeds, state_step
 from memplan import RewriteOptions, ValidateOptions, analyze, rewrite, validate
-from memplan.api.state import bindings, settled
+from memplan.api.state_modes import bindings, settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import InfeasibleError
 from memplan.ops.memory import OVERWRITES
 from memplan.runtime.bound import run_bound
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind

@@ -12,7 +12,7 @@ from helpers.originals import original
 from helpers.plans import AUTO, NAMED, TUNED, Task, outputs_of, task_of
 from memplan.planning.apply import apply_plan
 from memplan.planning.verify import ensure
-from memplan.strategies.builtin import list_strategies
+from memplan.solver.strategies.builtin import list_strategies
 
 pytestmark = pytest.mark.ort
 

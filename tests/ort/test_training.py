@@ -15,8 +15,8 @@ from helpers.networks import FAMILIES, batches, plain_loop, training_step
 from memplan import RewriteOptions, Trainer, analyze, rewrite
 from memplan.errors import InfeasibleError, MemplanError
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
 from memplan.runtime.profiled import profiled_runs
+from memplan.runtime.session_options import session_options
 from memplan.units import parse_budget
 
 pytestmark = pytest.mark.ort

@@ -12,9 +12,9 @@ from helpers import fooling, wrong_files
 from helpers.graphs import parse
 from helpers.running_inside import without_children
 from memplan.api.rewrite.goal import RewriteOptions
-from memplan.api.rewrite.run import rewrite
-from memplan.api.validate.result import Validation
-from memplan.api.validate.run import ValidateOptions, validate
+from memplan.api.rewrite.rewriting import rewrite
+from memplan.api.validate.validating import ValidateOptions, validate
+from memplan.api.validate.validation import Validation
 from memplan.errors import ModelError, RuntimeUnavailableError, UsageError
 from memplan.units import parse_size
 

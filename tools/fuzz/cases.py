@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from graphs import random_step
 from mutate import mutated, mutated_text
 
-from memplan.check.run import CheckRequest, run_update
+from memplan.api.check.checking import CheckRequest, run_update
 
 MUTATED = ("analyze", "rewrite", "grad", "validate", "check", "configuration")
 SESSIONS = {"plans": "tuned", "plain-plans": "default"}

@@ -27,7 +27,7 @@ from memplan.api.validate.proof import equivalence_of
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import EXIT_BUG, MemplanError
-from memplan.runtime.compare import output_difference, same_bits
+from memplan.runtime.compare_outputs import output_difference, same_bits
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
@@ -240,7 +240,7 @@ def _runs(
 def _session(model: bytes, threads: int) -> Any:
     import onnxruntime as ort
 
-    from memplan.runtime.options import session_options
+    from memplan.runtime.session_options import session_options
 
     ort.set_default_logger_severity(4)
     options = session_options("tuned")

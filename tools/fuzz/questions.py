@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from memplan.runtime import child, measure
+from memplan.runtime import measure, run_child
 
 _FORKS = multiprocessing.get_context("forkserver")
 
 
 def answer_by_forks() -> None:
     """From here on, what this process asks the runtime is answered by forks."""
-    _FORKS.set_forkserver_preload(["memplan.runtime.child"])
+    _FORKS.set_forkserver_preload(["memplan.runtime.run_child"])
     measure.started = _started
 
 
@@ -59,4 +59,4 @@ def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
     """In the fork."""
     os.environ.update(environment)
     tempfile.tempdir = None  # TMPDIR is another now
-    child.main(*arguments)
+    run_child.main(*arguments)

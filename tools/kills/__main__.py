@@ -30,11 +30,19 @@ from memplan_cli.main import cli
 
 _SEEN = "moments.json"
 _LOADED = (
-    *("memplan.api.grad.run", "memplan.api.lower.run", "memplan.api.rewrite.run"),
-    *("memplan.training.run", "memplan.runtime.training_session", "memplan.solver.search.anytime"),
+    *(
+        "memplan.api.grad.differentiate",
+        "memplan.api.lower.lowered",
+        "memplan.api.rewrite.rewriting",
+    ),
+    *(
+        "memplan.training.train",
+        "memplan.runtime.training_session",
+        "memplan.solver.search.anytime",
+    ),
     *(f"memplan_cli.{command}" for command in ("grad", "lower", "rewrite", "run")),
-    *("memplan.report.terminal.grad", "memplan.report.terminal.lower"),
-    *("memplan.report.terminal.rewrite", "memplan.report.terminal.training"),
+    *("memplan.report.terminal.grad_text", "memplan.report.terminal.lowered_text"),
+    *("memplan.report.terminal.rewrite_text", "memplan.report.terminal.training"),
 )
 
 

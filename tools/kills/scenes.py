@@ -127,7 +127,7 @@ def _of_onnxruntime(random: np.random.Generator) -> onnx.ModelProto:
 
 
 def _training(random: np.random.Generator) -> onnx.ModelProto:
-    from memplan.api.grad.result import GradOptions
-    from memplan.api.grad.run import grad
+    from memplan.api.grad.differentiate import grad
+    from memplan.api.grad.training_graph import GradOptions
 
     return grad(_forward(random), GradOptions(loss="loss", optimizer="adamw")).model

@@ -19,10 +19,10 @@ AREAS = (
     "memplan/solver/evaluate.py",
     "memplan/planning/apply.py",
     "memplan/planning/verify.py",
-    "memplan/planning/encode.py",
+    "memplan/planning/encode_problem.py",
     "memplan/plain",
     "memplan/equivalence",
-    "memplan/runtime/compare.py",
+    "memplan/runtime/compare_outputs.py",
     "memplan/autodiff/rules",
 )
 _COMPARISONS: dict[type[ast.cmpop], str] = {

@@ -2,7 +2,8 @@
 
 1. PyTorch takes the step twice on the example batch, once in the model's types and once in
    float64: the loss, every gradient, changed buffers, and what its own rounding is
-   (:mod:`memplan.api.capture.compare`). Random draws are noted (:mod:`memplan.pytorch.draws`).
+   (:mod:`memplan.api.capture.compare_steps`). Random draws are noted
+   (:mod:`memplan.pytorch.draws`).
 2. A plain session, with the runtime's own optimizations, takes the captured step with the same
    draws. With an optimizer, gradients are looked at before they are unscaled and clipped.
 3. A copy of the user's optimizer is given the graph's gradients: its parameters and state must be
@@ -21,8 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.api.capture.check import Check, Verdict
-from memplan.api.capture.compare import (
+from memplan.api.capture.capture_check import Check, Verdict
+from memplan.api.capture.captured_file import Finished
+from memplan.api.capture.compare_steps import (
     DOUBTFUL,
     SHAKEN,
     Compared,
@@ -32,9 +34,8 @@ from memplan.api.capture.compare import (
     distance,
     largest_of,
 )
-from memplan.api.capture.finish import Finished
-from memplan.api.capture.gradients import Trained
 from memplan.api.capture.reference import NotComparableError, Reference, Taken
+from memplan.api.capture.step_gradients import Trained
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.contract import LOSS_SCALE, Role

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from memplan.api.capture.compare import Array, Tolerance, rounding_of_loss
+from memplan.api.capture.compare_steps import Array, Tolerance, rounding_of_loss
 from memplan.pytorch.eager import Eager, Outcome
-from memplan.pytorch.errors import reason_of
 from memplan.pytorch.reading import Reading
+from memplan.pytorch.torch_errors import reason_of
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import in_float64
 from memplan.runtime.room import available_bytes

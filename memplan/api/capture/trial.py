@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.api.capture.finish import Finished
+from memplan.api.capture.captured_file import Finished
 from memplan.ir.contract import STATE
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import subgraphs
@@ -99,10 +99,10 @@ class Trial:
         Raises:
             RuntimeUnavailableError: the runtime refuses the graph.
         """
-        from memplan.runtime.failures import explain
+        from memplan.runtime.run_failures import explain
 
         require_runtime()
-        from memplan.runtime.options import session_options
+        from memplan.runtime.session_options import session_options
         from memplan.runtime.sessions import open_session, run_step
 
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from memplan.autodiff.build import GradientSink
+from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.units import counted
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memplan.api.rewrite.candidates import Candidate, candidates, variants
 from memplan.api.rewrite.goal import Goal, Source
-from memplan.api.rewrite.loops import with_loops
+from memplan.api.rewrite.loop_storage import with_loops
+from memplan.api.rewrite.rewrite_candidates import Candidate, candidates, variants
 from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.choose import ChunkRegions
-from memplan.passes.chunk.layers import ChunkLayers
+from memplan.passes.chunk.choose_chunks import ChunkRegions
+from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
-from memplan.plain.finish import PlainModel
-from memplan.plain.plan import in_file_order, plan_plain
 from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
 from memplan.planning.packed_masks import may_pack
+from memplan.planning.plain.finish_fences import PlainModel
+from memplan.planning.plain.plain_plan import in_file_order, plan_plain
 from memplan.planning.plan import Plan
 from memplan.planning.planner import plan_request
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
+from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategy import Strategy
-from memplan.strategies.builtin import Search
 
 
 @dataclass(frozen=True, slots=True)

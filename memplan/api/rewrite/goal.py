@@ -6,21 +6,21 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memplan.api.analyze import Analysis
-from memplan.api.options import settle
+from memplan.api.analysis import Analysis
+from memplan.api.rewrite_options import settle
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
-from memplan.passes.base import Pass
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
+from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import ALL
 from memplan.planning.costs import NodeCosts
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 from memplan.runtime.measure import check_time_limit
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
+from memplan.solver.strategies.builtin import Search, parse_strategy
 from memplan.solver.strategy import Progress, Strategy
-from memplan.strategies.builtin import Search, parse_strategy
 from memplan.units import SizeSpec, parse_budget, parse_size
 
 _MOST_LIKELY_PERCENT = 100
@@ -36,9 +36,9 @@ class RewriteOptions:
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
-    :func:`memplan.api.rewrite.loops.loops_policy`; ``weights`` in
-    :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state`. ``budget`` may be
-    ``min``: the lowest peak that is found, at the least extra time for it.
+    :func:`memplan.api.rewrite.loop_storage.loops_policy`; ``weights`` in
+    :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state_modes`. ``budget``
+    may be ``min``: the lowest peak that is found, at the least extra time for it.
 
     ``chunk``: what may go into chunks (:func:`memplan.passes.chunk.asked.parse_chunks`), whose
     results may then differ in the last bits.
@@ -105,7 +105,7 @@ class Goal:
 
     ``budget_bytes`` bounds resident and dynamic bytes with workspace. ``costs`` is None where
     seconds are to be measured on the graph that is planned. ``loops`` is the policy for loops
-    (:func:`memplan.api.rewrite.loops.loops_policy`), ``chunk`` that for chunks, None: none.
+    (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for chunks, None: none.
     """
 
     options: RewriteOptions

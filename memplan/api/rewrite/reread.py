@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx
 
-from memplan.api.state import confirmed, settled
+from memplan.api.state_modes import confirmed, settled
 from memplan.errors import ModelError
 from memplan.planning.verify import Rejected
 from memplan.processes.garbage import collector_paused
@@ -17,7 +17,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import SessionKind
-from memplan.simulate.state import unbound
+from memplan.simulate.state_memory import unbound
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.units import counted
 

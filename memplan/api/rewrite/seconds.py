@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.api.profile import ProfileOptions, profile_open
+from memplan.api.profiling import ProfileOptions, profile_open
 from memplan.api.rewrite.goal import Goal, RewriteOptions, device_profile, estimated_costs
 from memplan.errors import UsageError
 from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_costs

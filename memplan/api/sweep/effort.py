@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memplan.api.rewrite.goal import RewriteOptions, strategy_for
-from memplan.strategies.builtin import Search
+from memplan.solver.strategies.builtin import Search
 
 DEFAULT_EFFORT = 50
 """Rounds of each search: some seconds for a graph of a thousand nodes."""

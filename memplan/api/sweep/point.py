@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan import __version__
-from memplan.api.analyze import ACCOUNTING_VERSION
+from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.sweep.request import Dims
 from memplan.errors import EXIT_INFEASIBLE

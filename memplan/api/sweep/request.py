@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from memplan.api.options import settle
 from memplan.api.rewrite.goal import LEVELS, RewriteOptions, given_options
+from memplan.api.rewrite_options import settle
 from memplan.api.sweep.effort import DEFAULT_EFFORT, with_effort
 from memplan.errors import UsageError
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS

@@ -7,8 +7,8 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from memplan.api.analyze import analyze
-from memplan.api.rewrite.run import rewrite
+from memplan.api.analysis import analyze
+from memplan.api.rewrite.rewriting import rewrite
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task, versions
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, MemplanError, RuntimeUnavailableError
 from memplan.proto.paths import opened_file

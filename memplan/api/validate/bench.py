@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memplan.api.state import bindings
-from memplan.api.validate.interface import without_inputs
-from memplan.api.validate.options import ValidateOptions
+from memplan.api.state_modes import bindings
+from memplan.api.validate.same_interface import without_inputs
+from memplan.api.validate.validate_options import ValidateOptions
 from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.ir.graph import Graph
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
-from memplan.runtime.compare import Comparison, compare_outputs
+from memplan.runtime.compare_outputs import Comparison, compare_outputs
 from memplan.runtime.inputs import Array, load_inputs, synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import Draw, Measurement, RunRequest
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.state import names_of
+from memplan.simulate.state_memory import names_of
 
 Progress = Callable[[int, int, str], None]
 """Is told the place of a step, the number of steps, and what is being done."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.api.validate.bench import Bench, Ran, digests_comparable
-from memplan.api.validate.interface import some_names
+from memplan.api.validate.same_interface import some_names
 from memplan.ir.graph import Graph
 from memplan.runtime.archive import array_shapes
-from memplan.runtime.compare import ROUNDING, Comparison
+from memplan.runtime.compare_outputs import ROUNDING, Comparison
 from memplan.simulate.opened import OpenModel
 from memplan.units import counted
 
@@ -50,7 +50,8 @@ def judge(
 
     Where bits differ, the original is run once more, in a session of its own: an output may differ
     by what it differs from itself there. ``rounded``: the models are proved equal but for rounding;
-    then an output may differ by :data:`memplan.runtime.compare.ROUNDING` of its largest element.
+    then an output may differ by :data:`memplan.runtime.compare_outputs.ROUNDING` of its largest
+    element.
     """
     comparisons = first.compared_with(second)
     names = digests_comparable(first.measured.output_names, comparisons)

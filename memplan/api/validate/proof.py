@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memplan.api.validate.interface import some_names
+from memplan.api.validate.same_interface import some_names
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.autodiff.emit.narrow import BFLOAT16, FLOAT, widest, works_in_float32
+from memplan.autodiff.emit.narrow_indices import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
-from memplan.loops.cell import ScanRecompute
+from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.shapes.one_node import infer_types

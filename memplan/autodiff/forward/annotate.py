@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from memplan.autodiff.emit.registry import registered
+from memplan.autodiff.emit.gradient_registry import registered
 from memplan.autodiff.emit.value import Array
 from memplan.errors import ModelError
-from memplan.proto.checks import require_valid
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
+from memplan.proto.model_checks import require_valid
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, is_standard, subgraphs
 from memplan.proto.opset import allow_initializers, default_opset
 from memplan.proto.read import check_structure
 from memplan.proto.surrogates import is_surrogate
-from memplan.shapes.checks import check_calls, check_stated, require_possible
 from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.prepare import inline_functions, name_nodes
+from memplan.shapes.shape_checks import check_calls, check_stated, require_possible
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 from memplan.shapes.training_ops import is_foreign_training_graph
 

@@ -11,7 +11,7 @@ from onnx import helper
 from memplan.autodiff.activity import Activity, find_activity
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
-from memplan.autodiff.emit.registry import entry_for
+from memplan.autodiff.emit.gradient_registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.errors import MemplanError, ModelError
 from memplan.proto import native

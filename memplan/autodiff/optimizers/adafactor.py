@@ -9,7 +9,7 @@ from typing import ClassVar
 import onnx
 
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.base import Optimizer, UpdateBuilder
+from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder
 
 _EPSILONS: Mapping[int, float] = {
     onnx.TensorProto.FLOAT: 2.0**-23,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.base import Optimizer, UpdateBuilder
+from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.base import FLOAT, Optimizer, UpdateBuilder
+from memplan.autodiff.optimizers.optimizer import FLOAT, Optimizer, UpdateBuilder
 
 _ENOUGH = 5.0
 """The length above which PyTorch rectifies RAdam; the paper has 4."""

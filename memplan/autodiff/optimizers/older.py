@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, Optimizer, UpdateBuilder
+from memplan.autodiff.optimizers.optimizer import DOUBLE, FLOAT, Optimizer, UpdateBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from memplan.autodiff.assemble import append
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for
-from memplan.autodiff.optimizers.base import Member
+from memplan.autodiff.optimizers.optimizer import Member
 from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.shapes.tensor_type import TensorType, write_type

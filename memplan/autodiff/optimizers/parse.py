@@ -6,13 +6,13 @@ from typing import Any
 
 from memplan.autodiff.optimizers.adafactor import Adafactor
 from memplan.autodiff.optimizers.adaptive import Adadelta, Adagrad, Adam, AdamW, RmsProp
-from memplan.autodiff.optimizers.base import Optimizer
 from memplan.autodiff.optimizers.descent import Lion, Momentum, Sgd
 from memplan.autodiff.optimizers.moments import Adamax, NAdam, RAdam
 from memplan.autodiff.optimizers.muon import Muon
 from memplan.autodiff.optimizers.older import Asgd, Rprop
+from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import UsageError
-from memplan.strategies.spec import build, split_spec
+from memplan.solver.strategies.spec import build, split_spec
 from memplan.units import did_you_mean
 
 _CLASSES: tuple[type[Optimizer], ...] = (

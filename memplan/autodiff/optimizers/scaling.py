@@ -20,15 +20,15 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
-from memplan.autodiff.build import GradientSink
+from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.base import DOUBLE, FLOAT, UpdateInputs, update_scope
+from memplan.autodiff.optimizers.optimizer import DOUBLE, FLOAT, UpdateInputs, update_scope
 from memplan.errors import UsageError
 from memplan.ir.contract import LOSS_SCALE, Role
 from memplan.shapes.tensor_type import TensorType
-from memplan.strategies.spec import build, split_spec
+from memplan.solver.strategies.spec import build, split_spec
 
 GROWTH_TRACKER = "growth_tracker"
 """An int64 scalar: steps without a skipped one since the scale changed last."""

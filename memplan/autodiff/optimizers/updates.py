@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from memplan.autodiff.build import GradientSink
+from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.averages import Following
-from memplan.autodiff.optimizers.base import (
+from memplan.autodiff.optimizers.optimizer import (
     CLIP_NORM,
     DOUBLE,
     FLOAT,

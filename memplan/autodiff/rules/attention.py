@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, expansion, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import TensorType

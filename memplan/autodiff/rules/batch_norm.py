@@ -15,7 +15,7 @@ from functools import cache
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, expansion, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.statistics import trains
 

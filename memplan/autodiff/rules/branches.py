@@ -14,20 +14,20 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.autodiff.activity import find_activity, require_rules
-from memplan.autodiff.bodies import (
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import Emitter, Scope
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
+from memplan.autodiff.emit.operations import Operations
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.expand import expand_all
+from memplan.autodiff.forward.patterns import see_patterns
+from memplan.autodiff.loop_bodies import (
     BodyWriter,
     body_model,
     graph_attribute,
     restored,
     separate_outputs,
 )
-from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.emitter import Emitter, Scope
-from memplan.autodiff.emit.operations import Operations
-from memplan.autodiff.emit.registry import Gradients, gradient
-from memplan.autodiff.emit.value import Value
-from memplan.autodiff.forward.expand import expand_all
-from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.ir.graph import Phase
 from memplan.proto.edit import copied, live_nodes, rename_reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.windows import Windows, correlate, spread, windows_of
 from memplan.errors import ModelError

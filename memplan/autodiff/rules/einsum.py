@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradient, Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradient, Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, TensorType

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, expansion, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, TensorType

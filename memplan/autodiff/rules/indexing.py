@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.scattering import ADDING, add_along, add_at, add_slices
 from memplan.autodiff.rules.slicing import Span, pad_to

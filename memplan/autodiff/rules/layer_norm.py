@@ -7,7 +7,7 @@ from functools import cache
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.rules.scattering import add_along
 from memplan.errors import ModelError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradient, Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradient, Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.slicing import Span, pad_to, spans_of
 from memplan.shapes.tensor_type import TensorType

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.rules.scattering import ADDING, NARROW, add_along
 from memplan.autodiff.rules.windows import Windows, spread, windows_of

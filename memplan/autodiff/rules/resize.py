@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, TensorType

@@ -13,13 +13,13 @@ from functools import partial
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.scan.body import Hoisted, ScanBody
-from memplan.autodiff.scan.call import kept_as, rank_in, slice_type, stacked_as
 from memplan.autodiff.scan.projections import RecomputedSlice, recomputed_slice
+from memplan.autodiff.scan.scan_call import kept_as, rank_in, slice_type, stacked_as
 from memplan.autodiff.scan.stash import ScanStash, recomputed_nodes
-from memplan.loops.cell import Cell, CellPlan, decide
+from memplan.passes.loops.cell import Cell, CellPlan, decide
 from memplan.proto.edit import live_nodes
 from memplan.proto.loop_node import Slices, read_loop, scan_attributes
 from memplan.proto.nodes import names_read

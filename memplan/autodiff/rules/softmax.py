@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, expansion, gradient, no_gradient
+from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient, no_gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.scattering import add_along, source_of
 

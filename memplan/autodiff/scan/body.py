@@ -7,20 +7,20 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.autodiff.activity import find_activity, require_rules
-from memplan.autodiff.bodies import (
-    BodyWriter,
-    body_model,
-    restored,
-    separate_outputs,
-)
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for, expand_all
 from memplan.autodiff.forward.patterns import see_patterns
+from memplan.autodiff.loop_bodies import (
+    BodyWriter,
+    body_model,
+    restored,
+    separate_outputs,
+)
 from memplan.autodiff.reverse import ReversePass
-from memplan.autodiff.scan.call import input_types, kept_as
+from memplan.autodiff.scan.scan_call import input_types, kept_as
 from memplan.ir.graph import Phase
 from memplan.proto.loop_node import LoopNode
 from memplan.proto.metadata import PHASE_KEY

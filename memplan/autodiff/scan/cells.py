@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.autodiff.bodies import BodyWriter
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.loop_bodies import BodyWriter
 from memplan.errors import ModelError
 
 Activation = Callable[[Value], Value]

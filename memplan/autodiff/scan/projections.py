@@ -12,10 +12,10 @@ import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.emitter import Emitter
-from memplan.autodiff.scan.call import slice_type
+from memplan.autodiff.scan.scan_call import slice_type
 from memplan.ir.graph import Phase
-from memplan.loops.cell import unit_bytes
-from memplan.loops.sequences import projection_of
+from memplan.passes.loops.cell import unit_bytes
+from memplan.passes.loops.sequences import projection_of
 from memplan.proto.loop_node import Slices
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 

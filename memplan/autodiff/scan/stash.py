@@ -9,11 +9,11 @@ from onnx import helper
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
-from memplan.autodiff.scan.call import kept_as, stacked_as, stacked_type
+from memplan.autodiff.scan.scan_call import kept_as, stacked_as, stacked_type
 from memplan.ir.graph import Phase
-from memplan.loops.cell import CellPlan
-from memplan.loops.edit import append_stacked, is_own_output, own_output
-from memplan.loops.sequences import Shift
+from memplan.passes.loops.cell import CellPlan
+from memplan.passes.loops.edit_loop import append_stacked, is_own_output, own_output
+from memplan.passes.loops.sequences import Shift
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import LoopNode, Slices
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
-from memplan.passes.chunk.candidates import COUNTS
+from memplan.passes.chunk.chunk_candidates import COUNTS
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.passes.chunk.rules import uses
+from memplan.passes.chunk.axis_rules import uses
 from memplan.passes.chunk.uses import WHOLE, Facts, Use
 
 # A region that grows beyond is most of the network: forward and backward are far apart then.

@@ -71,7 +71,7 @@ class Facts:
 
 Rule = Callable[[Facts, Node], Iterator[Use]]
 RULES: dict[str, Rule] = {}
-"""By operator (``domain:Op``); :mod:`memplan.passes.chunk.rules` has all of them."""
+"""By operator (``domain:Op``); :mod:`memplan.passes.chunk.axis_rules` has all of them."""
 
 
 def rule(*keys: str) -> Callable[[Rule], Rule]:

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from memplan.api.analyze import Analysis
+from memplan.api.analysis import Analysis
 from memplan.ir.graph import Phase
 from memplan.report.chrome_trace import class_series
-from memplan.report.html.names import NameTable, shorten
 from memplan.report.html.sections import tensor_data
+from memplan.report.html.short_names import NameTable, shorten
 from memplan.simulate.explain import TensorClass
 from memplan.simulate.timeline import Bytes
 from memplan.units import format_bytes

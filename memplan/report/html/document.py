@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from importlib.resources import files
 
-from memplan.report.html.names import escape
+from memplan.report.html.short_names import escape
 
 NO_DATA = '{"steps":[]}'
 """For a page without a timeline."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memplan.api.analyze import ACCOUNTING_VERSION, Analysis
+from memplan.api.analysis import ACCOUNTING_VERSION, Analysis
 from memplan.report.html.chart import (
     STACK,
     WORKSPACE,
@@ -23,8 +23,8 @@ from memplan.report.html.chart import (
     timeline_figure,
 )
 from memplan.report.html.document import document
-from memplan.report.html.names import escape
 from memplan.report.html.sections import module_section, narrowing_section, tensors_section
+from memplan.report.html.short_names import escape
 from memplan.simulate.arena import simulate_arena
 from memplan.simulate.explain import Live, TensorClass
 from memplan.simulate.pattern import pattern_block

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.api.analyze import Analysis
+from memplan.api.analysis import Analysis
 from memplan.ir.graph import Tensor
-from memplan.report.html.names import NameTable, escape, shorten
+from memplan.report.html.short_names import NameTable, escape, shorten
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, Stash, TensorClass
 from memplan.simulate.narrowing import narrowings

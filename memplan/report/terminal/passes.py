@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memplan.api.validate.interface import some_names
+from memplan.api.validate.same_interface import some_names
 from memplan.passes.manager import removed
 from memplan.report.terminal.tables import Table, listed
 from memplan.simulate.narrowing import narrowings
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from memplan.api.analyze import Analysis
-    from memplan.api.rewrite.run import Rewrite
+    from memplan.api.analysis import Analysis
+    from memplan.api.rewrite.rewriting import Rewrite
 
 _MODULES_SHOWN = 8
 _STASHES_SHOWN = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 
 from memplan.report.terminal.tables import Table, group, line, listed, section
-from memplan.training.run import TrainingRun
 from memplan.training.telling import Binding
+from memplan.training.train import TrainingRun
 from memplan.units import counted, format_bytes
 
 _ROWS = 8

@@ -1,8 +1,8 @@
 """The default order of ONNX Runtime: depth first from the nodes that nobody reads.
 
 ``Graph::ReverseDFSFrom`` in onnxruntime/core/graph/graph.cc. The simulator finds the same order by
-code of its own (:mod:`memplan.simulate.order`): one is the other's oracle, and neither may import
-the other.
+code of its own (:mod:`memplan.simulate.run_order`): one is the other's oracle, and neither may
+import the other.
 """
 
 from __future__ import annotations

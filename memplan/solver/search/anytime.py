@@ -17,7 +17,7 @@ from memplan.solver.order.local import reorder, settle
 from memplan.solver.problem import Decision, Flags, Floats, Ints, Problem
 from memplan.solver.search.neighbourhood import improve
 from memplan.solver.search.params import SearchOptions
-from memplan.solver.search.prune import prune
+from memplan.solver.search.prune_sequence import prune
 from memplan.solver.search.repair import cost_of, repair
 from memplan.solver.search.starts import Starts
 from memplan.solver.strategy import Progress

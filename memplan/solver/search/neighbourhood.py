@@ -12,7 +12,7 @@ from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.order.local import reorder
 from memplan.solver.problem import Arrays, Flags, Floats, Ints
 from memplan.solver.search.params import RoundParams
-from memplan.solver.search.prune import free_clones, prune
+from memplan.solver.search.prune_sequence import free_clones, prune
 from memplan.solver.search.repair import cost_of, repair, seconds_of
 
 # Gains below this share of the step's time are rounding.

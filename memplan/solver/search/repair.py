@@ -11,7 +11,7 @@ from memplan.solver.evaluate import MemoryProfile, evaluate, excess_of
 from memplan.solver.index import build_index
 from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
-from memplan.solver.search.candidates import (
+from memplan.solver.search.move_candidates import (
     Moves,
     enumerate_moves,
     replaced_positions,

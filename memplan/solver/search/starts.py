@@ -17,7 +17,7 @@ from memplan.solver.order.local import reorder, settle
 from memplan.solver.problem import Flags, Ints, Problem
 from memplan.solver.search.neighbourhood import drop_orphans
 from memplan.solver.search.params import SearchParams
-from memplan.solver.search.prune import free_clones
+from memplan.solver.search.prune_sequence import free_clones
 
 # Less of the excess than this share is not worth going on for when a start is eased.
 _WORTH_IT = 0.999

@@ -18,7 +18,7 @@ import pytest
 import memplan
 from helpers.gradients import runtime
 from memplan.errors import UsageError
-from memplan.loops.layers import scan_layers
+from memplan.passes.loops.loop_layers import scan_layers
 
 FOLDER = Path(__file__).parent
 SETTINGS = {"none": "none", "names": "left+right+g+n", "all": "all", "auto": "auto"}

@@ -16,8 +16,8 @@ import pytest
 
 from helpers.golden import UPDATE, as_text
 from helpers.graphs import TUNED, open_text
-from memplan.passes.base import Pass
 from memplan.passes.elide import Elide
+from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassManager, PassStep
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune

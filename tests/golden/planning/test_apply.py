@@ -27,7 +27,7 @@ from memplan.proto.metadata import get_metadata
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 FOLDER = Path(__file__).parent
 

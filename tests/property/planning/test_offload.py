@@ -20,7 +20,7 @@ from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import InfeasibleError
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
-from memplan.planning.encode import encode
+from memplan.planning.encode_problem import encode
 from memplan.planning.offload import offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
@@ -31,7 +31,7 @@ from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import evaluate
 from memplan.solver.forms import with_forms
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 QUIET = settings(
     deadline=None,

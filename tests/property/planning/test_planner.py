@@ -16,13 +16,13 @@ from helpers.problems import Case, Clock, Op
 from helpers.random_graphs import models as random_models
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan
-from memplan.planning.encode import Encoded, encode
+from memplan.planning.encode_problem import Encoded, encode
 from memplan.planning.plan import Plan
 from memplan.planning.rebuild_rules import Extended, extend
 from memplan.planning.verify import rewritten_graph
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.order import execution_order
+from memplan.simulate.run_order import execution_order
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import MemoryProfile, evaluate
 from memplan.solver.problem import NONE, Decision, Ints

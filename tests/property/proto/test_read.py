@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from helpers import odd_models as odd
 from helpers.models import DIMS, sample_models
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, MemplanError
 
 EXAMPLES = int(os.environ.get("MEMPLAN_FUZZ", "0"))

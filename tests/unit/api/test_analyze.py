@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from helpers import odd_models as odd
 from helpers.odd_models import FLOAT, INT64, WORKING, constant, feeds_of, info, saved
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 from memplan.errors import ModelError
 from memplan.ir.graph import TensorKind
 from memplan.planning.rebuild_rules import extend
@@ -69,9 +69,9 @@ NOT_RUNNABLE = {"doubled_names", "unknown_operator"}  # ONNX Runtime refuses the
 @pytest.mark.ort
 @pytest.mark.parametrize("name", _names(NOT_COUNTED_EXACTLY | NOT_RUNNABLE))
 def test_odd_models_are_predicted_to_the_byte(name: str, tmp_path: Path) -> None:
-    from memplan.runtime.child import profiled_runs
     from memplan.runtime.messages import RunRequest
-    from memplan.runtime.options import session_options
+    from memplan.runtime.run_child import profiled_runs
+    from memplan.runtime.session_options import session_options
 
     path = saved(WORKING[name](), tmp_path)
     analysis = analyze(path)

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.graphs import REUSING, TUNED, open_text
 from helpers.models import SAMPLES, load_benchmark
-from memplan.api.analyze import analyze, analyze_open
+from memplan.api.analysis import analyze, analyze_open
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
 from memplan.ops.memory import OPTIONAL_OUTPUTS

@@ -9,9 +9,9 @@ import pytest
 from helpers.graphs import parse
 from helpers.odd_models import loop, saved
 from memplan.api import versions
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 from memplan.errors import RuntimeUnavailableError
-from memplan.report.terminal.analyze import render
+from memplan.report.terminal.analysis_text import render
 from memplan.report.terminal.console import show
 from memplan.runtime import optimize
 

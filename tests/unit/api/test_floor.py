@@ -11,10 +11,10 @@ from rich.console import Console
 
 import memplan
 from helpers.graphs import TUNED, open_text, parse
-from memplan.api.analyze import analyze_open
-from memplan.api.floor import floor_report
+from memplan.api.analysis import analyze_open
+from memplan.api.floor_sentence import floor_report
 from memplan.report.html.page import analysis_html
-from memplan.report.terminal.analyze import render
+from memplan.report.terminal.analysis_text import render
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.timeline import simulate
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.graphs import parse
 from memplan import RewriteOptions, rewrite, validate
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import ModelError
 from memplan.runtime.optimize import optimize_offline
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 from helpers.graphs import parse
-from memplan.autodiff.finish import finished
+from memplan.autodiff.finished_graph import finished
 from memplan.ops.float_types import unsupported_kernels
 from memplan.ops.sharp_edges import sharp_edges
 

@@ -12,9 +12,9 @@ from onnx import helper
 import memplan
 from helpers.gradients import check, draw, model_of, reference, runtime
 from helpers.graphs import open_text, parse
-from memplan.autodiff.emit import registry
+from memplan.autodiff.emit import gradient_registry
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.registry import Gradients, expansion, gradient, registered
+from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient, registered
 from memplan.autodiff.emit.value import Value
 from memplan.errors import MemplanError, ModelError
 from memplan.ir.graph import Phase
@@ -60,10 +60,10 @@ def test_dropout(inputs: str, keeps_mask: bool, training: bool) -> None:
 def own_rules() -> Iterator[None]:
     """Rules that a test registers are gone afterwards."""
     registered()
-    before = dict(registry._ENTRIES)
+    before = dict(gradient_registry._ENTRIES)
     yield
-    registry._ENTRIES.clear()
-    registry._ENTRIES.update(before)
+    gradient_registry._ENTRIES.clear()
+    gradient_registry._ENTRIES.update(before)
 
 
 ROUND = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]>

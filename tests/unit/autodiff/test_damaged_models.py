@@ -11,8 +11,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import memplan
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>\n'

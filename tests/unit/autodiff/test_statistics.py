@@ -11,8 +11,8 @@ import pytest
 
 from helpers.gradients import runtime
 from helpers.graphs import open_text, parse
-from memplan.api.grad.result import GradOptions, TrainingGraph
-from memplan.api.grad.run import grad
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions, TrainingGraph
 from memplan.autodiff.statistics import renew_statistics
 from memplan.errors import UsageError
 from memplan.proto.metadata import get_metadata

@@ -12,8 +12,8 @@ import pytest
 from helpers.models import SAMPLES, load_benchmark
 from memplan.errors import UsageError
 from memplan.solver.search.warm_up import warm_up
+from memplan.solver.strategies.builtin import parse_strategy
 from memplan.solver.strategy import Outcome
-from memplan.strategies.builtin import parse_strategy
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from memplan_cli.main import main
 def test_without_torch_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from memplan.pytorch import installed
+    from memplan.pytorch import installed_torch
 
     monkeypatch.setattr(apart, "_inside", [os.getpid()])
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed_torch, "find_spec", lambda name: None)
     source = tmp_path / "train.py"
     source.write_text("raise SystemExit")
     assert main(["capture", f"{source}:f", "-o", str(tmp_path / "step.onnx")]) == 5
@@ -40,9 +40,9 @@ def test_a_bad_target_is_told_in_two_lines(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from memplan.pytorch import installed
+    from memplan.pytorch import installed_torch
 
-    monkeypatch.setattr(installed, "find_spec", lambda name: sys)
+    monkeypatch.setattr(installed_torch, "find_spec", lambda name: sys)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("def number():\n    return 3\n")
     assert main(["capture", target, "-o", "step.onnx"]) == code
@@ -54,9 +54,9 @@ def test_a_bad_target_is_told_in_two_lines(
 def test_torch_is_not_imported_before_the_function_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memplan.pytorch import installed
+    from memplan.pytorch import installed_torch
 
-    monkeypatch.setattr(installed, "find_spec", lambda name: sys)
+    monkeypatch.setattr(installed_torch, "find_spec", lambda name: sys)
     monkeypatch.setitem(sys.modules, "torch", None)
     source = tmp_path / "train.py"
     source.write_text("def f():\n    return 1\n")

@@ -12,14 +12,14 @@ import click
 import pytest
 
 from helpers.running import Memplan, runner
-from memplan.api.grad.result import GradOptions
-from memplan.api.lower.run import LowerOptions
-from memplan.api.profile import ProfileOptions
-from memplan.api.rewrite.result import RewriteOptions
+from memplan.api.grad.training_graph import GradOptions
+from memplan.api.lower.lowered import LowerOptions
+from memplan.api.profiling import ProfileOptions
+from memplan.api.rewrite.rewrite_result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
-from memplan.api.validate.run import ValidateOptions
+from memplan.api.validate.validating import ValidateOptions
 from memplan_cli.main import COMMANDS, main
-from memplan_cli.options import Report
+from memplan_cli.shared_options import Report
 
 
 @pytest.fixture
@@ -110,21 +110,27 @@ def test_a_command_like_no_other(run: Memplan) -> None:
     ("flags", "shown"),
     [
         ((), []),
-        (("-v",), ["memplan.strategies.builtin: told"]),
-        (("-vv",), ["memplan.strategies.builtin: told", "memplan.strategies.builtin: whispered"]),
+        (("-v",), ["memplan.solver.strategies.builtin: told"]),
+        (
+            ("-vv",),
+            [
+                "memplan.solver.strategies.builtin: told",
+                "memplan.solver.strategies.builtin: whispered",
+            ],
+        ),
     ],
 )
 def test_logs_go_to_stderr_as_asked(
     flags: tuple[str, ...], shown: list[str], run: Memplan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = logging.getLogger("memplan.strategies.builtin")
+    logger = logging.getLogger("memplan.solver.strategies.builtin")
 
     def list_strategies() -> list[object]:
         logger.info("told")
         logger.debug("whispered")
         return []
 
-    monkeypatch.setattr("memplan.strategies.builtin.list_strategies", list_strategies)
+    monkeypatch.setattr("memplan.solver.strategies.builtin.list_strategies", list_strategies)
     assert run("strategies", *flags).stderr.splitlines() == shown
     # Nothing is left behind for whoever uses the package in the same process.
     assert logging.getLogger("memplan").handlers == []

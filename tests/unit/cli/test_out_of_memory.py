@@ -16,7 +16,7 @@ from helpers.graphs import parse
 from helpers.running import Memplan, runner
 from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan.runtime import installed, room
-from memplan.runtime.failures import explain
+from memplan.runtime.run_failures import explain
 from memplan.training.initial import initial_state
 from memplan.training.step_file import read_step
 
@@ -73,7 +73,7 @@ def test_out_of_memory_is_no_bug(
     def greedy(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB for an array with shape (8,)")
 
-    monkeypatch.setattr("memplan.api.analyze.open_model", greedy)
+    monkeypatch.setattr("memplan.api.analysis.open_model", greedy)
     onnx.save(a_step(), tmp_path / "step.onnx")
     done = run("analyze", "step.onnx")
     assert done.returncode == EXIT_ENVIRONMENT

@@ -95,7 +95,7 @@ def test_a_frontier_says_which_budget_it_plans_for(
         progress(0, 12, 1 << 20)
         return ()
 
-    monkeypatch.setattr("memplan.solver.frontier.trace_frontier", trace)
+    monkeypatch.setattr("memplan.solver.trace_frontier.trace_frontier", trace)
     odd.saved(long_skips(), Path(), "m.onnx")
     assert terminal.run("analyze", "m.onnx", "--frontier") == 0
     shown = [line for line in terminal.lines if "compiling" not in line]

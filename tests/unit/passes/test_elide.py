@@ -7,8 +7,8 @@ from onnx import helper
 
 from helpers.graphs import TUNED, open_text, parse, tensor, timeline_of
 from helpers.passes import applied, nodes
-from memplan.passes.base import peak_did_not_rise, peak_fell
 from memplan.passes.elide import Elide, find_edits
+from memplan.passes.graph_pass import peak_did_not_rise, peak_fell
 from memplan.passes.manager import (
     PassManager,
 )

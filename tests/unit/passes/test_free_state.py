@@ -9,7 +9,7 @@ import pytest
 
 from helpers.graphs import TUNED, parse
 from helpers.state_graphs import state_step
-from memplan.api.state import settled
+from memplan.api.state_modes import settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks

@@ -7,8 +7,8 @@ import pytest
 from helpers.graphs import TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE
 from memplan.errors import UsageError
-from memplan.passes.base import Applied
 from memplan.passes.elide import Elide
+from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import (
     NAMES,
     PassManager,

@@ -9,7 +9,7 @@ from helpers.passes import STEP, applied, nodes
 from memplan.errors import UsageError
 from memplan.ir.phases import find_phases
 from memplan.ir.reach import needed_nodes, trained_outputs
-from memplan.passes.base import Applied
+from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import PassManager
 from memplan.passes.prune import Prune
 from memplan.simulate.timeline import simulate

@@ -18,7 +18,7 @@ from memplan.planning.verify import Rejected
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import decide
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.rejects
 

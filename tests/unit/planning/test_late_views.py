@@ -7,7 +7,7 @@ import pytest
 from helpers.graphs import TUNED, graph_of
 from memplan.ops.memory import semantics
 from memplan.planning.late_views import late_views
-from memplan.simulate.order import execution_order
+from memplan.simulate.run_order import execution_order
 
 SHAPE_IS_A_VIEW = """g (float[2,3] x) => (float y)
   <int64 six = {6}, int64[1] zero = {0}>

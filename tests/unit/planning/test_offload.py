@@ -24,7 +24,7 @@ from memplan.proto.metadata import node_metadata
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 SEARCH = "search{iterations=4,certify=0}"
 

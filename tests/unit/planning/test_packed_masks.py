@@ -26,7 +26,7 @@ from memplan.solver.problem import Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import lowest_peak
 from memplan.solver.search.params import SearchOptions
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 DROPPED = """
 g ({shape} x) => (float[] z) <float ratio = {{0.25}}, bool on = {{1}}>

@@ -9,7 +9,7 @@ from memplan.errors import InfeasibleError
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.simulate.session import session_kind
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
 

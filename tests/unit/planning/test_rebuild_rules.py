@@ -12,12 +12,12 @@ from helpers.plans import estimate
 from memplan.ir.graph import TensorKind
 from memplan.ops.memory import refusal
 from memplan.planning.dormant import Extended
-from memplan.planning.encode import Encoded, encode
+from memplan.planning.encode_problem import Encoded, encode
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.rebuild_rules import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.timeline import simulate
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 
 def dropped(

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.state_graphs import state_step
 from memplan import RewriteOptions, analyze, rewrite
-from memplan.api.state import settled
+from memplan.api.state_modes import settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import InfeasibleError
 from memplan.ops.cost import device_for
@@ -22,7 +22,7 @@ from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 from memplan.units import parse_size
 
 TUNED = session_kind("tuned")

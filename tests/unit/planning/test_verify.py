@@ -17,7 +17,7 @@ from memplan.planning.verify import Rejected, ensure
 from memplan.proto.metadata import node_metadata
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 pytestmark = pytest.mark.rejects
 

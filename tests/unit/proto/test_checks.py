@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from helpers import odd_models as odd
 from helpers.odd_models import saved
 from helpers.reading import refused
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 
 Edit = Callable[[onnx.ModelProto], None]
 

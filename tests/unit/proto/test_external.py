@@ -10,7 +10,7 @@ import pytest
 
 from helpers import odd_models as odd
 from helpers.reading import refusal
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import UsageError
 from memplan.proto.external import check_external_data, repoint_external_data
 from memplan.proto.read import read_model

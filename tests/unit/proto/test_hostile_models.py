@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import ModelError
 from memplan.planning import verify
-from memplan.proto.checks import find_fault
 from memplan.proto.metadata import get_metadata
+from memplan.proto.model_checks import find_fault
 
 STEP = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
 g (float[8,8] x) => (float[8,8] y) { h = Relu (x) y = MatMul (h, x) }"""

@@ -12,7 +12,7 @@ from helpers import odd_models as odd
 from helpers.models import SAMPLES
 from helpers.odd_models import saved
 from helpers.reading import refusal
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import ModelError
 from memplan.proto.read import parse_file
 

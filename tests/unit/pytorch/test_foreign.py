@@ -17,7 +17,7 @@ import pytest
 
 from memplan.errors import UsageError
 from memplan.pytorch.foreign import foreign_code, raised, their_turn
-from memplan.pytorch.load import returned_by
+from memplan.pytorch.load_function import returned_by
 
 
 def _umask() -> int:

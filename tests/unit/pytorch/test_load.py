@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.pytorch.load import returned_by, split_target
-from memplan.pytorch.step import TorchStep, as_step, parameter_names
+from memplan.pytorch.load_function import returned_by, split_target
+from memplan.pytorch.torch_step import TorchStep, as_step, parameter_names
 
 SOURCE = """
 import sys

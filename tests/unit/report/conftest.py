@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.models import DIMS, SAMPLES, sample_models
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 
 
 @pytest.fixture(scope="module", params=["tuned", "default"])

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from helpers.analyses import small_graph
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 from memplan.report.chrome_trace import chrome_trace, class_series
 from memplan.simulate.explain import TensorClass
 from memplan.simulate.timeline import live_bytes

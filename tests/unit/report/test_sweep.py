@@ -14,14 +14,14 @@ import pytest
 from helpers.sweeps import NO_PLAN, footprint, planned, search
 from memplan.api.sweep.point import Answer, Failure
 from memplan.api.sweep.request import SweepOptions
-from memplan.api.sweep.result import Sweep, SweepPoint
+from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 from memplan.errors import EXIT_MODEL
 from memplan.report.html.curves import Curve, Figure, Mark, figure_svg
-from memplan.report.html.sweep import sweep_html
+from memplan.report.html.sweep_page import sweep_html
 from memplan.report.sweep_columns import named, varying
 from memplan.report.sweep_csv import sweep_csv
 from memplan.report.terminal.console import show
-from memplan.report.terminal.sweep import headline, render
+from memplan.report.terminal.sweep_text import headline, render
 from memplan.units import parse_size
 
 GIB = 2**30

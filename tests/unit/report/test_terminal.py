@@ -13,14 +13,14 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 from helpers.running import Memplan, runner
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.api.frontier import FrontierPoint
-from memplan.api.validate.result import Run
+from memplan.api.validate.validation import Run
 from memplan.report.html.page import analysis_html
-from memplan.report.terminal.analyze import headline, render
+from memplan.report.terminal.analysis_text import headline, render
 from memplan.report.terminal.console import show
 from memplan.report.terminal.tables import Table, line, listed, shortened
-from memplan.report.terminal.validate import runs_table
+from memplan.report.terminal.validation_text import runs_table
 
 # A title, colours, a cleared screen, workflow commands, a C1 introducer, a reversed direction.
 EVIL = (

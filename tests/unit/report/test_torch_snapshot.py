@@ -7,7 +7,7 @@ import pickletools
 from collections import Counter
 from typing import Any
 
-from memplan.api.analyze import Analysis
+from memplan.api.analysis import Analysis
 from memplan.report.torch_snapshot import torch_snapshot
 from memplan.simulate.arena import simulate_arena
 

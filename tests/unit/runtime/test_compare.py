@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits, digests, load_arrays, save_arrays
-from memplan.runtime.compare import (
+from memplan.runtime.compare_outputs import (
     NOISE,
     TOLERANCE,
     Comparison,

@@ -9,9 +9,9 @@ import pytest
 from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan.processes import child as children
 from memplan.runtime import measure
-from memplan.runtime.failures import INSTALL_CUDA, explain
 from memplan.runtime.gpu import find_gpu
 from memplan.runtime.messages import Failure, RunRequest, Started, StartTask, encode
+from memplan.runtime.run_failures import INSTALL_CUDA, explain
 
 ARENA = (
     "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gemm node. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.runtime.compare import same_bits
+from memplan.runtime.compare_outputs import same_bits
 
 
 def test_the_same_bits_of_another_type_or_shape_are_not_the_same() -> None:

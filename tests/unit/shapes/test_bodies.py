@@ -11,8 +11,8 @@ from onnx import helper
 
 from helpers import odd_models as odd
 from helpers.odd_models import BOOL, FLOAT, INT64, constant, info, model, saved
-from memplan.api.analyze import analyze
-from memplan.shapes.bodies import body_models
+from memplan.api.analysis import analyze
+from memplan.shapes.body_shapes import body_models
 from memplan.shapes.complete import value_types
 from memplan.simulate.opened import open_model
 

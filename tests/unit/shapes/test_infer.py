@@ -12,9 +12,9 @@ from onnx import helper
 from helpers import odd_models as odd
 from helpers.graphs import open_text, parse, tensor
 from helpers.odd_models import FLOAT, constant, info, model, saved
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import ModelError
-from memplan.shapes.checks import check_calls
+from memplan.shapes.shape_checks import check_calls
 from memplan.shapes.tensor_type import TensorType
 
 

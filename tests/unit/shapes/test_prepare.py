@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import odd_models as odd
 from helpers.odd_models import info, saved
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, ModelError, UsageError
 from memplan.shapes.dims import bind_dims, evaluate_dim, symbolic_dims
 from memplan.shapes.infer import stated_types

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.models import SAMPLES
-from memplan.api.analyze import analyze_open
+from memplan.api.analysis import analyze_open
 from memplan.ir.graph import ABSENT
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.allocation import Allocation, Buffer
@@ -343,7 +343,7 @@ def profiled(path: Path, dims: dict[str, int], folder: Path) -> list[dict[str, A
     """Node events of two runs of a tuned session with memory patterns."""
     import onnxruntime
 
-    from memplan.runtime.options import session_options
+    from memplan.runtime.session_options import session_options
 
     options = session_options("tuned", dims)
     options.enable_mem_pattern = True

@@ -9,11 +9,11 @@ import pytest
 
 from helpers.graphs import graph_of
 from helpers.models import SAMPLES
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ops.kernels import cuda_kernels, schema_version
 from memplan.simulate.devices import fallback_notes, place
-from memplan.simulate.order import placed_order
+from memplan.simulate.run_order import placed_order
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from helpers.graphs import KIB, REUSING, TUNED, open_text, tensor
 from helpers.random_graphs import models as random_models
-from memplan.api.analyze import analyze_open
+from memplan.api.analysis import analyze_open
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind

@@ -9,7 +9,7 @@ from helpers.graphs import TUNED, kib, open_text, parse, tensor, timeline_of
 from helpers.offloading import CUDA
 from helpers.proofs import proof
 from memplan.errors import ModelError
-from memplan.proto.checks import find_fault, host_copies
+from memplan.proto.model_checks import find_fault, host_copies
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import on_devices
 from memplan.simulate.pattern import later_runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers.graphs import TUNED, open_text, timeline_of
 from helpers.models import SAMPLES
 from helpers.passes import TWO_WIDE, dotted
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.ir.phases import find_phases
 from memplan.passes.manager import (
     PassManager,

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from helpers.graphs import TUNED, graph_of, names, open_text
 from helpers.random_graphs import models as random_models
 from memplan.ir.graph import Graph
-from memplan.simulate.order import execution_order
+from memplan.simulate.run_order import execution_order
 from memplan.simulate.session import session_kind
 
 DEFAULT = session_kind("default")

@@ -9,14 +9,14 @@ import pytest
 from helpers.graphs import parse
 from helpers.state_graphs import state_step
 from memplan import analyze
-from memplan.api.state import parse_state, settled, state_report
+from memplan.api.state_modes import parse_state, settled, state_report
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import find_contract
 from memplan.proto.metadata import get_metadata
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
-from memplan.simulate.state import EARLY, bind_state, names_of, ordered_for_state, unbound
+from memplan.simulate.state_memory import EARLY, bind_state, names_of, ordered_for_state, unbound
 from memplan.simulate.timeline import simulate
 
 TUNED, PLAIN = session_kind("tuned"), session_kind("default")

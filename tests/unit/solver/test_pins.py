@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from helpers.graphs import graph_of, open_text, parse
 from helpers.random_graphs import models as random_models
 from memplan.ir.graph import Graph
-from memplan.plain.encode import plain_session, seen_as
-from memplan.plain.fences import marked
-from memplan.simulate.order import execution_order
+from memplan.planning.plain.fences import marked
+from memplan.planning.plain.plain_problem import plain_session, seen_as
 from memplan.simulate.pattern import later_runs
+from memplan.simulate.run_order import execution_order
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks

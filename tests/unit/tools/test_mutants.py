@@ -92,7 +92,7 @@ def test_operators_are_changed_one_at_a_time(operators: ModuleType, tmp_path: Pa
 
 
 def test_a_sample_is_the_same_for_a_seed(operators: ModuleType) -> None:
-    area = ["memplan/runtime/compare.py"]
+    area = ["memplan/runtime/compare_outputs.py"]
     names = [m.name for m in operators.sample(area, 5, 3)]
     assert names == [m.name for m in operators.sample(area, 5, 3)]
     assert names != [m.name for m in operators.sample(area, 5, 4)]

@@ -13,7 +13,7 @@ import pytest
 from helpers.networks import FAMILIES, batches, training_step
 from memplan import AccumulatingTrainer, GradOptions, grad
 from memplan.errors import MemplanError, ModelError, UsageError
-from memplan.runtime.options import session_options
+from memplan.runtime.session_options import session_options
 
 pytestmark = pytest.mark.ort
 

@@ -18,7 +18,7 @@ from helpers.networks import FAMILIES, batches
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.proto.metadata import get_metadata
 from memplan.report.terminal.training import render
-from memplan.training.run import TrainOptions, run
+from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
 

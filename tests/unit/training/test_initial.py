@@ -14,7 +14,7 @@ from memplan.errors import MemplanError, UsageError
 from memplan.ir.contract import Role
 from memplan.training.initial import initial_state
 from memplan.training.step_file import StepFile, read_step, require_update
-from memplan.training.weights import read_weights
+from memplan.training.trained_weights import read_weights
 
 STEP = """t (float[4, 2] w, float[2] b, float[4, 2] w.exp_avg, float[3, 4] x, int64 step,
            float[4] mean, float[4] running_var, float lr)

@@ -15,15 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from helpers.graphs import parse
 from memplan import AccumulatingTrainer, AlternatingTrainer, Trainer
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import (
     MemplanError,
     RuntimeUnavailableError,
     TrainingError,
     UsageError,
 )
-from memplan.training.run import TrainOptions, run
+from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
 
@@ -389,9 +389,9 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(
     ],
 )
 def test_seeds_and_threads_have_a_range(wrong: dict[str, int], words: str) -> None:
-    from memplan.api.profile import ProfileOptions
+    from memplan.api.profiling import ProfileOptions
     from memplan.api.sweep.request import SweepOptions
-    from memplan.api.validate.options import ValidateOptions
+    from memplan.api.validate.validate_options import ValidateOptions
 
     kinds: list[Any] = [TrainOptions, ProfileOptions, ValidateOptions]
     for kind in (*kinds, *([SweepOptions] if "seed" in wrong else [])):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from memplan.errors import UsageError
-from memplan.training.weights import read_weights
+from memplan.training.trained_weights import read_weights
 
 VALUES = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
 W = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}

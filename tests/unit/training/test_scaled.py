@@ -13,11 +13,11 @@ import pytest
 from helpers.graphs import parse
 from helpers.networks import FAMILIES, batches
 from memplan import AccumulatingTrainer, GradOptions, Trainer, grad
-from memplan.api.grad.result import TrainingGraph
+from memplan.api.grad.training_graph import TrainingGraph
 from memplan.errors import ModelError, TrainingError
 from memplan.report.terminal.training import render
 from memplan.training.guard import SELECT, with_guard
-from memplan.training.run import TrainOptions, run
+from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
 HUGE = "dynamic{init_scale=3e38,growth_interval=3}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.gradients import Array, check, check_on_runtime, draw, runtime, single
 from helpers.graphs import parse
-from memplan.autodiff.build import Request, build_gradients
+from memplan.autodiff.backward import Request, build_gradients
 
 QUIET = settings(
     deadline=None,

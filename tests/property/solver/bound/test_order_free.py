@@ -18,7 +18,7 @@ from memplan.solver.bound.precedence import Precedence, find_precedence
 from memplan.solver.bound.relaxation import relax
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import Ints
-from memplan.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 
 
 def forever() -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from memplan.api.capture.compare import (
+from memplan.api.capture.compare_steps import (
     GRADIENT_UNITS,
     UNITS,
     ZERO_UNITS,

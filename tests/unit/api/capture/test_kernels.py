@@ -10,7 +10,7 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
-from memplan.api.capture.kernels import kernel_notes, require_kernels
+from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.errors import ModelError
 from memplan.ops.float_types import unsupported_kernels
 from memplan.ops.sharp_edges import sharp_edges
@@ -131,7 +131,7 @@ def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
 
 
 def test_a_road_that_nothing_runs_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import run
+    from memplan.api.capture import capturing
 
     asked: list[onnx.ModelProto] = []
 
@@ -140,7 +140,7 @@ def test_a_road_that_nothing_runs_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
         if len(asked) == 1:
             raise ModelError("no provider runs this", "")
 
-    monkeypatch.setattr(run, "require_kernels", refuse)
+    monkeypatch.setattr(capturing, "require_kernels", refuse)
     x, y = torch.randn(4, 5), torch.randn(4, 3)
     found = captured(memplan.TorchStep(nn.Linear(5, 3), F.mse_loss, (x, y)), "auto")
     assert [road.failure for road in found.roads if road.name != found.via] == [

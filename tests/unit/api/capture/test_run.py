@@ -151,12 +151,12 @@ def test_auto_takes_grad_and_does_not_try_joint_where_that_is_right() -> None:
 
 
 def test_auto_takes_joint_where_grad_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import gradients
+    from memplan.api.capture import step_gradients
 
     def closed(*_: Any) -> Any:
         raise ModelError("not today")
 
-    monkeypatch.setattr(gradients, "by_grad", closed)
+    monkeypatch.setattr(step_gradients, "by_grad", closed)
     capture = captured(step(), via="auto")
     assert capture.via == "joint"
     assert capture.roads[0].failure == "not today"

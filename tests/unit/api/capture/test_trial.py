@@ -12,7 +12,7 @@ pytest.importorskip("onnxscript")
 from memplan.api.capture.trial import _feed_draws
 from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.options import session_options
+from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import open_session, run_step
 
 pytestmark = pytest.mark.ort

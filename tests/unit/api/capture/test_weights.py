@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from memplan.api.capture.weights import (
+from memplan.api.capture.captured_weights import (
     Weight,
     WeightPlace,
     choose_place,

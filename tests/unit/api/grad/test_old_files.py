@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad, gradients
+from memplan.api.grad.differentiate import grad, gradients
+from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError
 
 FORWARD = """

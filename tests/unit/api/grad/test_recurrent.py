@@ -14,9 +14,9 @@ import memplan
 from helpers.gradients import draw, reference, runtime, single
 from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
 from helpers.running import Memplan, runner
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad
-from memplan.autodiff.build import Request, build_gradients
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
+from memplan.autodiff.backward import Request, build_gradients
 from memplan.errors import ModelError
 
 

@@ -13,8 +13,8 @@ import pytest
 from helpers.models import SAMPLES
 from helpers.running import Memplan
 from helpers.training_steps import saved_step, with_dropout
-from memplan.api.rewrite.run import RewriteOptions, rewrite
-from memplan.api.validate.run import ValidateOptions, validate
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.api.validate.validating import ValidateOptions, validate
 from memplan.errors import UsageError
 from memplan.proto.metadata import CHECKPOINT_KEY
 from memplan.units import parse_size

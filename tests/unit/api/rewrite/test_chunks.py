@@ -9,11 +9,11 @@ import pytest
 
 from helpers.chunking import head, layered
 from helpers.graphs import parse
-from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.errors import UsageError
-from memplan.passes.chunk.choose import ChunkRegions
+from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.proto.metadata import CHUNKED, get_metadata
-from memplan.report.terminal.rewrite import equivalence_line
+from memplan.report.terminal.rewrite_text import equivalence_line
 from memplan.units import parse_size
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import memplan
 from helpers.offloading import deep
-from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.errors import UsageError
 from memplan.report.terminal.console import show
-from memplan.report.terminal.rewrite import render
+from memplan.report.terminal.rewrite_text import render
 from memplan.units import parse_size
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.models import SAMPLES
 from helpers.running import Memplan
-from memplan.api.rewrite.run import RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import UsageError
 from memplan.passes.manager import (
     NAMES,

@@ -8,7 +8,7 @@ import pytest
 from helpers.graphs import parse
 from memplan.api.rewrite import proved
 from memplan.api.rewrite.goal import RewriteOptions
-from memplan.api.rewrite.run import rewrite
+from memplan.api.rewrite.rewriting import rewrite
 from memplan.equivalence.prove import Equivalence
 from memplan.units import parse_size
 

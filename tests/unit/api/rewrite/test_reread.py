@@ -13,7 +13,7 @@ from helpers.chunking import layered
 from helpers.graphs import parse
 from memplan.api.rewrite import proved
 from memplan.api.rewrite.reread import ensure_readable
-from memplan.api.rewrite.run import Rewrite, RewriteOptions, rewrite
+from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.errors import EXIT_BUG
 from memplan.planning.verify import Rejected
 from memplan.shapes.prepare import prepare

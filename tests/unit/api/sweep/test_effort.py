@@ -8,7 +8,7 @@ from memplan.api.rewrite.goal import RewriteOptions, strategy_for
 from memplan.api.sweep.effort import DEFAULT_EFFORT, with_effort
 from memplan.api.sweep.request import SweepOptions
 from memplan.errors import UsageError
-from memplan.strategies.builtin import Search
+from memplan.solver.strategies.builtin import Search
 from memplan.units import parse_size
 
 BUDGET = parse_size("60%")

@@ -14,9 +14,9 @@ import pytest
 import memplan
 from helpers.sweeps import batched, swept
 from helpers.training_steps import long_skips
-from memplan.api.sweep import run, solve
+from memplan.api.sweep import solve, sweeping
 from memplan.api.sweep.point import Answer, Failure, Task
-from memplan.api.sweep.result import Status
+from memplan.api.sweep.sweep_result import Status
 from memplan.errors import (
     EXIT_BUG,
     EXIT_ENVIRONMENT,
@@ -42,7 +42,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Task]]:
         asked.append(task)
         return solve.solve(task)
 
-    monkeypatch.setattr(run, "solve", noted)
+    monkeypatch.setattr(sweeping, "solve", noted)
     return asked
 
 
@@ -122,7 +122,7 @@ def test_a_bug_is_told_though_others_have_answers(
             return Failure("ValueError: oops", "", EXIT_BUG)
         return solve.solve(task)
 
-    monkeypatch.setattr(run, "solve", broken)
+    monkeypatch.setattr(sweeping, "solve", broken)
     found = swept(model, dims={"N": [8, 16]})
     assert found.counts == {Status.ANALYZED: 1, Status.FAILED: 1}
     assert found.error is not None
@@ -135,7 +135,7 @@ def test_a_lost_process_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch) -
             for index, item in enumerate(items):
                 yield index, Lost("gone") if index else work(item)
 
-    monkeypatch.setattr(run, "workers_for", lambda *_: Losing())
+    monkeypatch.setattr(sweeping, "workers_for", lambda *_: Losing())
     found = memplan.sweep(model, dims={"N": [8, 16]})
     assert [p.status for p in found.points] == [Status.ANALYZED, Status.FAILED]
     assert found.points[1].failure is not None
@@ -296,7 +296,7 @@ def test_no_model_is_wrong_use() -> None:
 
 def asked(model: Path) -> Task:
     task = Task(
-        run.ModelFile(model, solve.file_digest(model)),
+        sweeping.ModelFile(model, solve.file_digest(model)),
         (("N", 8),),
         "tuned",
         "cpu",

@@ -11,9 +11,9 @@ import pytest
 from helpers.graphs import TUNED, open_text, parse
 from helpers.offloading import CUDA
 from helpers.running_inside import without_children
-from memplan.api.validate import run
+from memplan.api.validate import validating
 from memplan.api.validate.clones import clone_findings, order_kept
-from memplan.api.validate.run import ValidateOptions, validate
+from memplan.api.validate.validating import ValidateOptions, validate
 from memplan.runtime.messages import Measurement, NodeRun
 from memplan.simulate.opened import on_devices
 from memplan.simulate.timeline import simulate
@@ -90,7 +90,7 @@ def test_another_order_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     onnx.save(parse(TEXT), tmp_path / "m.onnx")
     options = ValidateOptions(runs=1, plain=False)
     assert validate(tmp_path / "m.onnx", tmp_path / "m.onnx", options).proved
-    monkeypatch.setattr(run, "order_kept", lambda *_: False)
+    monkeypatch.setattr(validating, "order_kept", lambda *_: False)
     found = validate(tmp_path / "m.onnx", tmp_path / "m.onnx", options)
     assert [f.part for f in found.findings] == ["nodes"]
     assert not found.proved

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from memplan.api.validate.interface import removed_names, removed_notes, some_names, without_inputs
+from memplan.api.validate.same_interface import (
+    removed_names,
+    removed_notes,
+    some_names,
+    without_inputs,
+)
 
 
 def test_names_that_are_gone_in_a_file(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from helpers.graphs import open_text
-from memplan.api.validate.memory import (
+from memplan.api.validate.measured_memory import (
     Doubt,
     budget_findings,
     doubt,
     prediction_differences,
     rise_findings,
 )
-from memplan.api.validate.result import Run
+from memplan.api.validate.validation import Run
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 

@@ -10,7 +10,7 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
-from memplan.api.capture.gradients import by_grad
+from memplan.api.capture.step_gradients import by_grad
 from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.scaling import parse_loss_scale

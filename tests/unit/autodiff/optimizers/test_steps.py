@@ -12,8 +12,8 @@ import pytest
 
 from helpers.gradients import Array, draw, reference
 from helpers.graphs import open_text, parse
-from memplan.api.grad.result import GradOptions
-from memplan.api.grad.run import grad
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.errors import UsageError
 from memplan.ir.graph import Phase

@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from helpers.gradients import Array, check, draw, runtime
-from memplan.autodiff.build import Request, build_gradients
+from memplan.autodiff.backward import Request, build_gradients
 from memplan.errors import ModelError
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'

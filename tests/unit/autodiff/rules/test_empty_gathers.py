@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from helpers.gradients import runtime
-from memplan.autodiff.build import Request, build_gradients
+from memplan.autodiff.backward import Request, build_gradients
 
 pytestmark = pytest.mark.ort
 

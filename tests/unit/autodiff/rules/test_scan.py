@@ -11,9 +11,9 @@ import pytest
 
 from helpers.gradients import check, draw, reference, runtime
 from helpers.scans import MIXED, ODD, RNN, feeds_for, model_of_text
-from memplan.autodiff.build import Request, build_gradients
+from memplan.autodiff.backward import Request, build_gradients
 from memplan.errors import ModelError, UsageError
-from memplan.loops.layers import scan_layers
+from memplan.passes.loops.loop_layers import scan_layers
 
 
 @pytest.mark.parametrize("wish", ["none", "all", "auto"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.gradients import Array, reference, single
-from memplan.autodiff.build import Request, build_gradients
+from memplan.autodiff.backward import Request, build_gradients
 
 X = np.asarray([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0])
 DY = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])

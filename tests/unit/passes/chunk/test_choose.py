@@ -17,8 +17,8 @@ from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.ops.cost import flops
 from memplan.passes.chunk.asked import LAYERS, REGIONS, Asked, parse_chunks
-from memplan.passes.chunk.choose import ChunkRegions
-from memplan.passes.chunk.state import State, state_of
+from memplan.passes.chunk.choose_chunks import ChunkRegions
+from memplan.passes.chunk.chunk_state import State, state_of
 from memplan.simulate.timeline import simulate
 
 BIG = head(rows=2048, width=8, classes=512)

@@ -14,9 +14,9 @@ from helpers.graphs import TUNED, parse
 from helpers.proofs import proof
 from memplan.ir.graph import Graph
 from memplan.ops.cost import flops
-from memplan.passes.chunk.candidates import facts_of, seeds
-from memplan.passes.chunk.layers import ChunkLayers
-from memplan.passes.chunk.state import State, chunked, state_of
+from memplan.passes.chunk.chunk_candidates import facts_of, seeds
+from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.chunk.chunk_state import State, chunked, state_of
 from memplan.passes.chunk.turn import Turn, turns
 from memplan.simulate.timeline import simulate
 

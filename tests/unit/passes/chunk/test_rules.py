@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from helpers.chunking import Array, runs
 from helpers.graphs import open_text
 from memplan.ir.graph import ABSENT
-from memplan.passes.chunk.rules import uses
+from memplan.passes.chunk.axis_rules import uses
 from memplan.passes.chunk.uses import RULES, SUM, WHOLE, Facts, Use
 from memplan.shapes.fold import small_constants
 from memplan.shapes.prepare import prepare

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from helpers.graphs import parse
-from memplan.api.analyze import analyze
+from memplan.api.analysis import analyze
 from memplan.report.html.page import analysis_html
 
 HOSTILE = "n\x1b]0;title\x07\x1b[2J\n::error file=x.py::told\r\u202eleft\u2028\x9b31m"

@@ -17,12 +17,12 @@ from onnx import helper
 
 from helpers.analyses import small_graph
 from helpers.models import SAMPLES
-from memplan.api.analyze import Analysis, analyze
+from memplan.api.analysis import Analysis, analyze
 from memplan.report.chrome_trace import chrome_trace, class_series
 from memplan.report.html.chart import MAX_POINTS, kept_steps
-from memplan.report.html.names import shorten
 from memplan.report.html.page import analysis_html
 from memplan.report.html.sections import module_section, narrowing_section
+from memplan.report.html.short_names import shorten
 from memplan.report.torch_snapshot import torch_snapshot
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.explain import Stash, TensorClass

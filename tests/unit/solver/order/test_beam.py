@@ -13,7 +13,7 @@ from helpers.orders import CHAINS, excess
 from helpers.problems import Case, Op
 from helpers.steps import irregular, random_step
 from memplan.planning.planner import PlanRequest, prepare
-from memplan.simulate.order import execution_order
+from memplan.simulate.run_order import execution_order
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence

@@ -8,7 +8,7 @@ from helpers.problems import Case, Op
 from helpers.searching import LONG_SKIP, bridge, check
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
-from memplan.strategies.builtin import Keep
+from memplan.solver.strategies.builtin import Keep
 
 FIXED = SearchOptions(order=False, iterations=40)
 

@@ -11,7 +11,7 @@ from memplan.solver.problem import Decision
 from memplan.solver.search import anytime as search
 from memplan.solver.search.anytime import AnytimeSearch, solve
 from memplan.solver.search.params import RoundParams, SearchOptions, SearchParams
-from memplan.strategies.builtin import Search
+from memplan.solver.strategies.builtin import Search
 
 FIXED = SearchOptions(order=False, iterations=40)
 

@@ -1,0 +1,431 @@
+"""``analyze``: a file, a session kind, dims → what every byte of the peak is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memplan.api.floor_sentence import FloorReport, floor_report
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.state_modes import confirmed, contract_of, settled, state_report
+from memplan.api.summary import Rows, Summary
+from memplan.api.versions import runtime_json, version_notes
+from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.ir.contract import Contract
+from memplan.ir.graph import Graph, Phase
+from memplan.ir.phases import Phases, count_phases
+from memplan.ops.float_types import unsupported_kernels, unsupported_notes
+from memplan.ops.sharp_edges import edge_notes, sharp_edges
+from memplan.passes.loops.loop_layers import ScanLayer, scan_layers
+from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
+from memplan.planning.plain.as_loaded import as_loaded, changes_at_load, narrow_types
+from memplan.processes.garbage import collector_paused
+from memplan.proto.model_checks import host_copies
+from memplan.runtime.installed import NAME
+from memplan.shapes.tensor_type import FLOATS
+from memplan.simulate.devices import fallback_notes, fallbacks_json
+from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.narrowing import narrowings
+from memplan.simulate.opened import OpenModel, on_devices, open_model
+from memplan.simulate.pattern import LaterRuns, later_runs
+from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.state_memory import bind_state, unbound
+from memplan.simulate.timeline import Timeline, removable_casts, simulate
+from memplan.units import counted, format_bytes
+
+SCHEMA = "memplan.analysis/1"
+# Raised whenever the memory model changes, so that a lock never reads that as a regression.
+ACCOUNTING_VERSION = 5
+NO_BACKWARD = "there is no backward part, so nothing is kept for one and nothing can be recomputed"
+_LOOPS_AS_THEY_ARE = (
+    "the floor is that of the loops as they are; with less stored by their steps "
+    "(rewrite --scan-recompute) it may be lower"
+)
+_PATTERNS_INSIDE = (
+    "memory patterns inside the bodies of control-flow nodes are not simulated: runs may take more "
+    "than predicted, those after the first most of all"
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Analysis(Summary):
+    """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
+
+    ``floor_with_workspace_bytes`` is the certified structural floor that a budget is held against,
+    resident bytes included, and ``floor_reason`` what pins it; ``floor_bytes`` is that of tensors
+    alone, without kernel workspace. ``recurrent`` are forward loops with the backward loops that
+    read what they stacked.
+
+    ``as_loaded``: the nodes are those that a session of this kind holds once it has loaded the
+    file; else the file's own, which the session may change. ``inexact`` are the assumptions for
+    which a run may take more or less. ``asked`` is the runtime that was asked, empty where the
+    file's own nodes are what a session runs. ``contract``: what inputs and outputs are to training.
+    """
+
+    path: Path
+    fingerprint: str
+    session: SessionKind
+    dims: Mapping[str, int]
+    timeline: Timeline
+    phases: Phases
+    modules: tuple[str, ...]
+    floor_bytes: int
+    floor_with_workspace_bytes: int
+    floor_reason: str
+    by_class: Mapping[TensorClass, int]
+    at_peak: tuple[Live, ...]
+    stashes: tuple[Stash, ...]
+    assumptions: tuple[str, ...]
+    scans: tuple[ScanLayer, ...] = ()
+    recurrent: tuple[RecurrentPair, ...] = ()
+    as_loaded: bool = True
+    inexact: tuple[str, ...] = ()
+    asked: str = ""
+    contract: Contract | None = None
+
+    @property
+    def floor(self) -> FloorReport:
+        """The floor, what could lower it, and where the next one lies."""
+        from memplan.simulate.floor import structural_floor
+
+        pairs = self.contract.new_values if self.contract else {}
+        tuned = self.session.name == "tuned"
+        floor = structural_floor(self.graph, self.timeline)
+        return floor_report(floor, self.graph, self.timeline, pairs if tuned else {})
+
+    @property
+    def later(self) -> LaterRuns | None:
+        """What every run after the first takes in a session with a memory pattern; else None."""
+        return later_runs(self.timeline) if self.session.name == "default" else None
+
+    def with_state_in_place(self) -> Timeline | None:
+        """The same step with its state bound (:mod:`memplan.simulate.state_memory`).
+
+        None where there is none to bind, where it is bound, and for plain sessions.
+        """
+        pairs = self.contract.new_values if self.contract else {}
+        timeline, tuned = self.timeline, self.session.name == "tuned"
+        if not pairs or not tuned or self.graph.state is not None:
+            return None
+        loss = self.phases.loss
+        known = "" if loss is None else self.graph.tensors[loss].name
+        provider = self.session.provider
+        graph = bind_state(self.graph, pairs, timeline.order, provider, loss=known)
+        return simulate(graph, self.session, timeline.devices)
+
+    @property
+    def graph(self) -> Graph:
+        """The analyzed graph."""
+        return self.timeline.graph
+
+    @property
+    def peak_node(self) -> str:
+        """Name of the node that runs at the peak."""
+        timeline = self.timeline
+        return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
+
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether the graph has no backward part."""
+        return not {Phase.BACKWARD, Phase.UPDATE}.intersection(self.phases.of)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        timeline = self.timeline
+        classes = sorted(self.by_class.items(), key=lambda item: -item[1])
+        return (
+            ("Analysis", f"of {self.path}"),
+            ("peak", f"{format_bytes(timeline.peak_bytes)} = {timeline.peak_bytes:,} B"),
+            ("", f"at step {timeline.peak_step}/{len(timeline.order)}: {self.peak_node}"),
+            ("with workspace", f"{timeline.peak_with_workspace_bytes:,} B"),
+            ("resident", f"{timeline.resident_bytes:,} B"),
+            ("floor", f"{self.floor_with_workspace_bytes:,} B: {self.floor_reason}"),
+            ("at the peak", ", ".join(f"{name} {format_bytes(n)}" for name, n in classes)),
+            ("stashes", f"{len(self.stashes):,}, {sum(s.nbytes for s in self.stashes):,} B"),
+            ("session", f"{self.session.name} on {self.session.provider}"),
+            ("assumptions", f"{len(self.assumptions)}"),
+        )
+
+    @property
+    def stashes_by_module(self) -> dict[str, list[Stash]]:
+        """Stashes per module, the module with the most bytes first."""
+        found: dict[str, list[Stash]] = {}
+        for stash in self.stashes:
+            found.setdefault(stash.module, []).append(stash)
+        return dict(sorted(found.items(), key=lambda item: -sum(s.nbytes for s in item[1])))
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        timeline = self.timeline
+        result: dict[str, object] = {
+            "schema": SCHEMA,
+            "model": {
+                "path": str(self.path),
+                "nodes": len(self.graph.nodes),
+                "tensors": len(self.graph.tensors),
+                "fingerprint": self.fingerprint,
+            },
+            "session": self.session.name,
+            "provider": self.session.provider,
+            "dims": dict(self.dims),
+            "accounting_version": ACCOUNTING_VERSION,
+            "peak_bytes": timeline.peak_bytes,
+            "peak_with_workspace_bytes": timeline.peak_with_workspace_bytes,
+            "resident_bytes": timeline.resident_bytes,
+            "dynamic_peak_bytes": timeline.dynamic_peak_bytes,
+            "peak_step": timeline.peak_step,
+            "peak_node": self.peak_node,
+            "steps": len(timeline.order),
+            "floor_bytes": self.floor_bytes,
+            "floor_with_workspace_bytes": self.floor_with_workspace_bytes,
+            "floor_reason": self.floor_reason,
+            **self.floor.as_json(),
+            "phases": {str(k): v for k, v in count_phases(self.phases).items()},
+            "by_class": {str(k): v for k, v in self.by_class.items()},
+            "at_peak": [_live_json(live) for live in self.at_peak],
+            "stash_bytes": sum(stash.nbytes for stash in self.stashes),
+            "stash_by_module": {
+                module: sum(stash.nbytes for stash in stashes)
+                for module, stashes in self.stashes_by_module.items()
+            },
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
+            "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
+            "recurrent": [pair.as_json() for pair in self.recurrent],
+            "assumptions": list(self.assumptions),
+            "as_loaded": self.as_loaded,
+            "exact": not self.inexact,
+            "runtime": runtime_json(self.session.provider),
+        }
+        state = state_report(self.graph)
+        if state is not None:
+            result["state"] = state.as_json()
+        bound = self.with_state_in_place()
+        if bound is not None:
+            result["with_state_in_place"] = {
+                "peak_bytes": bound.peak_bytes,
+                "peak_with_workspace_bytes": bound.peak_with_workspace_bytes,
+            }
+        later = self.later
+        if later is not None:
+            result["later_runs"] = {
+                "peak_bytes": later.peak_bytes,
+                "peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+            }
+        devices = timeline.devices
+        if devices is not None:
+            result["cpu_nodes"] = fallbacks_json(devices)
+            result["host_dynamic_peak_bytes"] = (
+                0 if timeline.host is None else int(timeline.host.max(initial=0))
+            )
+        return result
+
+
+def _live_json(live: Live) -> dict[str, object]:
+    return {
+        "name": live.name,
+        "nbytes": live.nbytes,
+        "class": str(live.tensor_class),
+        "producer": live.producer,
+        "birth": live.birth,
+        "death": live.death,
+        "held_by": live.held_by,
+        "module": live.module,
+    }
+
+
+def analyze(
+    path: Model,
+    dims: Mapping[str, int] | None = None,
+    *,
+    session: str = "tuned",
+    provider: str = "cpu",
+    loss: str | None = None,
+    state: str | Sequence[str] = (),
+) -> Analysis:
+    """Predict the memory of one training step of the model in ``path``.
+
+    Args:
+        path: an ONNX training graph: a path or a ``ModelProto``.
+        dims: values for symbolic dimensions.
+        session: ``tuned`` or ``default``.
+        provider: ``cpu`` or ``cuda``.
+        loss: name of the loss output, where the search would pick another.
+        state: where new weights and moments lie: ``in-place``, ``apart``, or pairs ``OUT=IN``
+            (:mod:`memplan.api.state_modes`).
+
+    Raises:
+        ModelError: the model cannot be read or a shape stays unknown; or there is no state to be
+            in place.
+        UsageError: an unknown dimension, loss output, session or provider was named.
+    """
+    kind = session_kind(session, provider)
+    asked = (state,) if isinstance(state, str) else tuple(state)
+    with as_file(path) as file:
+        model = confirmed(settled(open_model(file, dims, loss, partly=True), kind, asked))
+        analysis = analyze_session(model, kind, loss)
+    return replace(analysis, path=shown_path(path))
+
+
+@collector_paused()
+def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) -> Analysis:
+    """The same for a model that is already open, with its own nodes.
+
+    ``held``: they are what a session holds once it has loaded the file.
+    """
+    from memplan.simulate.floor import structural_floor
+
+    if session.name == "default":
+        model = replace(model, graph=unbound(model.graph))
+    timeline = simulate(model.graph, session, model.devices)
+    explainer = Explainer(timeline, model.phases, model.modules)
+    floor = structural_floor(model.graph, timeline)
+    prepared = model.prepared
+    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
+    changes = () if held else _change_notes(model, session)
+    patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
+    provider = (*_provider_notes(model, session), *version_notes(session.provider))
+    wrong, failing = ((), ()) if held else runtime_faults(model, session.provider)
+    contract = contract_of(model)
+    return Analysis(
+        path=model.prepared.path,
+        fingerprint=model.prepared.fingerprint,
+        session=session,
+        dims=model.prepared.dims,
+        timeline=timeline,
+        phases=model.phases,
+        modules=model.modules,
+        floor_bytes=timeline.resident_bytes + floor.nbytes,
+        floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
+        floor_reason=floor.loaded.describe(model.graph),
+        by_class=explainer.by_class(timeline.peak_step),
+        at_peak=tuple(explainer.at_peak()),
+        stashes=tuple(explainer.stashes()),
+        assumptions=(
+            *(contract.notes if model.graph.state is not None else ()),
+            *prepared.assumptions,
+            *fallback_notes(model.devices),
+            *timeline.assumptions,
+            *changes,
+            *patterns,
+            *provider,
+            *failing,
+            *wrong,
+            *no_backward_notes(model),
+            *([_LOOPS_AS_THEY_ARE] if pairs else []),
+        ),
+        scans=scan_layers(model.prepared.proto, model.prepared.types),
+        recurrent=pairs,
+        contract=contract,
+        as_loaded=not changes,
+        inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider, *failing),
+    )
+
+
+def analyze_session(
+    model: OpenModel, session: SessionKind, loss: str | None = None, *, portable: bool = False
+) -> Analysis:
+    """Analyze what a session of the kind holds of a model once it has loaded it.
+
+    Where that may differ from the file, the runtime is asked: it loads the file and runs nothing.
+    Where it cannot be asked, the file's own nodes are analyzed, and the assumptions say so.
+
+    Args:
+        model: a file that was opened.
+        session: its kind.
+        loss: name of the loss output, where the search would pick another.
+        portable: without layouts that depend on the processor: the same figures on any machine
+            with this version of the runtime.
+    """
+    own = on_devices(model, session, loss)
+    if not changes_at_load(model.graph, session):
+        return analyze_open(own, session)
+    try:
+        held = as_loaded(model, session, loss, portable=portable)
+    except (RuntimeUnavailableError, MemplanError) as error:
+        analysis = analyze_open(own, session)
+        note = f"the runtime could not be asked how it loads the file: {error.message}"
+        return replace(
+            analysis,
+            assumptions=(*analysis.assumptions, note),
+            inexact=(*analysis.inexact, note),
+        )
+    analysis = analyze_open(held.model, held.kind, held=True)
+    wrong, failing = runtime_faults(model, session.provider)
+    return replace(
+        analysis,
+        session=session,
+        fingerprint=model.prepared.fingerprint,
+        asked=f"{NAME} {held.runtime}",
+        assumptions=(*analysis.assumptions, *failing, *wrong),
+        inexact=(*analysis.inexact, *failing),
+    )
+
+
+def runtime_faults(model: OpenModel, provider: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What ONNX Runtime computes wrongly of a file, and what it cannot run, each in sentences."""
+    prepared = model.prepared
+    edges = sharp_edges(prepared.bound, prepared.types)
+    failing = unsupported_kernels(prepared.bound, provider, prepared.types)
+    return edge_notes(edges, provider), unsupported_notes(failing, provider)
+
+
+def no_backward_notes(model: OpenModel) -> tuple[str, ...]:
+    """For a graph without a backward part: that there is none, and the command that makes one."""
+    if {Phase.BACKWARD, Phase.UPDATE}.intersection(model.phases.of):
+        return ()
+    return (f"{NO_BACKWARD}; {grad_command(model)} makes one",)
+
+
+def grad_command(model: OpenModel) -> str:
+    """The ``memplan grad`` to type for a forward graph, with the names of its outputs."""
+    graph, path = model.graph, model.prepared.path
+    outputs = [graph.tensors[t] for t in graph.outputs]
+    loss = model.phases.loss
+    if loss is not None:
+        what = f"--loss {shlex.quote(graph.tensors[loss].name)}"
+    else:
+        floats = [t.name for t in outputs if t.dtype in FLOATS and t.shape]
+        what = f"--loss cross-entropy --logits {shlex.quote((floats or ['NAME'])[0])}"
+    step = path.with_name(f"{path.stem}.step.onnx")
+    return f"memplan grad {shlex.quote(str(path))} -o {shlex.quote(str(step))} {what}"
+
+
+def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
+    """Where a session may hold other nodes than those that are analyzed."""
+    if not changes_at_load(model.graph, session):
+        return ()
+    if session.name == "default":
+        return (
+            "default session: order and buffer reuse of the file's own nodes are simulated; what "
+            "ONNX Runtime fuses when it loads the file is not in the figures",
+        )
+    pairs = removable_casts(model.graph)
+    notes = []
+    if pairs:
+        notes.append(
+            f"{counted(len(pairs), 'pair')} of Casts may be removed when ONNX Runtime loads the "
+            f"model ({pairs[0]}); counted as if they stayed"
+        )
+    if narrow_types(model.graph, session):
+        notes.append(
+            "float16 and bfloat16: ONNX Runtime puts Casts around nodes that have no such kernel "
+            "on the CPU; they are not in the figures"
+        )
+    return tuple(notes)
+
+
+def _provider_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:
+    """What a file alone cannot tell of a provider."""
+    if session.provider != "cuda":
+        if not (copies := host_copies(model.prepared.proto)):
+            return ()
+        return (
+            f"the CPU provider does not run this file: {counted(copies, 'node')} copy tensors to "
+            "the host or back (--provider cuda); host copies are counted like any tensor",
+        )
+    return (
+        "cuda: cuDNN and cuBLAS workspaces are not known in advance and count as 0; the "
+        "tables were measured without a GPU",
+    )

@@ -1,0 +1,199 @@
+"""What came of holding a captured step against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+
+from memplan.api.capture.compare_steps import Difference
+from memplan.errors import EXIT_FINDING, MemplanError
+from memplan.units import counted, format_bytes
+
+_SHOWN = 3
+_KINDS = {
+    "draws": "draw",
+    "loss": "loss",
+    "gradient": "gradient",
+    "metric": "metric",
+    "buffer": "buffer",
+    "parameter": "new parameter",
+    "state": "new state tensor",
+}
+"""What may differ, in the order in which it is told, and what one is called."""
+
+
+class Verdict(StrEnum):
+    """Whether a captured step is PyTorch's."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A captured step beside PyTorch's, on the example batch.
+
+    Errors are relative to the largest entry of a tensor, infinite where one is not finite.
+
+    Attributes:
+        verdict: what came of it.
+        reason: why it was skipped.
+        loss_error: of the loss.
+        gradient_error: the largest of all gradients; ``worst`` has it, of ``gradients`` compared.
+        own_error: what PyTorch's gradients differ from those computed in float64 in the middle.
+        buffer_error: the largest of all buffers that the step renews.
+        update_error: the largest of all new parameters and optimizer state, against PyTorch's
+            optimizer given the graph's gradients.
+        steps: how many steps were compared.
+        draws: random draws of a step that both were given.
+        not_checked: what was left out, and why.
+        differences: what is not PyTorch's; empty unless ``verdict`` says so.
+        causes: what probably made it so.
+        seconds: that the check took.
+        eager_seconds: that PyTorch took for one step.
+        eager_peak_bytes: parameters, buffers, optimizer state and batch, and the most that tensors
+            made in PyTorch's step took at a time.
+        captured_seconds: that the graph took in a plain session.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    loss_error: float | None = None
+    gradient_error: float | None = None
+    worst: str = ""
+    gradients: int = 0
+    own_error: float | None = None
+    buffer_error: float | None = None
+    update_error: float | None = None
+    steps: int = 0
+    draws: int = 0
+    not_checked: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    causes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    eager_seconds: float | None = None
+    eager_peak_bytes: int | None = None
+    captured_seconds: float | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The report, a line each."""
+        if self.verdict is Verdict.SKIPPED:
+            return (f"not checked against PyTorch: {self.reason}",)
+        left = tuple(f"not checked: {text}" for text in self.not_checked)
+        return (self._headline, *left, *self._beside)
+
+    @property
+    def _headline(self) -> str:
+        if self.verdict is Verdict.DIFFERS:
+            return f"differs from PyTorch: {self.summary}"
+        parts = [
+            f"loss within {self.loss_error or 0:.1g}",
+            f"{counted(self.gradients, 'gradient')} within {self.gradient_error or 0:.1g}",
+        ]
+        if self.update_error is not None:
+            parts.append(f"{counted(self.steps, 'update')} within {self.update_error:.1g}")
+        if self.own_error is not None:
+            parts.append(f"PyTorch's own rounding {self.own_error:.1g}")
+        if self.draws:
+            parts.append(f"the same {counted(self.draws, 'random draw')} in both")
+        return f"checked against PyTorch: {', '.join(parts)} ({self.seconds:.1f} s)"
+
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        if self.eager_seconds is None or self.captured_seconds is None:
+            return ()
+        peak = format_bytes(self.eager_peak_bytes or 0)
+        return (
+            f"eager PyTorch: peak {peak}, {_milliseconds(self.eager_seconds)} a step; captured: "
+            f"{_milliseconds(self.captured_seconds)} in a plain session",
+        )
+
+    @property
+    def summary(self) -> str:
+        """What differs, in a line."""
+        return "; ".join(_summed(self.differences))
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "verdict": str(self.verdict),
+            "reason": self.reason,
+            "loss_error": _number(self.loss_error),
+            "gradient_error": _number(self.gradient_error),
+            "worst": self.worst,
+            "gradients": self.gradients,
+            "own_error": _number(self.own_error),
+            "buffer_error": _number(self.buffer_error),
+            "update_error": _number(self.update_error),
+            "steps": self.steps,
+            "draws": self.draws,
+            "not_checked": list(self.not_checked),
+            "differences": [
+                {
+                    "kind": each.kind,
+                    "name": each.name,
+                    "error": _number(each.error),
+                    "tolerance": _number(each.tolerance),
+                    "step": each.step,
+                    "place": each.place,
+                }
+                for each in self.differences
+            ],
+            "causes": list(self.causes),
+            "seconds": round(self.seconds, 2),
+            "eager_seconds": self.eager_seconds,
+            "eager_peak_bytes": self.eager_peak_bytes,
+            "captured_seconds": self.captured_seconds,
+        }
+
+
+class CaptureDiffersError(MemplanError):
+    """The captured step is not PyTorch's; nothing was written.
+
+    ``check`` has the figures, of the method that was tried last.
+    """
+
+    exit_code = EXIT_FINDING
+
+    def __init__(self, message: str, hint: str, check: Check) -> None:
+        super().__init__(message, hint)
+        self.check = check
+
+
+def _summed(differences: Sequence[Difference]) -> list[str]:
+    """Differences by kind: how many, how far off the worst is, and the names of some."""
+    texts = []
+    for kind, what in _KINDS.items():
+        found = [each for each in differences if each.kind == kind]
+        if not found:
+            continue
+        if kind == "draws":
+            texts += [each.name for each in found]
+            continue
+        worst = max(found, key=lambda each: each.error)
+        off = f"off by {worst.error:.2g} ({worst.tolerance:.1g} would be rounding)"
+        if not isfinite(worst.error):
+            off = "infinitely far off, or in another shape"
+        if kind == "loss":
+            texts.append(f"the loss is {off}")
+            continue
+        ordered = sorted(found, key=lambda each: -each.error)
+        names = [f"'{d.name}'" + (f" of {d.place}" if d.place else "") for d in ordered[:_SHOWN]]
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        texts.append(f"{counted(len(found), what)} off, the worst {off}: {', '.join(names)}{more}")
+    return texts
+
+
+def _number(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    if value is None or abs(value) < float("inf"):
+        return value
+    return "inf"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.2f} ms"

@@ -1,0 +1,157 @@
+"""What ``capture`` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.api.capture.capture_check import Check
+from memplan.api.summary import Rows, Summary
+from memplan.ir.contract import FOUND_INF, Contract, Role
+from memplan.units import format_bytes
+
+SCHEMA = "memplan.capture/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """One way from the step to a graph, as it was tried.
+
+    ``name`` is ``grad`` or ``joint``. ``peak_bytes`` and ``stash_bytes`` are simulated for a tuned
+    session on the CPU at the sizes of the example batch; None where it did not lead to a graph.
+    ``failure`` says why it was not taken.
+    """
+
+    name: str
+    nodes: int = 0
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    stash_bytes: int | None = None
+    failure: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "name": self.name,
+            "nodes": self.nodes,
+            "seconds": round(self.seconds, 2),
+            "peak_bytes": self.peak_bytes,
+            "stash_bytes": self.stash_bytes,
+            "failure": self.failure,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Capture(Summary):
+    """A captured training step; ``output`` is None if nothing was written.
+
+    Attributes:
+        source: what was captured.
+        output: the file.
+        data: the file that holds the weights, if they are apart.
+        model: the graph. Its weights are in it unless they are apart or were left out.
+        via: the road that was taken: ``grad`` or ``joint``.
+        roads: what was tried.
+        contract: what every input and output is.
+        trained: parameters by which the loss was differentiated.
+        frozen: parameters that are read and not trained; constants of the graph, or inputs.
+        frozen_inputs: those of them, and the buffers, that are inputs which nothing renews.
+        unused: parameters that the loss does not depend on; not in the graph.
+        dims: the sizes of dynamic dimensions in the example batch.
+        optimizer: its kind, or None: the gradients are outputs.
+        lr: the default of the learning rate, or None.
+        loss_scale: as ``--loss-scale`` takes it; ``none``: the loss is not scaled.
+        clip_norm: the norm that gradients are clipped to, or None.
+        clip_value: what their elements are clipped to, or None.
+        weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
+        ema_decay: that of the averages of the weights, or None.
+        notes: what the user should know.
+        check: what came of holding it against PyTorch; None: that was not asked for.
+        torch: the version of PyTorch.
+    """
+
+    source: str
+    output: Path | None
+    data: Path | None
+    model: onnx.ModelProto
+    via: str
+    roads: tuple[Road, ...]
+    contract: Contract
+    trained: tuple[str, ...]
+    frozen: tuple[str, ...]
+    unused: tuple[str, ...]
+    dims: Mapping[str, int]
+    optimizer: str | None
+    lr: float | None
+    weights: str
+    weight_bytes: int
+    notes: tuple[str, ...] = ()
+    torch: str = ""
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    loss_scale: str = "none"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    check: Check | None = None
+    frozen_inputs: tuple[str, ...] = ()
+    ema_decay: float | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The outputs beside the loss that the loss function names."""
+        return tuple(name for name in self.contract.named(Role.OUTPUT) if name != FOUND_INF)
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """The inputs to feed in every step."""
+        return self.contract.named(Role.BATCH)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        return (
+            ("Capture", f"of {self.source}"),
+            ("road", self.via),
+            ("nodes", f"{len(self.model.graph.node):,}"),
+            (f"by {len(self.trained)}", ", ".join(self.trained)),
+            ("batch", ", ".join(self.batch)),
+            ("optimizer", self.optimizer or "none: the gradients are outputs"),
+            ("weights", f"{format_bytes(self.weight_bytes)}, {self.weights}"),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "via": self.via,
+            "roads": [road.as_json() for road in self.roads],
+            "nodes": len(self.model.graph.node),
+            "loss": self.contract.loss,
+            "batch": {name: list(self.sizes[name]) for name in self.batch},
+            "dims": dict(self.dims),
+            "trained": list(self.trained),
+            "frozen": list(self.frozen),
+            "frozen_inputs": list(self.frozen_inputs),
+            "averages": list(self.contract.named(Role.AVERAGE)),
+            "ema_decay": self.ema_decay,
+            "metrics": list(self.metrics),
+            "unused": list(self.unused),
+            "optimizer": self.optimizer,
+            "lr": self.lr,
+            "loss_scale": self.loss_scale,
+            "clip_norm": self.clip_norm,
+            "clip_value": self.clip_value,
+            "roles": {name: str(role) for name, role in self.contract.roles.items()},
+            "new_values": dict(self.contract.new_values),
+            "gradients": dict(self.contract.gradients),
+            "weights": self.weights,
+            "weight_bytes": self.weight_bytes,
+            "notes": list(self.notes),
+            "check": None if self.check is None else self.check.as_json(),
+            "torch": self.torch,
+            "output": str(self.output) if self.output is not None else None,
+            "data": str(self.data) if self.data is not None else None,
+        }

@@ -1,0 +1,147 @@
+"""The last of a captured graph: what is constant, defaults, and the training contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from memplan.api.capture.captured_weights import (
+    Weight,
+    WeightPlace,
+    choose_place,
+    declare_constants,
+)
+from memplan.api.capture.step_gradients import Trained
+from memplan.autodiff.optimizers.optimizer import STEP
+from memplan.autodiff.optimizers.updates import Updates
+from memplan.ir.contract import Contract, Role
+from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.nodes import names_read
+from memplan.pytorch.program import Exported
+from memplan.pytorch.reading import Reading
+from memplan.pytorch.values import onnx_type
+from memplan.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The graph to be written, without its weights, and the weights.
+
+    ``place``: where these go; if nowhere, all of them are inputs. ``frozen`` are parameters that it
+    reads and does not train, constants of it but for those that are ``given``: inputs that nothing
+    renews. ``unused`` are those that it does not have.
+    """
+
+    model: onnx.ModelProto
+    weights: Mapping[str, Weight]
+    place: WeightPlace
+    contract: Contract
+    frozen: tuple[str, ...]
+    unused: tuple[str, ...]
+    notes: tuple[str, ...]
+    given: tuple[str, ...] = ()
+
+
+def finish(
+    reading: Reading,
+    exported: Exported,
+    trained: Trained,
+    asked: str = WeightPlace.AUTO,
+    output: Path | None = None,
+) -> Finished:
+    """Complete a training graph, in place.
+
+    Args:
+        reading: the step.
+        exported: its graph.
+        trained: the training graph.
+        asked: where the weights are to go.
+        output: the file to be written; None: there is none.
+
+    Raises:
+        UsageError: the weights cannot go there.
+    """
+    graph = trained.model.graph
+    read = names_read(graph.node)
+    stored = (*exported.parameters, *exported.buffers)
+    renewed = {*exported.renewed.values(), *_new_values(exported, trained).values()}
+    live = {*trained.wrt, *renewed}
+    unused = tuple(n for n in exported.parameters if n not in read and n not in live)
+    gone = {name for name in stored if name not in read and name not in live}
+    fixed = [name for name in stored if name not in live and name not in gone]
+    _resume(reading, trained.model)
+    given = [value.name for value in graph.input]
+    state = [name for name in given if reading.optimizer and name in reading.optimizer.state]
+    weights = {
+        name: Weight(
+            onnx_type(reading.tensors[name]),
+            tuple(reading.tensors[name].shape),
+            reading.bytes_of(name),
+            known=not reading.tensors[name].is_meta,
+        )
+        for name in (*(n for n in stored if n not in gone), *state)
+    }
+    place = choose_place(asked, weights, output)
+    apart = place is WeightPlace.NONE
+    inputs = tuple(name for name in fixed if apart or name in reading.given)
+    declare_constants(trained.model, [*gone, *(name for name in fixed if name not in inputs)])
+    contract = _contract(exported, trained, inputs)
+    set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
+    notes = []
+    if unused:
+        notes.append(
+            f"{counted(len(unused), 'parameter')} without influence on the loss "
+            f"({', '.join(unused[:3])}): not in the graph"
+        )
+    if exported.checkpoints:
+        notes.append(
+            f"{counted(exported.checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
+            "'memplan rewrite --strategy collection' recomputes what lies between them"
+        )
+    frozen = tuple(n for n in exported.parameters if n in fixed)
+    if apart and any(not weights[name].known for name in weights):
+        notes.append(
+            "the model is on the meta device: its weights have no values, and are inputs without "
+            "a default (--weights none)"
+        )
+    return Finished(trained.model, weights, place, contract, frozen, unused, tuple(notes), inputs)
+
+
+def _resume(reading: Reading, model: onnx.ModelProto) -> None:
+    """Let the counter begin where the optimizer has come to."""
+    settings = reading.optimizer
+    for tensor in model.graph.initializer:
+        if settings is not None and tensor.name == STEP and settings.step > 1:
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(settings.step, np.int64), STEP))
+
+
+def _new_values(exported: Exported, trained: Trained) -> dict[str, str]:
+    """Outputs, and the inputs whose next value they are."""
+    made = trained.sink.new_values if isinstance(trained.sink, Updates) else {}
+    return {**exported.renewed, **made}
+
+
+def _contract(exported: Exported, trained: Trained, frozen: Sequence[str]) -> Contract:
+    graph = trained.model.graph
+    given = [value.name for value in graph.input]
+    new_values = _new_values(exported, trained)
+    roles = dict.fromkeys(exported.batch, Role.BATCH)
+    roles |= dict.fromkeys(exported.renewed.values(), Role.RUNNING_STATISTIC)
+    roles |= dict.fromkeys(frozen, Role.FROZEN)
+    roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
+    roles |= trained.sink.roles()
+    roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
+    roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)
+    roles[exported.loss] = Role.LOSS
+    order = [*given, *(value.name for value in graph.output)]
+    return Contract(
+        {name: roles.get(name, Role.OUTPUT) for name in order},
+        new_values,
+        dict(trained.sink.gradients),
+        stated=True,
+    )

@@ -1,0 +1,325 @@
+"""``capture``: a training step of PyTorch → a training graph."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memplan.api.capture.capture_check import CaptureDiffersError, Check, Verdict
+from memplan.api.capture.capture_result import Capture, Road
+from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
+from memplan.api.capture.kernel_support import kernel_notes, require_kernels
+from memplan.errors import MemplanError, UsageError
+from memplan.proto.paths import as_output
+from memplan.proto.weights import data_file
+from memplan.proto.write import check_target
+from memplan.pytorch.foreign import foreign_code
+from memplan.pytorch.installed_torch import require_torch
+from memplan.pytorch.load_function import returned_by, split_target
+from memplan.pytorch.torch_step import TorchStep, as_step
+from memplan.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from memplan.api.capture.captured_file import Finished
+    from memplan.api.capture.reference import Reference
+    from memplan.api.capture.step_gradients import Trained
+    from memplan.pytorch.reading import Reading
+
+VIA = ("auto", "grad", "joint")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a caller asks for; ``target`` is the file, if one is to be written."""
+
+    via: str
+    check: bool
+    weights: str
+    target: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A road that led to a graph, and what came of holding that against PyTorch."""
+
+    road: Road
+    trained: Trained
+    done: Finished
+    check: Check | None = None
+
+
+def capture(
+    step: TorchStep | tuple[object, ...] | Mapping[str, object] | str,
+    output: Path | str | None = None,
+    *,
+    via: str = "auto",
+    dynamic: str | Mapping[str, Mapping[int, str]] | None = None,
+    loss_scale: str | float | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    weights: str = "auto",
+    check: bool = True,
+    frozen: str | None = None,
+    ema: float | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Capture:
+    """Capture one training step of PyTorch: forward, loss, backward and update.
+
+    Args:
+        step: a :class:`~memplan.pytorch.torch_step.TorchStep`, a tuple or dictionary of its
+            fields, or ``FILE.py:FUNCTION``: a function without arguments that returns one. Its code
+            is run.
+        output: where to write; None: nowhere.
+        via: ``grad``: PyTorch's forward graph and memplan's gradients; ``joint``: autograd's own
+            backward; ``auto``: ``grad``, and ``joint`` where that is closed or fails the check.
+        dynamic: names of dynamic dimensions, instead of the step's own.
+        loss_scale: ``none``, ``dynamic{init_scale=1024}`` or a number, instead of its scaler.
+        clip_norm: a bound, instead of its own clipping.
+        clip_value: the same.
+        weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
+            (``none``); ``auto`` embeds up to 256 MiB.
+        check: hold the step against PyTorch's (:mod:`memplan.api.capture.checker`).
+        frozen: ``constants`` or ``inputs``, instead of the step's own.
+        ema: the decay of an average of every trained parameter, instead of the step's own.
+        force: overwrite ``output``.
+        progress: called with what is being done.
+
+    Raises:
+        CaptureDiffersError: the captured step is not PyTorch's, by any road; nothing was written.
+        ModelError: PyTorch refuses the model, or it has an operator without a gradient.
+        RuntimeUnavailableError: PyTorch is not installed.
+        UsageError: the function fails, returns something else, or has an optimizer that cannot be
+            captured; an output cannot be written.
+    """
+    if via not in VIA:
+        raise UsageError(f"there is no road '{via}'", f"there are {', '.join(VIA)}")
+    require_torch()
+    target = as_output(output)
+    if target is not None:
+        script = Path(split_target(step)[0]) if isinstance(step, str) else None
+        check_target(target, force, script)
+        if weights == WeightPlace.COPY:
+            check_target(data_file(target), force, script)
+    changes = {"dynamic": dynamic, "scaler": loss_scale, "frozen": frozen, "ema": ema}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if clip_norm is not None or clip_value is not None:
+        changes |= {"clip_norm": clip_norm, "clip_value": clip_value}
+    # What the step changes to another folder for must not move the output.
+    wanted = _Wanted(via, check, weights, None if target is None else Path(os.path.abspath(target)))
+    foreign = foreign_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
+    with foreign:
+        found, source = _step(step, changes)
+        return _captured(found, source, wanted, force, target, progress)
+
+
+def _captured(
+    step: TorchStep,
+    source: str,
+    wanted: _Wanted,
+    force: bool,
+    shown: Path | None,
+    progress: Progress | None,
+) -> Capture:
+    """``shown``: the output as it was asked for, which the step may have moved away from."""
+    from memplan.pytorch.reading import read_step
+
+    say = progress or _say_nothing
+    say("exporting")
+    reading, target = read_step(step), wanted.target
+    beside = wanted.weights == WeightPlace.AUTO and _nbytes(reading) > MOST_EMBEDDED
+    if target is not None and beside:
+        check_target(data_file(target), force)
+    taken, tried = _taken(reading, wanted, say)
+    say("writing")
+    data = _write(taken.done, target, force)
+    data = None if data is None or shown is None else shown.with_name(data.name)
+    return _answer(reading, taken, tried, shown, data, source)
+
+
+def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
+    """Write a graph, or put its weights into it where no file is wanted; the file beside it."""
+    if target is not None:
+        return write_captured(done.model, done.weights, done.place, target, force)
+    if done.place is WeightPlace.EMBED:
+        embed(done.model, done.weights)
+    return None
+
+
+def _step(given: object, changes: Mapping[str, Any]) -> tuple[TorchStep, str]:
+    """The step that is given, with some of its settings changed, and what it is called."""
+    if isinstance(given, str):
+        # Before the user's folder is on the import path: a random.py there is not for PyTorch.
+        from memplan.api.capture import (  # noqa: F401
+            captured_file,
+            checker,
+            reference,
+            step_gradients,
+            update_check,
+        )
+        from memplan.pytorch import reading  # noqa: F401
+
+        path, name = split_target(given)
+        returned = returned_by(path, name)
+        try:
+            return replace(as_step(returned), **changes), given
+        except UsageError as error:
+            raise UsageError(f"{given} returns: {error.message}", error.hint) from None
+    step = as_step(given)
+    return replace(step, **changes), type(step.model).__name__
+
+
+def _nbytes(reading: Reading) -> int:
+    return sum(tensor.nbytes for tensor in reading.tensors.values())
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _taken(reading: Reading, wanted: _Wanted, say: Progress) -> tuple[_Taken, tuple[Road, ...]]:
+    """The first road that leads to a graph and, if that is asked for, to PyTorch's step; and what
+    was tried.
+
+    Raises:
+        CaptureDiffersError: no graph is PyTorch's step.
+        ModelError: no road leads to a graph.
+    """
+    from memplan.api.capture.reference import Reference
+
+    names = ("grad", "joint") if wanted.via == "auto" else (wanted.via,)
+    roads: list[Road] = []
+    failed: list[MemplanError] = []
+    wrong: list[_Taken] = []
+    reference = Reference(reading) if wanted.check else None
+    for name in names:
+        say(f"via {name}")
+        try:
+            taken = _take(reading, name, wanted)
+        except UsageError:
+            raise
+        except MemplanError as error:
+            failed.append(error)
+            roads.append(Road(name, failure=error.message))
+            continue
+        if reference is not None:
+            say(f"via {name}, checking against PyTorch")
+            taken = _checked(reference, taken)
+        roads.append(taken.road)
+        if taken.check is None or taken.check.verdict is not Verdict.DIFFERS:
+            return taken, tuple(roads)
+        wrong.append(taken)
+    if wrong:
+        raise _differs(wrong)
+    raise failed[0]
+
+
+def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
+    from memplan.api.capture.captured_file import finish
+    from memplan.api.capture.step_gradients import by_autograd, by_grad
+    from memplan.api.capture.update_check import sink_maker
+
+    begin = time.perf_counter()
+    exported = reading.forward() if name == "grad" else reading.joint()
+    make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
+    if name == "grad":
+        named = [each for each in exported.parameters if each in reading.trainable]
+        trained = by_grad(exported.model, exported.loss, named, make_sink)
+    else:
+        trained = by_autograd(exported, make_sink)
+    require_kernels(trained.model)
+    road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
+    road = _measured(reading, road, trained)
+    return _Taken(road, trained, finish(reading, exported, trained, wanted.weights, wanted.target))
+
+
+def _measured(reading: Reading, road: Road, trained: Trained) -> Road:
+    from memplan.api.analysis import analyze
+
+    analysis = analyze(trained.model, dims=reading.dims)
+    stash = sum(item.nbytes for item in analysis.stashes)
+    peak = analysis.timeline.peak_with_workspace_bytes
+    return replace(road, peak_bytes=peak, stash_bytes=stash)
+
+
+def _checked(reference: Reference, taken: _Taken) -> _Taken:
+    from memplan.api.capture.checker import check_captured
+
+    found = check_captured(reference, taken.done, taken.trained, taken.road.peak_bytes or 0)
+    failure = f"differs from PyTorch: {found.summary}" if found.differences else ""
+    return replace(taken, check=found, road=replace(taken.road, failure=failure))
+
+
+def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
+    """What is said of a step that no road captures rightly: what the last one has wrong."""
+    check = wrong[-1].check
+    if check is None:
+        raise AssertionError("it was checked")
+    tried = " and ".join(taken.road.name for taken in wrong)
+    return CaptureDiffersError(
+        f"the captured step (via {tried}) is not PyTorch's: {check.summary}; nothing was written",
+        "; ".join([*check.causes, "--no-check (check=False) writes it all the same"]),
+        check,
+    )
+
+
+def _answer(
+    reading: Reading,
+    taken: _Taken,
+    tried: tuple[Road, ...],
+    output: Path | None,
+    data: Path | None,
+    source: str,
+) -> Capture:
+    from memplan.api.capture.update_check import scale_of
+    from memplan.api.grad.notes import notes_on_holding
+
+    done, optimizer, scale = taken.done, reading.optimizer, scale_of(reading.treatment)
+    return Capture(
+        source=source,
+        output=output,
+        data=data,
+        model=done.model,
+        via=taken.road.name,
+        roads=tried,
+        contract=done.contract,
+        trained=taken.trained.wrt,
+        frozen=done.frozen,
+        frozen_inputs=done.given,
+        ema_decay=None if reading.averages is None else reading.averages.decay,
+        unused=done.unused,
+        dims=reading.dims,
+        optimizer=optimizer.name if optimizer is not None else None,
+        lr=optimizer.lr if optimizer is not None else None,
+        loss_scale="none" if scale is None else scale.text,
+        clip_norm=reading.treatment.clip_norm or None,
+        clip_value=reading.treatment.clip_value or None,
+        weights=str(done.place),
+        weight_bytes=sum(weight.nbytes for weight in done.weights.values()),
+        notes=(
+            *_road_notes(tried, taken.road.name),
+            *reading.notes,
+            *notes_on_holding(taken.trained.sink),
+            *done.notes,
+            *kernel_notes(done.model),
+        ),
+        torch=version("torch"),
+        sizes=reading.sizes,
+        check=taken.check,
+    )
+
+
+def _road_notes(roads: tuple[Road, ...], via: str) -> tuple[str, ...]:
+    """What decided between the roads, and what the one that was taken takes."""
+    own = next(road for road in roads if road.name == via)
+    peak = f"peak {format_bytes(own.peak_bytes or 0)} with kernel workspace"
+    size = f"via {via}: {peak}, {counted(own.nodes, 'node')}"
+    left = [f"via {road.name}: {road.failure}" for road in roads if road.failure]
+    return (size, *left)

@@ -1,0 +1,103 @@
+"""The groups of a torch.optim instance as members of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from memplan.api.capture.step_gradients import Sink
+from memplan.autodiff.backward import GradientSink
+from memplan.autodiff.optimizers.averages import Following
+from memplan.autodiff.optimizers.optimizer import Member
+from memplan.autodiff.optimizers.parse import KINDS
+from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
+from memplan.autodiff.optimizers.updates import Updates
+from memplan.errors import UsageError
+from memplan.pytorch.average import Averages
+from memplan.pytorch.optimizer import Group, OptimizerSettings
+from memplan.pytorch.scaler import Treatment
+from memplan.shapes.tensor_type import TensorType
+
+
+def sink_maker(
+    settings: OptimizerSettings | None,
+    treatment: Treatment,
+    averages: Averages | None = None,
+    renewed: Mapping[str, str] | None = None,
+) -> Sink:
+    """What is to take the gradients: the update of the settings, or outputs.
+
+    Args:
+        settings: those of the optimizer.
+        treatment: what is done to gradients first.
+        averages: the averages of the weights that the update renews, too.
+        renewed: outputs, and the buffers whose next value they are.
+
+    Raises:
+        UsageError: the scaler has settings with which it does not do what it is for; or a buffer
+            is to be copied that the step renews by itself.
+    """
+    scale = scale_of(treatment)
+    following = None if averages is None else _following(averages, renewed or {})
+
+    def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
+        if settings is None:
+            return GradientSink()
+        members = members_by_group(settings, parameters, treatment)
+        return Updates(members, types, scale=scale, averages=following)
+
+    return made
+
+
+def _following(averages: Averages, renewed: Mapping[str, str]) -> Following:
+    outputs = {given: output for output, given in renewed.items()}
+    for buffer in averages.copies:
+        if buffer in outputs:
+            raise UsageError(
+                f"ema: '{buffer}' is renewed by its own forward pass, and cannot be a copy, too",
+                "put that module into evaluation mode, or leave its buffers as they are: "
+                "Ema(buffers='keep')",
+            )
+    copies = {to: outputs[of] for to, of in averages.copies.items() if of in outputs}
+    return Following(averages.decay, averages.sources, copies)
+
+
+def scale_of(treatment: Treatment) -> LossScale | None:
+    """The loss scale that a step asks for, or None.
+
+    Raises:
+        UsageError: an option has a value that it cannot have.
+    """
+    options = treatment.scale
+    if options is None or isinstance(options, str):
+        return parse_loss_scale(options or "none")
+    whole = ("growth_interval", "growth_tracker")
+    given: dict[str, Any] = {k: int(v) if k in whole else float(v) for k, v in options.items()}
+    return DynamicScale(**given)
+
+
+def members_by_group(
+    settings: OptimizerSettings, parameters: Collection[str], treatment: Treatment
+) -> dict[str, Member]:
+    """How each of these parameters is updated.
+
+    Raises:
+        UsageError: the update counts steps, and some parameter has taken fewer than others.
+    """
+    fresh = sorted(settings.fresh.intersection(parameters)) if settings.step > 1 else ()
+    if fresh:
+        raise UsageError(
+            f"the optimizer has taken steps, but none of '{fresh[0]}'"
+            + (f" and {len(fresh) - 1} more" if len(fresh) > 1 else ""),
+            "a captured step counts one for all; begin with a fresh optimizer",
+        )
+    clipping = {"clip_norm": treatment.clip_norm, "clip_value": treatment.clip_value}
+    made: dict[Group, Member] = {}
+    found = {}
+    for name in parameters:
+        group = settings.groups[name]
+        if group not in made:
+            options: dict[str, Any] = {"lr": settings.lr, **dict(group.options), **clipping}
+            made[group] = Member(KINDS[group.kind](**options), group.factor)
+        found[name] = made[group]
+    return found

@@ -1,0 +1,140 @@
+"""What a model needs today, in the form that a lock keeps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.api.analysis import ACCOUNTING_VERSION, Analysis, analyze_session
+from memplan.api.check.lock import Binding, LockEntry, TopTensors
+from memplan.api.state_modes import confirmed, settled
+from memplan.errors import ModelError
+from memplan.proto.read import read_model
+from memplan.runtime.installed import installed_runtime
+from memplan.shapes.dims import symbolic_dims
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import opened
+from memplan.simulate.session import session_kind
+from memplan.units import printable
+
+# Families, not tensors: ten of them are most of the peak, and a lock stays short enough to review.
+TOP_FAMILIES = 10
+
+
+class UnboundDimsError(ModelError):
+    """Some of the model's ``symbolic`` dimensions have no size: those in ``names``."""
+
+    def __init__(self, path: Path, names: tuple[str, ...], symbolic: frozenset[str]) -> None:
+        super().__init__(f"{path}: no size is known for dimension '{printable(names[0])}'")
+        self.names = names
+        self.symbolic = symbolic
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Tensors of one size and name pattern at the peak, and who holds the first of them."""
+
+    tensors: TopTensors
+    held_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A model as it is now. ``step`` is the peak's (from 0) among ``steps``; bytes as in analyze.
+
+    ``floor_bytes`` is the structural floor with workspace; ``families`` are all of them, largest
+    total first.
+    """
+
+    entry: LockEntry
+    step: int
+    steps: int
+    phase: str
+    floor_bytes: int
+    families: tuple[Family, ...]
+
+
+def family_of(name: str) -> str:
+    """What tensors of one kind have in common: ``gelu``, ``gelu_3`` and ``gelu*`` are one family.
+
+    Exporters number the tensors of an operator; the number shifts when a layer is added.
+    """
+    # Not by a pattern for the end: it would be tried anew at every '_*' of a name.
+    pattern = re.sub(r"[0-9]+", "*", name)
+    while pattern.endswith("*"):
+        pattern = pattern[:-2] if pattern.endswith("_*") else pattern[:-1]
+    return pattern
+
+
+def measure(
+    file: Path, path: str, binding: Binding, tolerance: str | int | None = None
+) -> tuple[Current, frozenset[str]]:
+    """Analyze the model in ``file`` for the entry ``path``; also its symbolic dimensions' names.
+
+    Sizes in ``binding`` for dimensions that the model does not have are left out.
+
+    Raises:
+        UnboundDimsError: a symbolic dimension has no size.
+        ModelError: the model cannot be read or a shape stays unknown.
+    """
+    model = read_model(file)
+    symbolic = frozenset(symbolic_dims(model))
+    unbound = tuple(sorted(symbolic - set(binding.dims)))
+    if unbound:
+        raise UnboundDimsError(file, unbound, symbolic)
+    dims = {name: size for name, size in binding.dims.items() if name in symbolic}
+    kind = session_kind(binding.session, binding.provider)
+    # A lock holds on any machine, so nothing in it may depend on the processor.
+    found = confirmed(settled(opened(prepare(model, file, dims)), kind, ()))
+    analysis = analyze_session(found, kind, portable=True)
+    return current(analysis, path, tolerance), symbolic
+
+
+def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -> Current:
+    """An analysis as the entry ``path`` of a lock, with what its report needs beside."""
+    timeline = analysis.timeline
+    found = families(analysis)
+    entry = LockEntry(
+        path=path,
+        fingerprint=analysis.fingerprint,
+        accounting=ACCOUNTING_VERSION,
+        session=analysis.session.name,
+        provider=analysis.session.provider,
+        dims=dict(sorted(analysis.dims.items())),
+        peak_bytes=timeline.peak_bytes,
+        peak_with_workspace_bytes=timeline.peak_with_workspace_bytes,
+        peak_node=analysis.peak_node,
+        classes={str(name): nbytes for name, nbytes in analysis.by_class.items()},
+        top=tuple(family.tensors for family in found[:TOP_FAMILIES]),
+        tolerance=tolerance,
+        runtime=installed_runtime() or None,
+        as_loaded=analysis.as_loaded if analysis.asked or not analysis.as_loaded else None,
+    )
+    order = timeline.order
+    return Current(
+        entry=entry,
+        step=timeline.peak_step,
+        steps=len(order),
+        phase=str(analysis.phases.of[order[timeline.peak_step]]) if order else "",
+        floor_bytes=analysis.floor_with_workspace_bytes,
+        families=found,
+    )
+
+
+def families(analysis: Analysis) -> tuple[Family, ...]:
+    """The computed tensors at the peak by family, class and size, largest total first."""
+    members: dict[tuple[str, str, int], list[tuple[str, str]]] = {}
+    for live in analysis.at_peak:
+        key = (family_of(live.name), str(live.tensor_class), live.nbytes)
+        members.setdefault(key, []).append((live.name, live.held_by))
+    found = []
+    for (family, tensor_class, nbytes), names in members.items():
+        name = names[0][0] if len(names) == 1 else f"{family}*"
+        found.append(Family(TopTensors(name, tensor_class, len(names), nbytes), names[0][1]))
+    return tuple(sorted(found, key=_largest_first))
+
+
+def _largest_first(family: Family) -> tuple[int, str, str, int]:
+    tensors = family.tensors
+    return -tensors.total_bytes, tensors.name, tensors.tensor_class, tensors.nbytes

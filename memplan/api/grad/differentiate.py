@@ -1,0 +1,390 @@
+"""``grad``: a forward graph → a training graph. :func:`gradients` is the same for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+
+from memplan.api.grad.notes import (
+    notes_on_holding,
+    notes_on_kinds,
+    notes_on_logits,
+    notes_on_sharing,
+)
+from memplan.api.grad.step_contract import state_contract, update_contract
+from memplan.api.grad.training_graph import GradOptions, TrainingGraph, UpdateFile
+from memplan.api.source import Model, as_file, shown_path
+from memplan.autodiff.backward import GradientSink, Request, Seed, build_gradients
+from memplan.autodiff.finished_graph import finished
+from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
+from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.optimizers.optimizer import Member, Optimizer
+from memplan.autodiff.optimizers.own_graph import build_update
+from memplan.autodiff.optimizers.parse import parse_optimizer
+from memplan.autodiff.optimizers.scaling import LossScale, ScaledGradients, parse_loss_scale
+from memplan.autodiff.optimizers.updates import Updates, members_of
+from memplan.autodiff.parameters import Candidates, choose, find_candidates
+from memplan.autodiff.stated_losses import KINDS as LOSSES
+from memplan.autodiff.stated_losses import add_loss
+from memplan.autodiff.statistics import Statistics, renew_statistics
+from memplan.errors import ModelError, UsageError
+from memplan.passes.loops.loop_layers import scan_layers
+from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.paths import as_output
+from memplan.proto.read import read_model
+from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
+from memplan.proto.write import check_target, write_model
+from memplan.shapes.infer import stated_types
+from memplan.shapes.shape_checks import check_stated
+from memplan.shapes.tensor_type import UNKNOWN, TensorType
+
+Checkpoints = str | Sequence[str]
+
+
+def gradients(
+    model: onnx.ModelProto | Path | str,
+    ys: str | Sequence[str],
+    xs: str | Sequence[str],
+    grad_ys: Seed | Sequence[Seed] = None,
+    checkpoints: Checkpoints | None = None,
+    dims: Mapping[str, int] | None = None,
+    scan_recompute: str | Sequence[str] = "none",
+) -> onnx.ModelProto:
+    """``model`` with further outputs ``<x>_grad``: the gradients of the sum of ``ys`` by each x.
+
+    Args:
+        model: a forward graph or its path; it is not changed.
+        ys: names of float tensors.
+        xs: names of float tensors; initializers among them become graph inputs with a default.
+        grad_ys: what each y's gradient is (an array, or the name of a tensor, which becomes a graph
+            input if there is none of that name); default: ones.
+        checkpoints: ``memory``, ``speed``, ``collection`` or a list of names: everything else is
+            recomputed in the backward part. None: nothing is.
+        dims: values for symbolic dimensions, which checkpoints need.
+        scan_recompute: what the backward of a Scan, LSTM, GRU or RNN makes again at every step
+            instead of storing it: ``none``, ``all`` (states alone are stored), ``auto`` (what takes
+            no matrix product, so that the fewest bytes are stored), or names of cell tensors.
+
+    Raises:
+        InfeasibleError: with the checkpoints the graph would need more memory than without.
+        ModelError: an operator on the way has no gradient; a y does not depend on the xs, or the ys
+            do not depend on an x.
+        UsageError: a name is not in the graph, or not a float tensor.
+    """
+    path = shown_path(model)
+    proto = model if isinstance(model, onnx.ModelProto) else read_model(path)
+    require_differentiable(proto)
+    seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
+    if grad_ys is None:
+        seeds = ()
+    again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
+    request = Request(_names(ys), _names(xs), seeds, again)
+    flat = _flat(proto)
+    result = finished(build_gradients(flat, request))
+    return _checkpointed(result, path, checkpoints, dims or {}, None)
+
+
+def _flat(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A flat copy whose stated shapes are those that its inputs make.
+
+    Raises:
+        ModelError: see :func:`~memplan.autodiff.forward.annotate.flat_copy` and
+            :func:`~memplan.shapes.shape_checks.check_stated`.
+    """
+    flat = flat_copy(model)
+    check_stated(flat, stated_types(flat.graph))
+    return flat
+
+
+def grad(
+    path: Model,
+    options: GradOptions | str,
+    output: Path | str | None = None,
+    *,
+    update_output: Path | str | None = None,
+    dims: Mapping[str, int] | None = None,
+    force: bool = False,
+) -> TrainingGraph:
+    """Differentiate the loss of the forward graph in ``path``.
+
+    Args:
+        path: a forward graph: a path or a ``ModelProto``.
+        options: the loss, and what to differentiate by; or the name of the loss.
+        output: where to write; None: nowhere.
+        update_output: where to write the optimizer as a graph of its own; given, there is one
+            (:attr:`GradOptions.own_update`).
+        dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
+        force: overwrite ``output``.
+
+    Raises:
+        InfeasibleError: with the checkpoints the graph would need more memory than without.
+        ModelError: the model cannot be read or differentiated; the loss is no scalar.
+        UsageError: bad option or output path.
+    """
+    if not isinstance(options, GradOptions):
+        options = GradOptions(loss=options)
+    if update_output is not None:
+        options = replace(options, own_update=True)
+    targets = _Targets(
+        as_output(output),
+        as_output(update_output),
+        force,
+    )
+    with as_file(path) as file:
+        found = _grad(file, options, targets, dims or {})
+    return replace(found, path=shown_path(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where to write the training graph and the graph of updates; None: nowhere."""
+
+    step: Path | None
+    update: Path | None
+    force: bool
+
+    def check(self, source: Path) -> None:
+        """Fail early.
+
+        Raises:
+            UsageError: one of them cannot be written, or they are one.
+        """
+        for target, other in ((self.step, self.update), (self.update, self.step)):
+            if target is not None:
+                check_target(target, self.force, source, others=(other,))
+
+
+def _grad(
+    path: Path, options: GradOptions, targets: _Targets, dims: Mapping[str, int]
+) -> TrainingGraph:
+    """The same for a file."""
+    targets.check(path)
+    _optimizer(options)
+    _loss_scale(options)
+    model = read_model(path)
+    placement = NO_WEIGHTS
+    if targets.step is not None:
+        planned = (model, path, targets.step, options.weights, targets.force)
+        placement = plan_weights(*planned, others=(targets.update,))
+    require_differentiable(model)
+    flat = _flat(model)
+    loss, class_axis = _loss(flat, options)
+    statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
+    types = dict(emitter_for(flat, ()).types)
+    _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
+    candidates = find_candidates(flat.graph, types, [loss], statistics.names)
+    built = _built(flat, options, loss, candidates, types)
+    _require_output(built.model.graph, loss, types[loss].dtype)
+    result = finished(built.model)
+    if not options.forward_only:
+        result = _checkpointed(result, path, options.checkpoints, dims, loss)
+    contract = state_contract(result, loss, built.wrt, built.sink, statistics, candidates)
+    if not options.forward_only or contract.new_values:
+        set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
+    update = None
+    if options.own_update:
+        update = _update_file(result, built, types, targets, _loss_scale(options))
+    if targets.step is not None:
+        placement = write_with_weights(result, path, targets.step, placement, force=targets.force)
+    if update is not None and update.output is not None:
+        write_model(update.model, update.output, force=targets.force)
+    given = {value.name for value in (*model.graph.input, *model.graph.output)}
+    return TrainingGraph(
+        path=path,
+        output=targets.step,
+        options=options,
+        loss=loss,
+        wrt=built.wrt,
+        candidates=candidates,
+        model=result,
+        new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
+        new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
+        class_axis=class_axis,
+        scans=scan_layers(result),
+        dims=dims,
+        contract=contract,
+        hyperparameters=built.hyperparameters,
+        not_decayed=tuple(name for name, member in built.members.items() if not member.decays),
+        update=update,
+        statistics=statistics,
+        notes=(
+            *statistics.notes,
+            *notes_on_logits(model.graph, options.loss, options.logits),
+            *notes_on_sharing(flat.graph, built.wrt),
+            *notes_on_kinds(built.sink),
+            *notes_on_holding(built.sink),
+        ),
+        placement=placement,
+    )
+
+
+def _optimizer(options: GradOptions) -> Optimizer | None:
+    """The optimizer that is asked for.
+
+    Raises:
+        UsageError: there is no such optimizer, or a graph of updates is asked for without one.
+    """
+    found = parse_optimizer(options.optimizer)
+    if options.own_update and (found is None or options.forward_only):
+        raise UsageError(
+            "--update-output is the file of an optimizer",
+            "name one with --optimizer, and leave --forward-only out",
+        )
+    return found
+
+
+def _loss_scale(options: GradOptions) -> LossScale | None:
+    """The loss scale that is asked for.
+
+    Raises:
+        UsageError: that is not one, or there is no update in which gradients are unscaled.
+    """
+    found = parse_loss_scale(options.loss_scale)
+    if found is not None and (parse_optimizer(options.optimizer) is None or options.forward_only):
+        raise UsageError(
+            f"--loss-scale {options.loss_scale}: gradients are unscaled where they are used, and "
+            "there is no update",
+            "name an optimizer (--optimizer), and leave --forward-only out",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A graph that was differentiated: by what, what took the gradients, and how parameters are
+    updated."""
+
+    model: onnx.ModelProto
+    wrt: tuple[str, ...] = ()
+    sink: GradientSink = field(default_factory=GradientSink)
+    members: Mapping[str, Member] = field(default_factory=dict)
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Inputs with a default that the updates brought."""
+        return self.sink.hyperparameters
+
+
+def _built(
+    flat: onnx.ModelProto,
+    options: GradOptions,
+    loss: str,
+    candidates: Candidates,
+    types: Mapping[str, TensorType],
+) -> _Built:
+    """Differentiate, and update what is to be updated here.
+
+    Raises:
+        ModelError, UsageError: see :func:`grad`.
+    """
+    if options.forward_only:
+        return _Built(flat)
+    wrt = choose(candidates, options.wrt)
+    optimizer = _optimizer(options)
+    members = members_of(optimizer, wrt) if optimizer is not None else {}
+    scale = _loss_scale(options)
+    sink: GradientSink = GradientSink() if scale is None else ScaledGradients(scale)
+    if members and not options.own_update:
+        sink = Updates(members, types, scale=scale)
+    request = Request((loss,), wrt, (), options.scan_recompute)
+    return _Built(build_gradients(flat, request, sink), wrt, sink, members)
+
+
+def _update_file(
+    step: onnx.ModelProto,
+    built: _Built,
+    types: Mapping[str, TensorType],
+    targets: _Targets,
+    scale: LossScale | None,
+) -> UpdateFile:
+    """The graph of updates, and where it is to be written."""
+    made = build_update(step, built.sink.gradients, types, built.members, scale)
+    result = finished(made.model)
+    contract = update_contract(result, built.sink.gradients, made.updates)
+    set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
+    return UpdateFile(result, targets.update, contract, made.updates.hyperparameters)
+
+
+def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:
+    """The loss's name, built first if a kind is named, and the axis of its classes.
+
+    Raises:
+        ModelError, UsageError: see :func:`memplan.autodiff.stated_losses.add_loss`.
+    """
+    if options.logits is None:
+        if options.class_axis is not None:
+            raise UsageError("--class-axis is for a loss that is built", "give --logits, too")
+        if options.loss in LOSSES and not _computed(flat.graph, options.loss):
+            raise UsageError(
+                f"--loss {options.loss} is built behind logits or predictions",
+                "name them: --logits NAME",
+            )
+        return options.loss, None
+    if options.loss not in LOSSES:
+        raise UsageError(
+            f"--loss {options.loss}: --logits is for losses that are built",
+            "those are " + ", ".join(LOSSES),
+        )
+    built = add_loss(flat, options.loss, options.logits, options.class_axis)
+    return built.loss, built.class_axis
+
+
+def _computed(graph: onnx.GraphProto, name: str) -> bool:
+    return any(name in node.output for node in graph.node)
+
+
+def _checkpointed(
+    model: onnx.ModelProto,
+    path: Path,
+    checkpoints: Checkpoints | None,
+    dims: Mapping[str, int],
+    loss: str | None,
+) -> onnx.ModelProto:
+    if checkpoints is None or checkpoints == "none":
+        return model
+    from memplan.api.grad.grad_checkpoints import with_checkpoints  # the planner is slow to import
+
+    return with_checkpoints(model, path, checkpoints, dims, loss)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_loss(loss: str, graph: onnx.GraphProto, found: TensorType) -> None:
+    """Check that the loss is a float tensor that the graph computes, with one element.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not _computed(graph, loss):
+        outputs = ", ".join(value.name for value in graph.output[:8])
+        raise ModelError(
+            f"--loss {loss}: no node of the graph computes it", f"graph outputs: {outputs}"
+        )
+    if found.elements != 1 or not found.is_float:
+        raise ModelError(
+            f"the loss '{loss}' is not a float scalar",
+            "reduce it first, for example by ReduceMean; or let --loss cross-entropy or mse build "
+            "one behind --logits; memplan.gradients takes tensors of any shape",
+        )
+
+
+def _require_output(graph: onnx.GraphProto, name: str, dtype: int) -> None:
+    """Make the loss a graph output, as the first, if it is none."""
+    if any(value.name == name for value in graph.output):
+        return
+    rest = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output]
+    del graph.output[:]
+    graph.output.append(onnx.helper.make_tensor_value_info(name, dtype, None))
+    graph.output.extend(rest)
+    kept = [value for value in graph.value_info if value.name != name]
+    for value in graph.value_info:
+        if value.name == name:
+            graph.output[0].CopyFrom(value)
+    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
+    del graph.value_info[:]
+    graph.value_info.extend(copies)

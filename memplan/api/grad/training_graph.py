@@ -1,0 +1,169 @@
+"""What ``grad`` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from memplan.api.rewrite_options import settle
+from memplan.api.summary import Rows, Summary, phase_counts
+from memplan.autodiff.parameters import Candidates
+from memplan.autodiff.statistics import Statistics
+from memplan.ir.contract import Contract
+from memplan.ir.graph import Phase
+from memplan.passes.loops.loop_layers import ScanLayer
+from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
+
+SCHEMA = "memplan.grad/1"
+NOTHING_STATED = Contract({}, {}, {})
+"""Of a forward graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradOptions:
+    """How to differentiate.
+
+    ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
+    along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained. ``optimizer``
+    as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs. ``own_update``: the
+    optimizer is a graph of its own, and the training graph gives gradients. ``loss_scale``:
+    ``none``, ``dynamic{init_scale=1024}`` or a number, see
+    :mod:`memplan.autodiff.optimizers.scaling`. ``checkpoints``: see
+    :func:`memplan.api.grad.grad_checkpoints.with_checkpoints`. ``scan_recompute``: see
+    :class:`memplan.passes.loops.cell.ScanRecompute`. ``weights``: see
+    :class:`memplan.proto.weights.Weights`.
+    """
+
+    loss: str
+    logits: str | None = None
+    class_axis: int | None = None
+    wrt: tuple[str, ...] = ()
+    optimizer: str = "none"
+    own_update: bool = False
+    loss_scale: str = "none"
+    checkpoints: str = "none"
+    forward_only: bool = False
+    scan_recompute: str = "none"
+    weights: str = "auto"
+
+    def __post_init__(self) -> None:
+        settle(self, choices={"weights": tuple(Weights)})
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFile:
+    """An optimizer as a graph of its own: gradients in, new values out.
+
+    ``output`` is None if it was not written.
+    """
+
+    model: onnx.ModelProto
+    output: Path | None
+    contract: Contract
+    hyperparameters: Mapping[str, float]
+
+    def as_json(self) -> dict[str, object]:
+        """The part of the JSON object of ``grad``."""
+        return {
+            "nodes": len(self.model.graph.node),
+            "inputs": [value.name for value in self.model.graph.input],
+            "outputs": [value.name for value in self.model.graph.output],
+            "new_values": dict(self.contract.new_values),
+            "gradients": dict(self.contract.gradients),
+            "roles": {name: str(role) for name, role in self.contract.roles.items()},
+            "hyperparameters": dict(self.hyperparameters),
+            "output": str(self.output) if self.output is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingGraph(Summary):
+    """The answer of ``grad``; ``output`` is None if nothing was written.
+
+    ``new_values`` maps graph outputs to the graph inputs that they are the next value of, and
+    ``contract`` says what every input and output is. ``hyperparameters`` are inputs with a default,
+    ``not_decayed`` parameters that the optimizer's ``no_decay`` names. ``update`` is the graph that
+    an optimizer of its own has.
+    """
+
+    path: Path
+    output: Path | None
+    options: GradOptions
+    loss: str
+    wrt: tuple[str, ...]
+    candidates: Candidates
+    model: onnx.ModelProto
+    new_inputs: tuple[str, ...]
+    new_outputs: tuple[str, ...]
+    class_axis: int | None
+    scans: tuple[ScanLayer, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    contract: Contract = NOTHING_STATED
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    not_decayed: tuple[str, ...] = ()
+    update: UpdateFile | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+    notes: tuple[str, ...] = ()
+    placement: Placement = NO_WEIGHTS
+
+    @property
+    def new_values(self) -> Mapping[str, str]:
+        """Graph output → the graph input that it is the next value of."""
+        return self.contract.new_values
+
+    @property
+    def nodes(self) -> Mapping[Phase, int]:
+        """How many nodes each part has; the loss counts as forward."""
+        return phase_counts(self.model.graph)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
+        return (
+            ("TrainingGraph", f"of {self.path}"),
+            ("loss", self.loss),
+            ("nodes", nodes),
+            (f"by {len(self.wrt)}", ", ".join(self.wrt)),
+            (f"not by {len(self.not_trained)}", ", ".join(self.not_trained)),
+            ("optimizer", self.options.optimizer),
+            ("new inputs", ", ".join(self.new_inputs)),
+            ("new outputs", ", ".join(self.new_outputs)),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+        )
+
+    @property
+    def not_trained(self) -> tuple[str, ...]:
+        """Floats that could have been differentiated by, and running statistics."""
+        known = (*self.candidates.all, *self.candidates.statistics)
+        return tuple(name for name in known if name not in set(self.wrt))
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            "loss": self.loss,
+            "class_axis": self.class_axis,
+            "wrt": list(self.wrt),
+            "optimizer": self.options.optimizer,
+            "loss_scale": self.options.loss_scale,
+            "checkpoints": self.options.checkpoints,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.dims) for pair in self.scans],
+            "not_trained": list(self.not_trained),
+            "running_statistics": dict(self.statistics.renewed),
+            "new_values": dict(self.new_values),
+            "gradients": dict(self.contract.gradients),
+            "roles": {name: str(role) for name, role in self.contract.roles.items()},
+            "hyperparameters": dict(self.hyperparameters),
+            "not_decayed": list(self.not_decayed),
+            "update": self.update.as_json() if self.update is not None else None,
+            "notes": list(self.notes),
+            "nodes": {str(phase): count for phase, count in self.nodes.items()},
+            "new_inputs": list(self.new_inputs),
+            "new_outputs": list(self.new_outputs),
+            "weights": self.placement.how,
+            "output": str(self.output) if self.output is not None else None,
+        }

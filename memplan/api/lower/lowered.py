@@ -1,0 +1,196 @@
+"""``lower``: a training graph of onnxruntime-training → the same in standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+
+from memplan.api.rewrite_options import settle
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.summary import Rows, Summary, phase_counts
+from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_model
+from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
+from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
+from memplan.errors import UsageError
+from memplan.ir.contract import Contract, Role
+from memplan.ir.graph import Phase
+from memplan.proto.paths import as_output, as_path
+from memplan.proto.read import read_model
+from memplan.proto.weights import NO_WEIGHTS, Placement, Weights, plan_weights, write_with_weights
+from memplan.proto.write import check_target
+from memplan.units import counted
+
+SCHEMA = "memplan.lower/1"
+
+
+@dataclass(frozen=True, slots=True)
+class LowerOptions:
+    """How to lower.
+
+    ``loss`` is the scalar output of the forward part, where it is not found or several outputs have
+    gradients. ``optimizer_model`` is a file of onnxruntime-training, folded into the step;
+    ``checkpoint`` is one that holds the values of parameters. ``accumulate``: sums of gradients
+    stay, as state. ``weights``: see :class:`memplan.proto.weights.Weights`.
+    """
+
+    loss: str | None = None
+    optimizer_model: Path | str | None = None
+    checkpoint: Path | str | None = None
+    accumulate: bool = False
+    weights: str = "auto"
+
+    def __post_init__(self) -> None:
+        settle(self, choices={"weights": tuple(Weights)})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoweredGraph(Summary):
+    """The answer of ``lower``; ``output`` is None if nothing was written.
+
+    ``replaced`` counts the operators that ONNX does not define, by name. ``fed`` are gradients that
+    whoever runs the file brings, as inputs; ``seeded`` is the output whose gradient is 1 instead.
+    """
+
+    path: Path
+    output: Path | None
+    options: LowerOptions
+    model: onnx.ModelProto
+    contract: Contract
+    replaced: Mapping[str, int]
+    optimizer: str = "none"
+    fed: tuple[str, ...] = ()
+    seeded: str | None = None
+    notes: tuple[str, ...] = ()
+    placement: Placement = field(default=NO_WEIGHTS)
+
+    @property
+    def loss(self) -> str | None:
+        """The loss output."""
+        return self.contract.loss
+
+    @property
+    def nodes(self) -> Mapping[Phase, int]:
+        """How many nodes each part has; the loss counts as forward."""
+        return phase_counts(self.model.graph)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Parameters that have a gradient, or a new value."""
+        renewed = {*self.contract.gradients.values(), *self.contract.new_values.values()}
+        return tuple(n for n in self.contract.named(Role.PARAMETER) if n in renewed)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
+        replaced = ", ".join(f"{op} ({count})" for op, count in self.replaced.items())
+        return (
+            ("LoweredGraph", f"of {self.path}"),
+            ("loss", self.loss or "none"),
+            ("nodes", nodes),
+            ("replaced", replaced or "nothing"),
+            (f"trains {len(self.trained)}", ", ".join(self.trained)),
+            ("optimizer", self.optimizer),
+            ("batch", ", ".join(self.contract.named(Role.BATCH))),
+            ("gradients to feed", ", ".join(self.fed) or "none"),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            "loss": self.loss,
+            "optimizer": self.optimizer,
+            "replaced": dict(self.replaced),
+            "nodes": {str(phase): count for phase, count in self.nodes.items()},
+            "roles": {name: str(role) for name, role in self.contract.roles.items()},
+            "gradients": dict(self.contract.gradients),
+            "new_values": dict(self.contract.new_values),
+            "fed_gradients": list(self.fed),
+            "seeded": self.seeded,
+            "notes": list(self.notes),
+            "weights": self.placement.how,
+            "output": str(self.output) if self.output is not None else None,
+        }
+
+
+def lower(
+    path: Model,
+    output: Path | str | None = None,
+    options: LowerOptions | None = None,
+    *,
+    force: bool = False,
+) -> LoweredGraph:
+    """Lower the training graph in ``path``, one of onnxruntime-training, to standard operators.
+
+    Args:
+        path: a training model of its artifacts, or a graph that ORTModule saved: a path or a
+            ``ModelProto``.
+        output: where to write; None: nowhere.
+        options: the loss, the optimizer model, what becomes of sums and of weights.
+        force: overwrite ``output``.
+
+    Raises:
+        ModelError: a model cannot be read, or has operators without a lowering; all are named.
+        UsageError: bad option or output path.
+    """
+    target = as_output(output)
+    with as_file(path) as file:
+        found = _lower(file, options or LowerOptions(), target, force)
+    return replace(found, path=shown_path(path))
+
+
+def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) -> LoweredGraph:
+    """The same for a file."""
+    if options.optimizer_model is not None and options.accumulate:
+        raise UsageError(
+            "--accumulate and --optimizer-model: a step that updates has no sums of gradients",
+            "leave one of them out",
+        )
+    further = (options.optimizer_model, options.checkpoint)
+    update, saved = (as_path(file) if file is not None else None for file in further)
+    if output is not None:
+        check_target(output, force, path, update, saved)
+    optimizer = read_optimizer(read_model(update), str(update)) if update is not None else None
+    checkpoint = read_checkpoint(saved) if saved is not None else None
+    if optimizer is not None and checkpoint is not None and checkpoint.rate is not None:
+        optimizer = replace(optimizer, lr=checkpoint.rate)
+    model = read_model(path)
+    placement = NO_WEIGHTS
+    if output is not None:
+        placement = plan_weights(model, path, output, options.weights, force, update, saved)
+    found = lower_model(model, Request(options.loss, optimizer, options.accumulate, checkpoint))
+    if output is not None:
+        placement = write_with_weights(found.model, path, output, placement, force=force)
+    return LoweredGraph(
+        path=path,
+        output=output,
+        options=options,
+        model=found.model,
+        contract=found.contract,
+        replaced=found.replaced,
+        optimizer=optimizer_text(optimizer) if optimizer is not None else "none",
+        fed=found.fed,
+        seeded=found.seeded,
+        notes=tuple(_notes(found)),
+        placement=placement,
+    )
+
+
+def _notes(found: Lowered) -> list[str]:
+    """What a user should know of a lowered graph."""
+    notes = []
+    if found.seeded is not None:
+        notes.append(f"the gradient of '{found.seeded}' is 1: it is taken for the loss")
+    if found.fed:
+        notes.append(
+            f"{counted(len(found.fed), 'gradient')} of outputs to be fed ('{found.fed[0]}'): where "
+            "one of the outputs is the loss, --loss NAME makes its gradient 1 and the others' 0"
+        )
+    contract = found.contract
+    if not contract.gradients and not contract.new_values:
+        notes.append("there is no gradient in this graph: it is a forward graph")
+    return notes

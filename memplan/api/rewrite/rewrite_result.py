@@ -1,0 +1,212 @@
+"""What ``rewrite`` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from memplan.api.analysis import Analysis
+from memplan.api.floor_sentence import FloorReport, floor_report
+from memplan.api.rewrite.cheapest import chunk_step, with_chunks
+from memplan.api.rewrite.goal import RewriteOptions
+from memplan.api.rewrite.loop_storage import LoopStep, PairChange
+from memplan.api.rewrite.offload_rewrite import OffloadReport
+from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
+from memplan.api.state_modes import state_report
+from memplan.api.summary import Rows, Summary
+from memplan.api.versions import runtime_json
+from memplan.equivalence.prove import Equivalence
+from memplan.ir.graph import Graph
+from memplan.passes import manager as free
+from memplan.passes.chunk.asked import NONE as NO_CHUNKS
+from memplan.passes.loops.loop_layers import ScanLayer, scan_layers
+from memplan.planning.costs import NodeCosts
+from memplan.planning.plain.finish_fences import PlainModel
+from memplan.planning.plan import Plan
+from memplan.simulate.timeline import Timeline
+from memplan.units import counted
+
+SCHEMA = "memplan.rewrite/1"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Rewrite(Summary):
+    """The answer of ``rewrite``.
+
+    ``original`` is the file as it was, ``optimized`` as the runtime's optimizer left it (the same
+    object when nothing was), both in a session of the kind that is planned for; ``passes`` lead
+    to what was planned; ``timeline`` is the rewritten model's. ``output`` is None after a dry run.
+    ``plain`` tells what was added for plain sessions, None for tuned ones. ``equivalence``: what is
+    proved of the new graph and the optimized one. ``weights``: what became of weights in other
+    files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
+    back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
+    step's seconds.
+    """
+
+    path: Path
+    output: Path | None
+    options: RewriteOptions
+    budget_bytes: int
+    original: Analysis
+    optimized: Analysis
+    optimize_level: str
+    plan: Plan
+    timeline: Timeline
+    model: onnx.ModelProto
+    assumptions: tuple[str, ...]
+    costs: NodeCosts
+    equivalence: Equivalence
+    plain: PlainModel | None = None
+    offload: OffloadReport | None = None
+    passes: tuple[free.PassStep, ...] = ()
+    weights: str | None = None
+    chunk_cost: float = 0.0
+
+    @property
+    def chunked(self) -> bool:
+        """Whether anything runs in chunks."""
+        return chunk_step(self.passes) is not None
+
+    @property
+    def extra_cost_fraction(self) -> float:
+        """Extra time of chunks and plan together, as a fraction of the step's seconds."""
+        return with_chunks(self.plan.extra_cost_fraction, self.chunk_cost)
+
+    @property
+    def planned(self) -> Graph:
+        """The graph that was planned."""
+        return self.passes[-1].model.graph if self.passes else self.optimized.graph
+
+    @property
+    def floor(self) -> FloorReport:
+        """The floor of what was planned, what could lower it, and where the next one lies."""
+        timeline = self.passes[-1].timeline if self.passes else self.optimized.timeline
+        contract, tuned = self.original.contract, self.options.session == "tuned"
+        pairs = contract.new_values if contract is not None and tuned else {}
+        return floor_report(
+            self.plan.floor,
+            self.planned,
+            timeline,
+            pairs,
+            chunked=self.options.chunk != NO_CHUNKS,
+        )
+
+    @property
+    def measured_nodes(self) -> int:
+        """How many nodes of the planned graph have measured seconds."""
+        return self.costs.measured_nodes(self.planned)
+
+    @property
+    def scans(self) -> tuple[ScanLayer, ...]:
+        """The recurrent layers of the rewritten model."""
+        return scan_layers(self.model)
+
+    @property
+    def pairs(self) -> tuple[PairChange, ...]:
+        """The loops that were changed: what they stored before, and what after."""
+        return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
+
+    @property
+    def waterfall(self) -> tuple[WaterfallStep, ...]:
+        """The way from the original to the result, one step after the other."""
+        clones, offload = self.plan.clones, self.offload
+        note = f"{counted(clones, 'node')} recomputed" if clones else "nothing is recomputed"
+        note += f", {offload.note}" if offload else ""
+        fused = self.optimized.timeline if self.optimize_level != "none" else None
+        first, last = self.original.timeline, (self.timeline, note)
+        return waterfall(first, fused, self.optimize_level, self.passes, last)
+
+    def summary_rows(self) -> Rows:
+        """What ``repr`` shows."""
+        before, after = self.original.timeline, self.timeline
+        plan = self.plan
+        return (
+            ("Rewrite", f"of {self.path}"),
+            ("budget", f"{self.budget_bytes:,} B"),
+            ("peak", f"{before.peak_bytes:,} B -> {after.peak_bytes:,} B"),
+            (
+                "with workspace",
+                f"{before.peak_with_workspace_bytes:,} B -> {after.peak_with_workspace_bytes:,} B",
+            ),
+            ("extra time", f"{100 * self.extra_cost_fraction:.2f}% (estimated)"),
+            ("recomputed", counted(plan.clones, "node")),
+            *([("offloaded", self.offload.note)] if self.offload else []),
+            ("session", f"{self.options.session} on {self.options.provider}"),
+            ("output", str(self.output) if self.output is not None else "nothing written"),
+            ("assumptions", f"{len(self.assumptions)}"),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        plan = self.plan
+        return {
+            "schema": SCHEMA,
+            "strategy": plan.strategy,
+            "session": self.options.session,
+            "provider": self.options.provider,
+            "optimize": self.optimize_level,
+            "budget_bytes": self.budget_bytes,
+            "baseline_peak_bytes": self.original.timeline.peak_bytes,
+            "baseline_peak_with_workspace_bytes": (
+                self.original.timeline.peak_with_workspace_bytes
+            ),
+            "optimized_peak_bytes": self.optimized.timeline.peak_bytes,
+            "predicted_peak_bytes": self.timeline.peak_bytes,
+            "predicted_peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
+            "floor_bytes": plan.resident_bytes + plan.floor.nbytes,
+            "floor_with_workspace_bytes": self.floor.nbytes,
+            "floor_reason": self.floor.reason,
+            **self.floor.as_json(),
+            "extra_cost_fraction": plan.extra_cost_fraction,
+            "bound_fraction": plan.bound_fraction,
+            "bound_kind": plan.bound_kind,
+            "passes": [step.as_json() for step in self.waterfall],
+            "chunk": self.options.chunk,
+            "chunk_cost_fraction": self.chunk_cost,
+            "offload": None if self.offload is None else self.offload.as_json(),
+            **free.removed(self.passes),
+            "recomputed_nodes": plan.clones,
+            "scan_recompute": self.options.scan_recompute,
+            "scans": [pair.as_json(self.original.dims) for pair in self.scans],
+            "recurrent": [pair.as_json() for pair in self.pairs],
+            "recomputed": dict(plan.recomputed),
+            "refusals": dict(plan.refusals),
+            "costs": {
+                "source": self.costs.source,
+                "measured_nodes": self.measured_nodes,
+                "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
+            },
+            "planning_seconds": plan.planning_seconds,
+            "equivalence": self.equivalence.as_json(),
+            "plain": _plain_json(self),
+            "weights": self.weights,
+            "state": None
+            if (state := state_report(self.timeline.graph)) is None
+            else (state.as_json()),
+            "output": str(self.output) if self.output is not None else None,
+            "assumptions": list(self.assumptions),
+            "runtime": runtime_json(self.options.provider),
+        }
+
+
+def _plain_json(result: Rewrite) -> dict[str, object] | None:
+    if result.plain is None:
+        return None
+    later = result.plain.later
+    return {
+        "fences": result.plain.fences,
+        "veils": result.plain.input_fences,
+        "pins": result.plain.pins,
+        "added_nodes": result.plain.added_nodes,
+        "tuned_peak_with_workspace_bytes": result.plain.tuned_peak_bytes,
+        "later_runs_peak_bytes": later.peak_bytes,
+        "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+        "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
+    }
+
+
+def default_output(path: Path) -> Path:
+    """``MODEL.memplan.onnx`` beside the model."""
+    return path.with_name(f"{path.stem}.memplan.onnx")

@@ -1,0 +1,294 @@
+"""``rewrite``: a file and a budget → a file that fits.
+
+Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.rewrite_candidates`,
+:mod:`~memplan.api.rewrite.cheapest`), prove (:mod:`~memplan.api.rewrite.proved`), write.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from memplan.api.analysis import (
+    NO_BACKWARD,
+    Analysis,
+    analyze_open,
+    analyze_session,
+    grad_command,
+    no_backward_notes,
+)
+from memplan.api.rewrite.chunks import chunk_notes
+from memplan.api.rewrite.goal import (
+    Goal,
+    RewriteOptions,
+    Source,
+    budget_bytes,
+    check_offload,
+    given_options,
+    strategy_for,
+)
+from memplan.api.rewrite.loop_storage import loops_policy
+from memplan.api.rewrite.offload_rewrite import offload_notes, offload_report
+from memplan.api.rewrite.proved import Proved, proved_plan
+from memplan.api.rewrite.rewrite_result import Rewrite, default_output
+from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.state_modes import confirmed, settled
+from memplan.errors import InfeasibleError, UsageError
+from memplan.passes.chunk.asked import parse_chunks
+from memplan.passes.graph_pass import Pass
+from memplan.passes.manager import passes_for
+from memplan.passes.order import in_state_order
+from memplan.planning.plain.as_loaded import (
+    NOT_ASKED,
+    changes_at_load,
+    narrow_types,
+    written_as_loaded,
+)
+from memplan.planning.plain.fences import OLDEST_OPSET
+from memplan.processes.scratch import scratch_folder
+from memplan.proto.external import settle_links
+from memplan.proto.model_checks import require_device
+from memplan.proto.opset import default_opset, raise_opset
+from memplan.proto.paths import as_output
+from memplan.proto.read import check_structure, read_model
+from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
+from memplan.proto.write import check_target, write_model
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.session import SessionKind, session_kind
+from memplan.solver.strategy import Progress
+
+__all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
+
+_LOG = logging.getLogger(__name__)
+_REDRAWN = "random operators without a seed draw other numbers than in the original"
+# The pass that orders nodes may take this share of the time for planning, and at most so long.
+_ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
+
+
+def rewrite(
+    path: Model,
+    budget: str | int | RewriteOptions,
+    output: Path | str | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Rewrite:
+    """Rewrite the training graph in ``path`` so that its predicted peak keeps ``budget``.
+
+    Args:
+        path: an ONNX training graph: a path or a ``ModelProto``.
+        budget: a size such as ``4GB`` or ``60%`` (of the peak before), a number of bytes, or full
+            options.
+        output: where to write; default ``MODEL.memplan.onnx`` beside a file, and nowhere for a
+            ``ModelProto``: the answer has the new model.
+        dims: values for symbolic dimensions.
+        force: overwrite ``output``.
+        dry_run: plan and verify, write nothing.
+        progress: called with the present peak in bytes while the planner works.
+
+    Raises:
+        InfeasibleError: no plan keeps the budget.
+        ModelError, UsageError: bad model, option, costs or output path.
+        RuntimeUnavailableError: ``profile`` was asked for, and a run failed.
+    """
+    options = given_options(budget)
+    in_memory = output is None and isinstance(path, onnx.ModelProto)
+    with as_file(path) as file:
+        target = as_output(output) or default_output(file)
+        unwritten = dry_run or in_memory
+        result = _rewrite(file, options, None if unwritten else target, dims or {}, force, progress)
+    return replace(result, path=shown_path(path))
+
+
+def _rewrite(
+    path: Path,
+    options: RewriteOptions,
+    target: Path | None,
+    dims: Mapping[str, int],
+    force: bool,
+    progress: Progress | None,
+) -> Rewrite:
+    """The same for a file; ``target``: where to write, None: nowhere."""
+    check_cost_options(options)
+    check_offload(options)
+    chunks = parse_chunks(options.chunk)
+    session = session_kind(options.session, options.provider)
+    strategy = strategy_for(options)
+    passes = _passes(options, session)
+    if target is not None:
+        check_target(target, force, path, options.costs)
+    with ExitStack() as stack:
+        proto = read_model(path)
+        placement = NO_WEIGHTS
+        if target is not None:
+            placement = plan_weights(proto, path, target, options.weights, force, options.costs)
+        source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
+        budget = budget_bytes(options, source.original)
+        goal = Goal(
+            options=options,
+            session=session,
+            strategy=strategy,
+            passes=passes,
+            budget_bytes=budget,
+            costs=given_costs(source.model, options),
+            loops=loops_policy(options.scan_recompute, strategy, session),
+            chunk=chunks,
+            progress=progress,
+        )
+        try:
+            proved = proved_plan(source, goal)
+        except InfeasibleError as error:
+            raise _without_backward(source.model, error) from None
+    loaded_notes = _confirm_loaded(proved)
+    if target is not None:
+        beside = source.model.prepared.beside
+        placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
+        source = replace(source, placement=placement)
+    return _answer(path, target, source, proved, loaded_notes)
+
+
+def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
+    """The error for a graph of which nothing can be recomputed; the same for any other."""
+    if not no_backward_notes(model):
+        return error
+    return InfeasibleError(
+        f"{NO_BACKWARD}: {error.message}", f"{grad_command(model)} makes a training graph of it"
+    )
+
+
+def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
+    seconds = min(_ORDER_SECONDS, _ORDER_SHARE * options.time_limit)
+    return passes_for(session, options.passes, options.wrt, seconds, options.effort)
+
+
+def _read(
+    path: Path,
+    proto: onnx.ModelProto,
+    dims: Mapping[str, int],
+    options: RewriteOptions,
+    session: SessionKind,
+    stack: ExitStack,
+) -> Source:
+    """The file, and what it takes.
+
+    With an older opset than plain sessions need it is raised; the model then lies in a temporary
+    folder, which ``stack`` removes: the runtime reads it from there.
+    """
+    require_device(proto, options.provider)
+    model = opened(prepare(proto, path, dims), options.loss)
+    if session.name == "default" and narrow_types(model.graph, session):
+        raise UsageError(
+            "plans for plain sessions are not made in float16 or bfloat16 on the CPU: ONNX Runtime "
+            "puts Casts around nodes that undo them",
+            "use --session tuned and load the result with memplan.load(path)",
+        )
+    notes: tuple[str, ...] = ()
+    if session.name == "default" and default_opset(model.prepared.proto) < OLDEST_OPSET:
+        raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
+        folder = stack.enter_context(scratch_folder())
+        copy = folder / path.name
+        weights = settle_links(raised, path)
+        write_model(raised, copy, force=True)
+        check_structure(raised, copy)
+        model = opened(prepare(raised, copy, dims, weights), options.loss)
+        notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
+    model = settled(model, session, options.state)
+    bound, moved = confirmed(model), in_state_order(model)
+    original = _original(bound, session, options.loss)
+    return Source(bound if moved is model else confirmed(moved), original, notes, analyzed=bound)
+
+
+def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
+    """What the model needs in a session of the kind that is planned for."""
+    if changes_at_load(model.graph, session):
+        return analyze_session(model, session, loss)
+    return analyze_open(model, session)
+
+
+def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
+    """Ask the runtime whether a tuned session leaves the planned nodes as they are.
+
+    It removes pairs of Casts and inserts others in any session. What to know where it was not asked
+    or does.
+
+    Raises:
+        InfeasibleError: the budget does not hold then.
+    """
+    goal, applied = proved.goal, proved.applied
+    session = goal.session
+    if session.name != "tuned" or not changes_at_load(applied.timeline.graph, session):
+        return ()
+    held = written_as_loaded(applied.model, session, proved.planned.model.prepared.beside)
+    if held is None:
+        return (NOT_ASKED,)
+    if held.unchanged:
+        return ()
+    peak = held.peak_bytes()
+    changed = held.change(peak)
+    if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
+        raise InfeasibleError(
+            f"{changed}, over the budget", "try another budget or --optimize none"
+        )
+    return (changed,)
+
+
+def _answer(
+    path: Path,
+    output: Path | None,
+    source: Source,
+    proved: Proved,
+    loaded_notes: tuple[str, ...],
+) -> Rewrite:
+    goal, planned = proved.goal, proved.planned
+    applied, equivalence = proved.applied, proved.equivalence
+    variant, analysis = planned.candidate.variant, planned.candidate.analysis
+    placed = (source.placement.note,) if source.placement.note else ()
+    plain = planned.plain.notes if planned.plain else ()
+    redrawn = (_REDRAWN,) if equivalence.redrawn else ()
+    chunks = chunk_notes(goal, planned, equivalence)
+    device = planned.costs.device
+    offload = offload_report(planned.plan.offloaded, applied.timeline, device)
+    notes = (
+        *offload_notes(goal.options.offload, offload, device),
+        *placed,
+        *variant.notes,
+        *plain,
+        *loaded_notes,
+        *source.notes,
+        *proved.notes,
+        *redrawn,
+        *chunks,
+    )
+    return Rewrite(
+        path=path,
+        output=output,
+        options=goal.options,
+        budget_bytes=goal.budget_bytes,
+        original=source.original,
+        optimized=analysis,
+        optimize_level=variant.level,
+        plan=planned.plan,
+        timeline=applied.timeline,
+        model=applied.model,
+        equivalence=equivalence,
+        assumptions=(
+            *(source.original if planned.plain else analysis).assumptions,
+            *notes,
+            *cost_notes(planned.costs, planned.model, goal.options),
+        ),
+        costs=planned.costs,
+        plain=planned.plain,
+        offload=offload,
+        passes=planned.steps,
+        weights=source.placement.how,
+        chunk_cost=planned.chunk_cost,
+    )

@@ -1,0 +1,86 @@
+"""A file of onnxruntime-training with ONNX operators of a new opset; foreign nodes are set aside.
+
+ONNX's version converter passes over nodes of other domains, but stops at operators that
+onnxruntime-training put into ONNX's own domain, and knows none of the other domains' versions. So
+those are set aside while it works; and it is given no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from memplan.autodiff.lowering.lowering_registry import MICROSOFT, is_foreign
+from memplan.errors import ModelError
+from memplan.proto import native
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.nodes import domain_of
+from memplan.proto.opset import allow_initializers, default_opset
+from memplan.shapes.infer import without_weights
+
+OPSET = 20
+"""What lowered files have at least: the oldest with Gelu, and with all that gradients need."""
+_IR_VERSION = 9  # of that opset
+_ADOPTED = frozenset({"LayerNormalization"})  # the runtime's definition is ONNX's
+
+
+def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
+    """A copy whose ONNX operators are those of ``opset`` or of the file's own, if that is newer.
+
+    Operators that ONNX has defined since are its own from then on (LayerNormalization).
+
+    Raises:
+        ModelError: ONNX's converter refuses an operator.
+    """
+    result, before = copied(model), default_opset(model)
+    graph = result.graph
+    for node in graph.node:
+        if not domain_of(node) and is_foreign(node, before):
+            node.domain = MICROSOFT
+    keep_domains(result, {domain_of(node) for node in graph.node})
+    if before < opset:
+        converted = _converted(without_weights(result, statements=True), opset)
+        replace_nodes(graph, converted.graph.node)
+        known = {t.name for t in graph.initializer} | {v.name for v in graph.input}
+        graph.initializer.extend(t for t in converted.graph.initializer if t.name not in known)
+        _import(result, {item.domain: item.version for item in result.opset_import} | {"": opset})
+    _adopt(graph, default_opset(result))
+    allow_initializers(result)
+    result.ir_version = max(result.ir_version, _IR_VERSION)
+    return result
+
+
+def _adopt(graph: onnx.GraphProto, opset: int) -> None:
+    """Give ONNX back the operators that it has defined since they were set aside."""
+    for node in graph.node:
+        if node.domain == MICROSOFT and node.op_type in _ADOPTED:
+            own = onnx.NodeProto(op_type=node.op_type)
+            node.domain = MICROSOFT if is_foreign(own, opset) else ""
+
+
+def keep_domains(model: onnx.ModelProto, domains: Collection[str]) -> None:
+    """Let a file import ONNX's operators and those of ``domains`` alone, in place: it lists a dozen
+    of which no runtime knows the newest."""
+    versions = {item.domain: item.version for item in model.opset_import}
+    kept = {domain: versions.get(domain, 1) for domain in sorted(domains)}
+    _import(model, {**kept, "": default_opset(model)})
+
+
+def _import(model: onnx.ModelProto, versions: Mapping[str, int]) -> None:
+    del model.opset_import[:]
+    for domain, version in sorted(versions.items()):
+        model.opset_import.add(domain=domain, version=version)
+
+
+def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    try:
+        return native.convert_version(model, opset)
+    except ModelError:
+        raise
+    except Exception as error:  # the binding raises bare C++ exceptions of several types
+        raise ModelError(
+            f"the file's operators cannot be converted from opset {default_opset(model)} to "
+            f"{opset}: {str(error).splitlines()[0]}",
+            "export the model with a newer opset",
+        ) from None

@@ -1,0 +1,310 @@
+"""A model as ONNX Runtime holds it once a session has loaded it.
+
+Only the runtime knows what it makes of a file: a plain session fuses nodes and changes layouts, and
+any session puts Casts around nodes in float16 that have no kernel, or removes pairs of Casts. So it
+is asked: the model is loaded, not run, and what the session holds is simulated.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from memplan.errors import MemplanError
+from memplan.ir.graph import Graph
+from memplan.ops.kernels import COPY_OPS
+from memplan.processes.scratch import scratch_folder
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.external import external_bytes, settle_links
+from memplan.proto.metadata import get_metadata, set_metadata
+from memplan.proto.nodes import is_standard, reads_of, subgraphs
+from memplan.proto.read import read_model
+from memplan.shapes.hidden import HIDDEN_KEY
+from memplan.shapes.nchwc import in_blocks, state_block
+from memplan.shapes.prepare import load, prepare
+from memplan.simulate.opened import OpenModel, on_devices, opened, with_state
+from memplan.simulate.session import SessionKind
+from memplan.simulate.state_memory import names_of, unbound
+from memplan.simulate.timeline import removable_casts, simulate
+from memplan.units import counted, format_bytes
+
+NOT_ASKED = "not checked against what ONNX Runtime makes of the file when it loads it"
+"""What to say of a rewritten file where the runtime could not be asked."""
+
+MOST_WEIGHTS = 4 * 10**9
+"""Bytes of external weights up to which a file is loaded for a tuned session: the order of its
+nodes is only told by a format that holds all weights."""
+
+_NAMED = 3  # nodes that a sentence names
+# Types around which the CPU puts Casts where a kernel is missing (insert_cast_transformer.cc).
+_NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+# What the CPU calls the float32 version of a tensor; a number makes the name its own (ibid., and
+# Graph::GenerateNodeArgName).
+_WIDENED = re.compile(r"^InsertedPrecisionFreeCast_(?P<counted>(?P<name>.+?)(_token_\d+)?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``model`` as a session holds it, nodes in the order in which they run.
+
+    ``gone`` and ``new``: names of nodes that only the file or only the session has. If there are
+    none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in. ``runtime``: the
+    version that was asked.
+    """
+
+    model: OpenModel
+    kind: SessionKind
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+    runtime: str
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the runtime runs the file's own nodes."""
+        return not self.gone and not self.new
+
+    def peak_bytes(self) -> int:
+        """Of the first run, by simulation; workspace included."""
+        return simulate(self.model.graph, self.kind).peak_with_workspace_bytes
+
+    def change(self, peak: int) -> str:
+        """What the runtime does to a plan, in a sentence; ``peak`` is what it then needs."""
+        names = ", ".join((*self.gone, *self.new)[:_NAMED])
+        return (
+            "ONNX Runtime changes the planned nodes when it loads them "
+            f"({counted(len(self.gone), 'node')} removed, {len(self.new)} new: {names}) and then "
+            f"needs {format_bytes(peak)}"
+        )
+
+
+def changes_at_load(graph: Graph, session: SessionKind) -> bool:
+    """Whether a session of the kind may hold other nodes than the file.
+
+    A plain one fuses. A tuned one, which optimizes nothing, still removes pairs of Casts and, on
+    the CPU, puts some around nodes in float16 and bfloat16.
+    """
+    if session.name == "default":
+        return True
+    return narrow_types(graph, session) or bool(removable_casts(graph))
+
+
+def narrow_types(graph: Graph, session: SessionKind) -> bool:
+    """Whether nodes may work on types that kernels of the CPU lack."""
+    if session.provider != "cpu":
+        return False
+    inner = [body.graph for bodies in graph.bodies.values() for body in bodies if body.graph]
+    return any(tensor.dtype in _NARROW for tensor in graph.tensors) or any(
+        narrow_types(body, session) for body in inner
+    )
+
+
+def as_loaded(
+    model: OpenModel, session: SessionKind, loss: str | None = None, *, portable: bool = False
+) -> Loaded:
+    """Load the model's file in a session and look at what that holds.
+
+    Args:
+        model: a file that was opened.
+        session: its kind; its provider loads the file.
+        loss: name of the loss output, where the search would pick another.
+        portable: without layouts that depend on the processor.
+
+    Raises:
+        RuntimeUnavailableError: the runtime is missing or refuses the file.
+        MemplanError: the weights are too large, or a tensor's shape stays unknown.
+    """
+    prepared = model.prepared
+    weights = external_bytes(prepared.proto)
+    if session.name == "tuned" and weights > MOST_WEIGHTS:
+        raise MemplanError(
+            f"it would be saved with its {format_bytes(weights)} of external weights"
+        )
+    # onnxruntime is loaded in a child process only.
+    from memplan.runtime.optimize import channels_per_block, save_as_loaded
+
+    with scratch_folder() as folder:
+        target = folder / "loaded.onnx"
+        answer = save_as_loaded(
+            prepared.path,
+            target,
+            session.name,
+            session.provider,
+            weights=prepared.weights,
+            portable=portable,
+        )
+        saved = read_model(target, prepared.beside)
+        if in_blocks(saved.graph):
+            state_block(saved.graph, channels_per_block(folder))
+    copies = _hide_copies(saved)
+    _keep_notes(saved.graph, prepared.proto.graph)
+    if session.name == "default":
+        _note_types(saved, model)
+    else:
+        _state_types(saved, model)
+        _sort(saved.graph, {name: place for place, name in enumerate(answer.order)})
+    partly = bool(prepared.uncounted)
+    held = opened(
+        prepare(saved, prepared.path, prepared.dims, prepared.weights, partly=partly), loss
+    )
+    held = replace(held, graph=unbound(held.graph))
+    if session.name == "tuned":
+        held = with_state(held, names_of(model.graph)) if model.graph.state else held
+    if session.provider == "cuda":
+        shown = replace(held, graph=_show_copies(held.graph, copies))
+        held = on_devices(shown, session, loss)
+    before = {node.name for node in model.graph.nodes}
+    after = {node.name for node in held.graph.nodes}
+    if before == after:
+        own = on_devices(model, session, loss) if session.provider == "cuda" else model
+        if session.name == "default":
+            own = replace(own, graph=unbound(own.graph))
+        return Loaded(own, session, (), (), answer.version)
+    # Nodes are listed where they run: the indices of those that a plain session makes are not
+    # known.
+    kind = replace(session, as_listed=True)
+    gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
+    return Loaded(held, kind, gone, new, answer.version)
+
+
+def written_as_loaded(model: onnx.ModelProto, session: SessionKind, weights: Path) -> Loaded | None:
+    """The same for a rewritten model that is not a file yet; None if the runtime cannot be asked.
+
+    It records what its symbolic dimensions are bound to. Its external data lies beside the model
+    ``weights``.
+    """
+    dims = get_metadata(model).get("dims")
+    with scratch_folder() as folder:
+        path = folder / "rewritten.onnx"
+        try:
+            model = copied(model)
+            weights = settle_links(model, weights)
+            path.write_bytes(model.SerializeToString())
+            prepared = load(path, dims if isinstance(dims, dict) else {}, weights)
+            return as_loaded(opened(prepared), session)
+        except (MemplanError, ValueError):
+            return None
+
+
+def _known_types(
+    saved: onnx.ModelProto, model: OpenModel
+) -> Iterable[tuple[str, int, tuple[int, ...]]]:
+    """Name, element type and dimensions that memplan found in the file, for computed tensors that
+    the session kept.
+
+    A node that now works in float32 gives what it gave in a tensor of another name, from which a
+    Cast makes the old one. Of fused nodes nothing else would tell the shape.
+    """
+    types = model.prepared.types
+    for name in (name for node in saved.graph.node for name in node.output):
+        before = _before(name, types)
+        value = types.get(before)
+        if value is not None and value.dtype and value.sizes is not None:
+            yield name, value.dtype if before == name else onnx.TensorProto.FLOAT, value.sizes
+
+
+def _before(name: str, known: Container[str]) -> str:
+    """What a tensor of the session is called in the file, if that is ``known``; else its name."""
+    match = None if name in known else _WIDENED.match(name)
+    if match is None:
+        return name
+    return match["counted"] if match["counted"] in known else match["name"]
+
+
+def _keep_notes(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
+    """Put the metadata of the file's nodes, which the runtime drops, on those that make the same
+    tensors: what phase they are of, which module, a checkpoint."""
+    makers = {name: node for node in original.node for name in node.output if name}
+    for node in saved.node:
+        names = (_before(name, makers) for name in node.output)
+        maker = next((makers[name] for name in names if name in makers), None)
+        if maker is not None and not node.metadata_props:
+            node.metadata_props.extend(maker.metadata_props)
+
+
+def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:
+    """Put the types where a plain session does not see them."""
+    known = {name: [dtype, list(sizes)] for name, dtype, sizes in _known_types(saved, model)}
+    set_metadata(saved, {**get_metadata(saved), HIDDEN_KEY: known, "session": "default"})
+
+
+def _state_types(saved: onnx.ModelProto, model: OpenModel) -> None:
+    """State the types; interface and weights are those of the file, which may be written again."""
+    original = model.prepared.proto
+    set_metadata(saved, get_metadata(original))
+    for field in ("input", "output"):
+        del getattr(saved.graph, field)[:]
+        getattr(saved.graph, field).extend(getattr(original.graph, field))
+    own = {tensor.name: tensor for tensor in original.graph.initializer}
+    for tensor in saved.graph.initializer:
+        if tensor.name in own:
+            tensor.CopyFrom(own[tensor.name])
+    if model.prepared.dims:
+        return  # the file's own statements name the symbols
+    stated = {value.name for value in (*saved.graph.value_info, *saved.graph.output)}
+    for name, dtype, sizes in _known_types(saved, model):
+        if name not in stated:
+            saved.graph.value_info.append(
+                onnx.helper.make_tensor_value_info(name, dtype, list(sizes))
+            )
+
+
+def _sort(graph: onnx.GraphProto, place: Mapping[str, int]) -> None:
+    """Put nodes where a session in priority order runs them, in bodies too.
+
+    ``place``: the runtime's index of a node, by its first output. A Cast that the runtime inserted
+    has a higher one than what reads it.
+    """
+    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    waiting: list[int] = []
+    readers: list[list[int]] = [[] for _ in graph.node]
+    for index, node in enumerate(graph.node):
+        for body in subgraphs(node):
+            _sort(body, place)
+        before = {maker[name] for name in reads_of(node) if name in maker}
+        waiting.append(len(before))
+        for producer in before:
+            readers[producer].append(index)
+
+    def key(index: int) -> tuple[int, int, int]:
+        node = graph.node[index]
+        first = next((name for name in node.output if name), "")
+        late = not (node.op_type in ("Shape", "Size") and is_standard(node.domain))
+        return late, place.get(first, len(place)), index
+
+    queue = [key(index) for index, count in enumerate(waiting) if not count]
+    heapq.heapify(queue)
+    order = []
+    while queue:
+        index = heapq.heappop(queue)[-1]
+        order.append(graph.node[index])
+        for reader in readers[index]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(queue, key(reader))
+    replace_nodes(graph, order)
+
+
+def _hide_copies(model: onnx.ModelProto) -> dict[str, str]:
+    """Turn copies between host and device into Identity nodes: node name -> what it was.
+
+    No shape inference knows them; a copy is typed like an Identity.
+    """
+    found = {}
+    for node in model.graph.node:
+        if node.op_type in COPY_OPS and not node.domain:
+            found[node.name] = node.op_type
+            node.op_type = "Identity"
+    return found
+
+
+def _show_copies(graph: Graph, copies: Mapping[str, str]) -> Graph:
+    """The graph of such a model with its copies again."""
+    if not copies:
+        return graph
+    nodes = (replace(node, op=copies.get(node.name, node.op)) for node in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))

@@ -1,0 +1,187 @@
+"""``memplan analyze`` as text: the peak, what it is made of, and what holds that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+
+from memplan.api.analysis import NO_BACKWARD
+from memplan.report.terminal.loops_text import stored_tables
+from memplan.report.terminal.passes import narrowing_table
+from memplan.report.terminal.scans_text import scan_line, untabled_scans
+from memplan.report.terminal.state_text import doubt_lines, offer_line, state_lines
+from memplan.report.terminal.tables import Table, group, line, notes, section
+from memplan.simulate.explain import Live, TensorClass
+from memplan.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from memplan.api.analysis import Analysis
+    from memplan.api.frontier import FrontierPoint
+    from memplan.simulate.pattern import LaterRuns
+
+_MODULES_SHOWN = 8
+
+
+def headline(analysis: Analysis) -> str:
+    """The answer in one line; the name in it comes from the model."""
+    timeline = analysis.timeline
+    node = timeline.order[timeline.peak_step] if timeline.order else None
+    where = "" if node is None else f" ({analysis.phases.of[node]}: {analysis.peak_node})"
+    return (
+        f"peak {format_bytes(timeline.peak_bytes)} at step "
+        f"{timeline.peak_step}/{len(timeline.order)}{where}"
+    )
+
+
+def render(
+    analysis: Analysis,
+    points: Sequence[FrontierPoint] = (),
+    *,
+    top: int = 20,
+    details: bool = False,
+) -> Group:
+    """Headline, facts, classes, modules, loops, the ``top`` tensors at the peak, assumptions.
+
+    ``points`` are those of a frontier; ``details`` leaves nothing out.
+    """
+    parts: list[RenderableType] = [line(headline(analysis), "bold")]
+    parts += [line(fact) for fact in _facts(analysis, details)]
+    parts += section(_class_table(analysis))
+    if analysis.stashes:
+        parts += section(_module_table(analysis))
+    for table in stored_tables(analysis):
+        parts += section(table)
+    parts += section(narrowing_table(analysis))
+    if top and analysis.at_peak:
+        parts += section(_live_table(analysis.at_peak, top))
+    if points:
+        parts += section(_frontier_table(points))
+    above = doubt_lines(analysis)
+    told = [
+        note
+        for note in analysis.assumptions
+        if not note.startswith(NO_BACKWARD) and note not in above
+    ]
+    return group([*parts, *notes(told, details)])
+
+
+def _facts(analysis: Analysis, details: bool) -> list[str]:
+    timeline = analysis.timeline
+    workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
+    bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
+    floor = analysis.floor.line
+    facts = [
+        *_inexact(analysis),
+        *doubt_lines(analysis),
+        f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
+        f"{analysis.session.name} session on {analysis.session.provider}{bound}",
+        f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
+        f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
+        + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
+        floor,
+        *state_lines(analysis.graph),
+        *offer_line(timeline, analysis.with_state_in_place()),
+    ]
+    if analysis.is_forward_only:
+        facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
+    if analysis.later is not None:
+        facts.insert(facts.index(floor), _later_line(analysis.later))
+    return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
+
+
+def _inexact(analysis: Analysis) -> list[str]:
+    """Why a run may take more or less than the headline says."""
+    if not analysis.inexact:
+        return []
+    first, *more = dict.fromkeys(analysis.inexact)
+    rest = f" (and {counted(len(more), 'more reason')}: see Assumptions)" if more else ""
+    return [f"NOT EXACT: {first}{rest}"]
+
+
+def _later_line(later: LaterRuns) -> str:
+    return (
+        f"every run after the first: {format_bytes(later.peak_bytes)}, as the memory pattern holds "
+        f"a block of {format_bytes(later.block_bytes)} throughout"
+    )
+
+
+def _class_table(analysis: Analysis) -> Table:
+    table = Table(
+        "At the peak, by class",
+        ("class", "text"),
+        ("size", "number"),
+        ("share", "number"),
+        ("bytes", "number"),
+    )
+    whole = max(analysis.timeline.peak_bytes, 1)
+    for name, nbytes in sorted(analysis.by_class.items(), key=lambda item: -item[1]):
+        table.row(str(name), format_bytes(nbytes), f"{100 * nbytes / whole:.1f}%", f"{nbytes:,}")
+    return table
+
+
+def _module_table(analysis: Analysis) -> Table:
+    total: dict[str, int] = {}
+    for stash in analysis.stashes:
+        total[stash.module] = total.get(stash.module, 0) + stash.nbytes
+    ranked = sorted(total.items(), key=lambda item: -item[1])
+    whole = sum(total.values())
+    at_peak = format_bytes(analysis.by_class.get(TensorClass.STASH, 0))
+    table = Table(
+        f"Stash: {format_bytes(whole)} in all, {at_peak} of it at the peak; "
+        f"{counted(len(analysis.stashes), 'tensor')} made in forward and kept for backward, in "
+        f"{counted(len(ranked), 'module')}",
+        ("module", "name"),
+        ("size", "number"),
+        ("share", "number"),
+    )
+    for name, nbytes in ranked[:_MODULES_SHOWN]:
+        table.row(name, format_bytes(nbytes), f"{100 * nbytes / whole:.1f}%")
+    if len(ranked) > _MODULES_SHOWN:
+        rest = sum(nbytes for _, nbytes in ranked[_MODULES_SHOWN:])
+        more = f"{len(ranked) - _MODULES_SHOWN} more"
+        table.row(more, format_bytes(rest), f"{100 * rest / whole:.1f}%")
+    return table
+
+
+def _live_table(live: Sequence[Live], top: int) -> Table:
+    shown = live[:top]
+    table = Table(
+        f"Live at the peak: the {len(shown)} largest of {counted(len(live), 'buffer')}"
+        if len(shown) > 1
+        else f"Live at the peak: the largest of {counted(len(live), 'buffer')}",
+        ("tensor", "name"),
+        ("size", "number"),
+        ("class", "text"),
+        ("steps", "number"),
+        ("made by", "name"),
+        ("held by", "phrase"),
+    )
+    for item in shown:
+        table.row(
+            item.name,
+            format_bytes(item.nbytes),
+            str(item.tensor_class),
+            f"{item.birth}-{item.death}",
+            item.producer,
+            item.held_by,
+        )
+    return table
+
+
+def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
+    """Budget, extra time, recomputed nodes."""
+    table = Table(
+        "Frontier: what a budget costs (estimated; the file as it is, without fusions; the search "
+        "is stopped by the clock, so it varies)",
+        *((name, "number") for name in ("budget", "bytes", "extra time", "recomputed")),
+    )
+    for point in points:
+        cells = (
+            (f"{100 * point.extra_cost_fraction:.2f}%", f"{point.clones:,}")
+            if point.feasible
+            else ("no plan", f"lowest peak {format_bytes(point.peak_bytes)}")
+        )
+        table.row(format_bytes(point.budget_bytes), f"{point.budget_bytes:,}", *cells)
+    return table

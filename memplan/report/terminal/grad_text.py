@@ -1,0 +1,111 @@
+"""``memplan grad`` as text: what was differentiated by, and how many nodes that took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from memplan.ir.contract import Contract, Role
+from memplan.ir.graph import Phase
+from memplan.report.terminal.scans_text import scan_line
+from memplan.report.terminal.tables import group, line, listed
+from memplan.units import counted
+
+if TYPE_CHECKING:
+    from memplan.api.grad.training_graph import TrainingGraph, UpdateFile
+
+
+def render(result: TrainingGraph, *, details: bool = False) -> Group:
+    """What was built, by what, and what was left out; ``details`` lists every name."""
+    counts = [(count, phase) for phase, count in result.nodes.items() if count]
+    total = " node" if sum(count for count, _ in counts) == 1 else " nodes"
+    parts = ", ".join(f"{count:,} {phase}" for count, phase in counts) + total
+    headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
+    lines = [*_differentiated(result, details), *_interface(result, details)]
+    lines += [scan_line(pair, result.dims, details) for pair in result.scans]
+    if result.placement.note:
+        lines.append(result.placement.note)
+    if result.update is not None:
+        lines += _update_lines(result.update, result.wrt, details)
+    if result.output is not None:
+        lines.append(f"wrote {result.output}")
+    if result.update is not None and result.update.output is not None:
+        lines.append(f"wrote {result.update.output}")
+    return group([headline, *map(line, lines)])
+
+
+def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
+    """By what, what not, and what a user should know."""
+    wrt, left = result.wrt, result.not_trained
+    if result.nodes[Phase.BACKWARD]:
+        yield f"by {counted(len(wrt), 'tensor')}: {listed(wrt, details)}"
+    if left:
+        yield f"not by {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)"
+    if result.class_axis is not None:
+        yield f"classes lie along axis {result.class_axis} (see --class-axis)"
+    if result.statistics.renewed:
+        renewed = tuple(result.statistics.renewed.values())
+        what = counted(len(renewed), "running statistic")
+        yield f"{what} renewed: {listed(renewed, details)}"
+    yield from result.notes
+    if result.not_decayed:
+        what = counted(len(result.not_decayed), "tensor")
+        yield f"no weight decay of {what}: {listed(result.not_decayed, details)}"
+
+
+def _interface(result: TrainingGraph, details: bool) -> Iterator[str]:
+    """What goes in, comes out and is fed back."""
+    if result.options.loss_scale != "none":
+        yield f"loss scale {result.options.loss_scale}: gradients begin at 'loss_scale'"
+    yield from _controls(result.hyperparameters, result.contract)
+    if result.new_inputs:
+        yield f"new inputs: {_by_parameter(result.new_inputs, result.wrt, details)}"
+    if result.new_outputs:
+        yield f"new outputs: {_by_parameter(result.new_outputs, result.wrt, details)}"
+    if result.new_values:
+        yield _feed_back(result.new_values)
+
+
+def _controls(hyperparameters: Mapping[str, float], contract: Contract) -> Iterator[str]:
+    """Inputs that may be fed, and the counter."""
+    if hyperparameters:
+        shown = ", ".join(f"'{name}' ({value:g})" for name, value in hyperparameters.items())
+        yield f"may be fed, float32 scalars (otherwise): {shown}"
+    for new, old in contract.new_values.items():
+        if contract.roles.get(old) is Role.STEP_COUNTER:
+            yield f"counts itself: '{old}', which begins at 1 and goes on as '{new}'"
+
+
+def _feed_back(new_values: Mapping[str, str]) -> str:
+    new, old = next(iter(new_values.items()))
+    return (
+        f"for the next step: feed {counted(len(new_values), 'output')} back, "
+        f"'{new}' as '{old}' and so on (memplan.new_values in the file's metadata has all)"
+    )
+
+
+def _update_lines(update: UpdateFile, wrt: Sequence[str], details: bool) -> Iterator[str]:
+    """What the graph of an optimizer takes and gives."""
+    yield f"the optimizer's own graph: {counted(len(update.model.graph.node), 'node')}"
+    yield from (f"  {text}" for text in _controls(update.hyperparameters, update.contract))
+    inputs = [value.name for value in update.model.graph.input]
+    outputs = [value.name for value in update.model.graph.output]
+    yield f"  inputs: {_by_parameter(inputs, wrt, details)}"
+    yield f"  outputs: {_by_parameter(outputs, wrt, details)}"
+
+
+def _by_parameter(names: Sequence[str], wrt: Sequence[str], details: bool) -> str:
+    """``lr, and for each NAME of the 60 tensors: NAME, NAME.exp_avg``: what every tensor has is
+    said once."""
+    known, endings = set(wrt), dict[str, list[str]]()
+    for name in names:
+        cut = next((k for k in range(len(name), 0, -1) if name[:k] in known), None)
+        endings.setdefault("" if cut is None else f"NAME{name[cut:]}", []).append(name)
+    every = [e for e, found in endings.items() if e and len(found) == len(wrt) > 1]
+    others = [name for e, found in endings.items() if e not in every for name in found]
+    if not every:
+        return listed(names, details)
+    each = f"for each NAME of the {counted(len(wrt), 'tensor')}: {', '.join(every)}"
+    return f"{listed(others, details)}, and {each}" if others else each

@@ -1,0 +1,226 @@
+"""Shapes that cannot be: left over from an edit, refused by an operator, unknown, or too large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx
+
+from memplan.errors import ModelError
+from memplan.proto import native
+from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.model_checks import RANKED_OPS, check_ranks
+from memplan.proto.nodes import is_standard
+from memplan.shapes.contracts import CONTRACT_OPS, OUTPUTS_MATTER, check_contract
+from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
+
+_WINDOWED = frozenset(
+    {"Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "DeformConv", "Pad"}
+    | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
+)
+# A Constant of a function's own definition (onnx 1.23, MeanVarianceNormalization of opset 9 to 12):
+# inference is at fault there, not the model. Constants of models are checked before.
+_IN_A_FUNCTION = "(op_type:Constant)"
+_MOST_ELEMENTS = 2**56
+_MOST_INSIDE = 2**52  # per control-flow node; bodies nest
+
+
+def check_stated(bound: onnx.ModelProto, stated: Types) -> None:
+    """Check that shapes fit the operators, and that the file states no others.
+
+    An edited batch size leaves old shapes behind. The runtime warns and goes on with its own; a
+    prediction from the old ones would be wrong without a word.
+
+    Raises:
+        ModelError: names the first tensor with two types or shapes, or the operator.
+    """
+    inputs = {value.name for value in bound.graph.input}
+    inferred = stated_types(_strictly_inferred(bound).graph)
+    for node in bound.graph.node:
+        for name in node.output:
+            told, found = stated.get(name), inferred.get(name)
+            if told is found or told is None or found is None or not name or name in inputs:
+                continue
+            shapes = None not in (told.shape, found.shape) and told.shape != found.shape
+            types = told.dtype and found.dtype and told.dtype != found.dtype
+            if shapes or types:
+                raise ModelError(
+                    f"the file states {_type_text(told)} for tensor '{name}' (output of "
+                    f"{node.op_type}), but its inputs make it {_type_text(found)}",
+                    "the stated shapes are left over from an edit: delete the value_info and "
+                    "output shapes, or export the model again",
+                )
+
+
+def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
+    model = without_weights(bound, statements=False)
+    _check_windows(model, bound.graph)
+    try:
+        return native.infer_shapes(model, strict=True)
+    except onnx.shape_inference.InferenceError as error:
+        if _IN_A_FUNCTION in str(error):
+            return model
+        reason = str(error).splitlines()[0].removeprefix("[ShapeInferenceError] ")
+        raise ModelError(
+            f"the shapes do not fit: {reason.removeprefix('Inference error(s): ')}",
+            "ONNX Runtime would refuse the model too; check the sizes given with --dim",
+        ) from None
+    except (ValueError, RuntimeError, MemoryError):
+        return model
+
+
+def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
+    """Check that no convolution or pooling window is larger than its image.
+
+    Inference makes the output's size negative then, and a Slice of it ends the whole process
+    (onnx 1.23, an assertion in C++). So Slices are cut out for this look.
+
+    Raises:
+        ModelError: names the operator.
+    """
+    slices = [node.output[0] for node in model.graph.node if _is_slice(node)]
+    if not slices or not any(node.op_type in _WINDOWED for node in model.graph.node):
+        return
+    cut = copied(model)
+    replace_nodes(cut.graph, (node for node in model.graph.node if not _is_slice(node)))
+    known = {value.name: value for value in declared_values(stated)}
+    cut.graph.input.extend(known[name] for name in slices if name in known)
+    for value in declared_values(run_inference(cut).graph):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if any(size < 0 for size in sizes):
+            raise ModelError(
+                f"tensor '{value.name}' would have shape {sizes}: a window is larger than its "
+                "image",
+                "check the sizes given with --dim",
+            )
+
+
+def _is_slice(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Slice" and is_standard(node.domain)
+
+
+def check_calls(graph: onnx.GraphProto, types: Types) -> None:
+    """Check that inputs have ranks and shapes that the operators take.
+
+    Raises:
+        ModelError: see :func:`memplan.proto.model_checks.check_ranks` and
+            :func:`memplan.shapes.contracts.check_contract`.
+    """
+    for node in graph.node:
+        ranked = node.op_type in RANKED_OPS
+        if not ranked and node.op_type not in CONTRACT_OPS:
+            continue
+        shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
+        if ranked:
+            check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
+        named = node.output if node.op_type in OUTPUTS_MATTER else ()
+        made = [types.get(name, UNKNOWN).shape if name else None for name in named]
+        check_contract(node, shapes, made)
+
+
+def _type_text(value: TensorType) -> str:
+    names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    shape = "" if value.shape is None else list(value.shape)
+    return f"{names.get(value.dtype, value.dtype)}{shape}"
+
+
+def shapeless(graph: onnx.GraphProto, types: Types) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensors of the main graph whose shapes are decided at run time, in the order of the file, and
+    the standard operators that decide. Strings are not among them: they are not counted anyway.
+
+    None if there is an operator that nobody knows: its shapes may be fixed, and must be stated.
+    """
+    names: dict[str, None] = {}
+    makers: dict[str, None] = {}
+    for node in graph.node:
+        made = [name for name in node.output if name and _lacks_shape(types.get(name, UNKNOWN))]
+        if made and not any(name in names for name in node.input):
+            if not is_standard(node.domain):
+                return (), ()
+            makers[node.op_type] = None
+        names |= dict.fromkeys(made)
+    return tuple(names), tuple(makers)
+
+
+def _lacks_shape(value: TensorType) -> bool:
+    return value.shape is None and value.dtype != onnx.TensorProto.STRING
+
+
+def require_shapes(
+    graph: onnx.GraphProto,
+    types: Types,
+    symbols: Mapping[str, str],
+    without: frozenset[str] = frozenset(),
+) -> None:
+    """Check that every tensor has a shape, and that all of them together can exist.
+
+    Args:
+        graph: the main graph.
+        types: of its tensors.
+        symbols: symbolic dimensions, for the message.
+        without: computed tensors that need none.
+
+    Raises:
+        ModelError: names the tensor, its node and the dimensions that could be bound.
+    """
+    for given in graph.input:
+        if types.get(given.name, UNKNOWN).shape is None:
+            raise ModelError(
+                f"graph input '{given.name}' has no element type, or a dimension that is neither "
+                "a size nor a name",
+                "give it one: onnx.tools.update_model_dims, or export the model with named "
+                "dynamic dimensions",
+            )
+    for node in graph.node:
+        for name in node.output:
+            if name and name not in without and _lacks_shape(types.get(name, UNKNOWN)):
+                hint = "add value_info for it, or run onnx.shape_inference"
+                if is_standard(node.domain):
+                    hint = (
+                        "it is decided at run time: a plan needs it in value_info; 'memplan "
+                        "analyze' shows the rest"
+                    )
+                if symbols:
+                    hint += "; symbolic dimensions: " + ", ".join(sorted(symbols))
+                raise ModelError(
+                    f"the shape of tensor '{name}' (output of {node.op_type} "
+                    f"'{node.name or node.output[0]}') is not known",
+                    hint,
+                )
+    require_possible(types)
+
+
+def require_possible(types: Types) -> None:
+    """Check that the tensors of a graph can exist.
+
+    Raises:
+        ModelError: names the largest tensor.
+    """
+    _require_possible(types, 1, "this graph", _MOST_ELEMENTS)
+
+
+def require_possible_body(types: Types, trips: int | None, node: str) -> None:
+    """Check that the tensors of a body can exist, stacked over all iterations.
+
+    Args:
+        types: of the body's tensors.
+        trips: iterations; None if data decides.
+        node: the node around, for the message.
+
+    Raises:
+        ModelError: names the largest tensor.
+    """
+    _require_possible(types, max(trips or 1, 1), f"the body of {node}", _MOST_INSIDE)
+
+
+def _require_possible(types: Types, times: int, where: str, most: int) -> None:
+    total = times * sum(math.prod(value.sizes or ()) for value in types.values())
+    if total > most:
+        largest = max(types, key=lambda name: math.prod(types[name].sizes or ()))
+        raise ModelError(
+            f"the tensors of {where} have {total:,} elements; the largest is '{largest}' with "
+            f"shape {list(types[largest].shape or ())}",
+            "no machine holds that: check the dimensions of the inputs",
+        )

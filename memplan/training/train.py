@@ -1,0 +1,407 @@
+"""``memplan run``: a step, data and a number of steps → a trained state, a log and checkpoints."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memplan.api.rewrite_options import settle
+from memplan.api.state_modes import parse_state
+from memplan.errors import MemplanError, TrainingError, UsageError
+from memplan.proto.paths import as_path
+from memplan.proto.write import check_output, keep_apart
+from memplan.training.batches import Batches, load_data
+from memplan.training.initial import RANDOM
+from memplan.training.log import TrainingLog, check_log
+from memplan.training.step_file import StepFile, read_step
+from memplan.training.synthetic import BATCHES, synthetic_batches
+from memplan.training.telling import Binding, StepReport
+from memplan.training.trainer import Trainer
+
+SCHEMA = "memplan.run/1"
+
+Progress = Callable[["StepReport", int, int | None], bool]
+"""Is given a step's report, the number of steps and the predicted peak in bytes (None: unknown);
+its answer is whether to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What ``run`` is asked for; its options are named after these fields.
+
+    ``steps`` is the number of the last step, those of a resumed run among them. ``batch``: samples
+    per batch. ``init`` are ``random`` or ``GLOB=VALUE``; ``hyper`` and ``state`` are ``NAME=VALUE``
+    and ``OUT=IN``. ``resume``: go on from ``checkpoint`` if it is there.
+    """
+
+    data: Path | None = None
+    steps: int = 100
+    batch: int | None = None
+    lr: float | None = None
+    hyper: tuple[str, ...] = ()
+    weights_file: Path | None = None
+    init: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    provider: str = "auto"
+    threads: int = 0
+    seed: int = 0
+    shuffle: bool = True
+    guard: bool = True
+    log: Path | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    export_forward: Path | None = None
+    measure: bool = False
+
+    def __post_init__(self) -> None:
+        settle(self, {"steps": 1, "batch": 1, "threads": 0, "seed": 0, "checkpoint_every": 1})
+
+    @property
+    def outputs(self) -> tuple[Path | None, ...]:
+        """The files that a run writes."""
+        return self.checkpoint, self.log, self.export_forward
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """The answer of ``run``.
+
+    ``reports`` are those of the steps that this run took, ``resumed`` the number of steps before
+    them. ``data`` says where batches came from. Bytes: ``predicted_dynamic_bytes`` and
+    ``resident_bytes`` as of every step, ``measured_bytes`` dynamic per step (where it was asked
+    for). ``doubts``: those of the notes that say what is odd about the file.
+    """
+
+    path: Path
+    provider: str
+    loss: str | None
+    reports: tuple[StepReport, ...]
+    resumed: int
+    data: str
+    synthetic: bool
+    bindings: tuple[Binding, ...]
+    resident_bytes: int | None
+    predicted_dynamic_bytes: int | None
+    measured_bytes: tuple[int, ...]
+    notes: tuple[str, ...]
+    checkpoint: Path | None
+    stopped: bool
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """The number of the last step."""
+        return self.resumed + len(self.reports)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Predicted: resident and dynamic."""
+        if self.resident_bytes is None or self.predicted_dynamic_bytes is None:
+            return None
+        return self.resident_bytes + self.predicted_dynamic_bytes
+
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last step of this run."""
+        return self.reports[-1].loss if self.reports and self.loss else None
+
+    @property
+    def metrics(self) -> dict[str, list[float]]:
+        """What was told beside the loss, by name, step by step."""
+        names = self.reports[-1].metrics if self.reports else {}
+        return {name: [report.metrics[name] for report in self.reports] for name in names}
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the gradients of the last step began with; None where the loss is not scaled."""
+        return self.reports[-1].loss_scale if self.reports else None
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """The numbers of the steps that changed nothing, as a gradient was not finite."""
+        return tuple(report.step for report in self.reports if report.skipped)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median, without the first step of this run where there are others."""
+        seconds = [report.seconds for report in self.reports]
+        return statistics.median(seconds[1:] or seconds) if seconds else None
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        own = [b for b in self.bindings if b.in_place]
+        other = [b for b in self.bindings if not b.in_place]
+        return {
+            "schema": SCHEMA,
+            "model": str(self.path),
+            "provider": self.provider,
+            "steps": self.steps,
+            "resumed_from": self.resumed,
+            "stopped": self.stopped,
+            "data": self.data,
+            "synthetic": self.synthetic,
+            "loss": self.loss,
+            "losses": [report.loss for report in self.reports] if self.loss else [],
+            "metrics": self.metrics,
+            "loss_scale": self.loss_scale,
+            "skipped_steps": list(self.skipped),
+            "step_seconds": self.step_seconds,
+            "peak_bytes": self.peak_bytes,
+            "resident_bytes": self.resident_bytes,
+            "predicted_dynamic_bytes": self.predicted_dynamic_bytes,
+            "measured_dynamic_peaks": list(self.measured_bytes),
+            "state": {
+                "in_place": len(own),
+                "in_place_bytes": sum(b.nbytes for b in own),
+                "second_buffers": len(other),
+                "second_buffer_bytes": sum(b.nbytes for b in other),
+                "reasons": {b.output: b.reason for b in other},
+            },
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "notes": list(self.notes),
+        }
+
+
+def run(
+    path: Path,
+    options: TrainOptions,
+    dims: Mapping[str, int] | None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    begin: Callable[[int], None] | None = None,
+) -> TrainingRun:
+    """Train with the step in ``path``.
+
+    Args:
+        path: a training step.
+        options: what is asked for.
+        dims: sizes of symbolic dimensions.
+        force: replace files that are there (a checkpoint and a log that are resumed are gone on
+            with anyway).
+        progress: is given the report of every step; False from it ends the run there.
+        begin: is given the bytes of the state, before any of it is made.
+
+    Raises:
+        ModelError, UsageError, RuntimeUnavailableError: see :class:`Trainer`.
+        TrainingError: the loss is not a number, or the last state.
+
+    Whatever ends the run, a checkpoint that was asked for is written first, if the state is that
+    after a whole step and no checkpoint that is finite would be replaced by one that is not.
+    """
+    file = as_path(path)
+    _check(file, options, force)
+    step = read_step(file, dims, parse_state(options.state).pairs)
+    if begin is not None:
+        begin(step.state_bytes)
+    with closing(_trainer(step, options)) as trainer:
+        resumed = trainer.steps
+        batches, told = _batches(trainer, options, dims or {})
+        log = None
+        if options.log is not None:
+            goes_on = resumed if options.resume else None
+            log = TrainingLog(options.log, goes_on, force=force, metrics=trainer.file.metrics)
+        with closing(log) if log is not None else nullcontext():
+            reports, problems = _steps(trainer, batches, options, log, progress)
+        stopped = trainer.steps < options.steps
+        predicted = trainer.predicted()
+        result = TrainingRun(
+            path=path,
+            provider=trainer.request.provider,
+            loss=trainer.loss_name,
+            reports=tuple(reports),
+            resumed=resumed,
+            data=told,
+            synthetic=options.data is None,
+            bindings=trainer.bindings,
+            resident_bytes=None if predicted is None else predicted.resident_bytes,
+            predicted_dynamic_bytes=None if predicted is None else predicted.dynamic_bytes,
+            measured_bytes=tuple(trainer.measured_peaks()) if options.measure else (),
+            notes=(*trainer.notes, *(log.notes if log is not None else ()), *problems),
+            checkpoint=options.checkpoint,
+            stopped=stopped,
+            doubts=trainer.file.contract.notes,
+        )
+        if options.export_forward is not None and not stopped:
+            trainer.export_forward(options.export_forward, force=force)
+    return result
+
+
+def _check(path: Path, options: TrainOptions, force: bool) -> None:
+    """Refuse what could not be written at the end, before any work.
+
+    Raises:
+        UsageError: it cannot, or would overwrite what is read or other outputs; or options
+            contradict each other.
+    """
+    if options.checkpoint is None and (options.resume or options.checkpoint_every):
+        raise UsageError("--checkpoint-every and --resume need a file", "--checkpoint FILE")
+    keep_apart(options.outputs, path, options.data, options.weights_file)
+    if options.checkpoint is not None:
+        check_output(options.checkpoint, force or options.resume)
+    if options.export_forward is not None:
+        check_output(options.export_forward, force)
+    if options.log is not None:
+        check_log(options.log, resumes=options.resume, checkpoint=_goes_on(options), force=force)
+
+
+def _trainer(step: StepFile, options: TrainOptions) -> Trainer:
+    return Trainer(
+        step,
+        weights=options.weights_file,
+        init=_init(options.init),
+        resume=options.checkpoint if _goes_on(options) else None,
+        lr=options.lr,
+        hyperparameters=_numbers(options.hyper),
+        provider=None if options.provider == "auto" else options.provider,
+        threads=options.threads,
+        in_place="apart" not in options.state,
+        guard=options.guard,
+        seed=options.seed,
+        measure=options.measure,
+    )
+
+
+def _init(values: Sequence[str]) -> Any:
+    """``random`` or globs with their values."""
+    if not values:
+        return None
+    if tuple(values) == (RANDOM,):
+        return RANDOM
+    found: dict[str, Any] = {}
+    for value in values:
+        glob, split, number = value.rpartition("=")
+        if not split:
+            raise UsageError(f"--init {value}: that is neither {RANDOM} nor GLOB=VALUE")
+        found[glob] = RANDOM if number == RANDOM else _number("--init", value, number)
+    return found
+
+
+def _numbers(values: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for value in values:
+        name, split, number = value.rpartition("=")
+        if not split:
+            raise UsageError(f"--hyper {value}: that is not NAME=NUMBER")
+        found[name] = _number("--hyper", value, number)
+    return found
+
+
+def _number(option: str, value: str, number: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise UsageError(f"{option} {value}: '{number}' is not a number") from None
+
+
+def _goes_on(options: TrainOptions) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return options.resume and options.checkpoint is not None and options.checkpoint.exists()
+
+
+def _batches(
+    trainer: Trainer, options: TrainOptions, dims: Mapping[str, int]
+) -> tuple[Batches, str]:
+    """Where batches come from, and what to say of it."""
+    if options.data is not None:
+        found = Batches(
+            trainer.batch_slots,
+            load_data(options.data, trainer.batch_slots),
+            size=options.batch,
+            shuffle=options.shuffle,
+            seed=options.seed,
+        )
+        samples = "" if found.samples is None else f"{found.samples:,} samples, "
+        return found, f"{options.data}: {samples}{found.count:,} batches per epoch"
+    sizes = dict(dims)
+    if options.batch is not None:
+        firsts = {slot.shape[0] for slot in trainer.batch_slots if slot.shape}
+        sizes |= {first: options.batch for first in firsts if isinstance(first, str)}
+    arrays = synthetic_batches(trainer.file, sizes, options.seed)
+    found = Batches(trainer.batch_slots, arrays, shuffle=False, seed=options.seed)
+    return found, f"SYNTHETIC: {BATCHES} batches of random numbers, over and over (no --data)"
+
+
+def _steps(
+    trainer: Trainer,
+    batches: Batches,
+    options: TrainOptions,
+    log: TrainingLog | None,
+    progress: Progress | None,
+) -> tuple[list[StepReport], list[str]]:
+    """The steps that are left, and what went wrong with checkpoints."""
+    reports: list[StepReport] = []
+    left = max(options.steps - trainer.steps, 0)
+    keeper = _Keeper(trainer, options)
+    try:
+        for report in trainer.train(batches, left):
+            reports.append(report)
+            if log is not None:
+                log.write(report)
+            keeper.after(report.step)
+            if progress is not None and not progress(report, options.steps, _peak(trainer)):
+                break
+    except BaseException as error:
+        keeper.at_failure(error)
+        raise
+    keeper.at_end()
+    return reports, keeper.problems
+
+
+class _Keeper:
+    """Writes checkpoints. One that cannot be written in the middle ends no run: the one before is
+    as it was, and the next is tried."""
+
+    def __init__(self, trainer: Trainer, options: TrainOptions) -> None:
+        self.trainer = trainer
+        self.path, self.every = options.checkpoint, options.checkpoint_every
+        self.saved = -1
+        self.problems: list[str] = []
+
+    def after(self, step: int) -> None:
+        if self.path is None or not self.every or step % self.every:
+            return
+        try:
+            self._save(self.path)
+        except TrainingError as error:  # so would be every one from here on
+            self.problems.append(error.message)
+            self.every = None
+        except UsageError as error:
+            self.problems.append(f"after step {step}: {error.message}")
+
+    def at_end(self) -> None:
+        """Write the last state, if it is one.
+
+        Raises:
+            UsageError: it cannot be written.
+            TrainingError: it is not finite, and the one that is there is.
+        """
+        if self.path is not None and self.trainer.is_whole and self.saved != self.trainer.steps:
+            self._save(self.path)
+
+    def at_failure(self, error: BaseException) -> None:
+        """The same where an error has ended the run, which says what is left behind."""
+        if self.path is None:
+            return
+        try:
+            self.at_end()
+            told = f"{self.path} holds the state after step {self.saved}; --resume goes on"
+            told = told if self.saved >= 0 else ""
+        except MemplanError as other:
+            told = other.message
+        hint = getattr(error, "hint", "")
+        error.hint = "; ".join(part for part in (hint, told) if part)  # type: ignore[attr-defined]
+
+    def _save(self, path: Path) -> None:
+        self.trainer.save(path)
+        self.saved = self.trainer.steps
+
+
+def _peak(trainer: Trainer) -> int | None:
+    predicted = trainer.predicted()
+    return None if predicted is None else predicted.peak_bytes

@@ -1,0 +1,108 @@
+"""Locks and the runtime: another version is told, and figures that rest on it do not compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.graphs import parse
+from helpers.models import DIMS, each, sample_models
+from helpers.odd_models import saved
+from memplan.api import versions
+from memplan.api.check.checking import CheckResult
+from memplan.api.check.compare_locks import Status, compare, diff
+from memplan.api.check.current import Current, measure
+from memplan.api.check.lock import Binding, LockEntry, read_lock
+from memplan.api.check.lock_writer import write_lock
+from memplan.api.check.text import check_lines
+
+# Acos has no CUDA kernel, Shape and what is computed from it stays on the host.
+ON_THE_HOST = {
+    "acos": "g (float[60] x) => (float[60] y) { y = Acos(x) }",
+    "between": "g (float[60] x) => (float[60] y) { a = Exp(x) b = Acos(a) y = Sin(b) }",
+    "shape": """g (float[6,10] x) => (int64[2] s, float[6,10] y) {
+        t = Shape(x) s = Add(t, t) y = Exp(x) }""",
+    "host input": "g (float[60] x, int64[60] n) => (int64[60] m, float[60] y) "
+    "{ m = BitwiseNot(n) y = Exp(x) }",
+}
+
+
+def entry(**fields: object) -> LockEntry:
+    plain = LockEntry("m.onnx", "f", 5, "default", "cpu", {}, 1000, 1000, "node", {}, ())
+    return replace(plain, runtime="onnxruntime 1.31.1", as_loaded=True, **fields)  # type: ignore[arg-type]
+
+
+def now(locked: LockEntry, **fields: object) -> Current:
+    return Current(replace(locked, **fields), 0, 1, "", 0, ())  # type: ignore[arg-type]
+
+
+def test_another_runtime_is_no_regression_where_figures_rest_on_it() -> None:
+    locked = entry()
+    grown = now(locked, peak_bytes=2000, runtime="onnxruntime 1.32.0")
+    found = compare(locked, grown, Path("m.onnx"))
+    assert found.status is Status.ACCOUNTING
+    line = check_lines(CheckResult(Path("memplan.lock"), (found,), ()))[0]
+    assert "onnxruntime 1.31.1 -> as loaded by onnxruntime 1.32.0" in line
+    unasked = now(locked, peak_bytes=2000, as_loaded=False)
+    assert compare(locked, unasked, Path("m.onnx")).status is Status.ACCOUNTING
+
+
+def test_a_regression_stays_one_with_the_same_runtime_and_in_tuned_sessions() -> None:
+    locked = entry()
+    assert compare(locked, now(locked, peak_bytes=2000), Path("m")).status is Status.REGRESSED
+    tuned = replace(locked, session="tuned", as_loaded=None)
+    grown = now(tuned, peak_bytes=2000, runtime="onnxruntime 1.32.0")
+    assert compare(tuned, grown, Path("m.onnx")).status is Status.REGRESSED
+
+
+def test_equal_peaks_are_ok_and_the_version_is_told() -> None:
+    locked = entry()
+    other = now(locked, runtime="onnxruntime 1.32.0")
+    assert compare(locked, other, Path("m.onnx")).status is Status.OK
+    assert diff(locked, other).fields == ("runtime",)
+    unknown = replace(locked, runtime=None)
+    assert diff(unknown, now(locked)).fields == ()
+
+
+def test_a_lock_keeps_both_fields(tmp_path: Path) -> None:
+    path = tmp_path / "memplan.lock"
+    for written in (entry(), replace(entry(), runtime=None, as_loaded=None)):
+        write_lock(path, [written])
+        assert read_lock(path).entries["m.onnx"] == written
+
+
+def test_another_installed_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions.version_notes() == ()
+    monkeypatch.setattr(versions, "installed_runtime", lambda: "onnxruntime 1.99.0")
+    (note,) = versions.version_notes()
+    assert "1.31.1" in note
+    assert "1.99.0" in note
+    assert "changes.py" in note
+    planned = {"runtime": {"installed": "onnxruntime 1.31.1"}}
+    assert "1.31.1" in versions.recorded_version_notes(planned)[0]
+    monkeypatch.setattr(versions, "installed_runtime", lambda: "")
+    assert versions.version_notes() == versions.recorded_version_notes(planned) == ()
+
+
+def reads_back(file: Path, dims: dict[str, int], folder: Path) -> None:
+    """Classes of the entry are whole numbers that sum to the peak, and the lock reads back."""
+    found, _ = measure(file, "m.onnx", Binding(dims, "tuned", "cuda"))
+    classes = found.entry.classes
+    assert min(classes.values(), default=0) >= 0
+    assert sum(classes.values()) == found.entry.peak_bytes
+    assert found.floor_bytes <= (found.entry.peak_with_workspace_bytes or 0)
+    lock = folder / "memplan.lock"
+    write_lock(lock, [found.entry])
+    assert read_lock(lock).entries["m.onnx"] == found.entry
+
+
+@pytest.mark.parametrize("name", ON_THE_HOST)
+def test_cuda_locks_of_graphs_with_host_tensors(name: str, tmp_path: Path) -> None:
+    reads_back(saved(parse(ON_THE_HOST[name]), tmp_path), {}, tmp_path)
+
+
+@pytest.mark.parametrize("path", each(sample_models()))
+def test_cuda_locks_of_the_samples(path: Path, tmp_path: Path) -> None:
+    reads_back(path, DIMS.get(path.stem, {}), tmp_path)

@@ -1,0 +1,48 @@
+"""The report of a check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from helpers.locks import MIB, an_entry, today
+from memplan.api.check.checking import CheckResult
+from memplan.api.check.compare_locks import compare
+from memplan.api.check.current import Current
+from memplan.api.check.lock import (
+    LockEntry,
+)
+from memplan.api.check.text import check_lines
+
+
+class TestText:
+    def text(self, locked: LockEntry, now: Current, cap: int | None = None) -> str:
+        entry = compare(locked, now, Path(locked.path), 5, cap)
+        return "\n".join(check_lines(CheckResult(Path("memplan.lock"), (entry,), ())))
+
+    def test_a_small_growth_is_told_in_bytes(self) -> None:
+        locked = an_entry()
+        text = self.text(locked, today(locked, peak_bytes=100 * MIB + 4))
+        assert "peak +4 B (less than 0.1%)   104,857,600 B -> 104,857,604 B" in text
+        assert "the same as in the lock" in text
+
+    def test_foreign_names_cannot_steer_the_terminal(self) -> None:
+        locked = an_entry(path="a\nb.onnx", peak_node="was\x1b[2J")
+        now = today(locked, peak_bytes=200 * MIB, peak_node="\x1b[31m\nerror: all is well")
+        assert all(c.isprintable() or c == "\n" for c in self.text(locked, now))
+        assert not any(
+            line.startswith(("error", "b.onnx")) for line in self.text(locked, now).split("\n")
+        )
+
+    def test_a_limit_below_the_floor_offers_no_rewrite(self) -> None:
+        locked = an_entry()
+        now = replace(today(locked, peak_bytes=200 * MIB), floor_bytes=150 * MIB)
+        assert "no rewrite goes below 150 MiB" in self.text(locked, now)
+        assert "memplan rewrite models/mlp.onnx --budget 100MiB" in self.text(
+            locked, replace(now, floor_bytes=99 * MIB)
+        )
+
+    def test_workspace_above_the_cap_is_noted(self) -> None:
+        locked = an_entry()
+        assert "with kernel workspace" in self.text(locked, today(locked), 100 * MIB)
+        assert "with kernel workspace" not in self.text(locked, today(locked), 101 * MIB)

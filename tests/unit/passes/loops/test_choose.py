@@ -1,0 +1,205 @@
+"""What pairs of loops store, which choices there are, and what may not be asked for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from helpers.loops import CELL, cell, layer, pairs_of, parsed, steps_of, trained
+from helpers.models import SHARED
+from helpers.running import runner
+from memplan.api.analysis import analyze
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.errors import InfeasibleError, UsageError
+from memplan.passes.loops.cell import plan_cell
+from memplan.passes.loops.choose_storage import choice_of, front, named
+from memplan.simulate.opened import OpenModel, open_model
+from memplan.units import parse_size
+
+# Bytes of one [3,4] float tensor: what one step of one tensor takes.
+ONE = 3 * 4 * 4
+
+
+def test_what_a_pair_stores() -> None:
+    """The gate outputs, both states before the step, and tanh(c), which is the state h as well:
+    so h before the step is read from the same tensor, shifted."""
+    (pair,) = pairs_of(cell())
+    found = {item.tensor: (item.name, item.step_bytes()) for item in pair.stored}
+    assert pair.steps == 5
+    assert {name: nbytes for name, (_, nbytes) in found.items()} == {
+        "h": ONE,
+        "c": ONE,
+        "ii": ONE,
+        "ff": ONE,
+        "gg": ONE,
+        "next": ONE,
+    }
+    assert found["next"][0] == "all"
+    assert pair.step_bytes == 6 * ONE
+
+
+def test_no_pair_without_a_backward_loop() -> None:
+    """Two layers read each other, and are no pair: both are forward."""
+    model = layer("LSTM", 4, 2, 4, 4, 2)
+    assert [p.backward.node.name for p in pairs_of(model)] == [
+        "layer1/forward/Scan/grad/Scan",
+        "layer0/forward/Scan/grad/Scan",
+    ]
+
+
+@pytest.mark.parametrize(("model", "corners"), [(cell(), 2), (layer("LSTM", 4, 2, 4, 4), 3)])
+def test_the_front_is_the_hull(model: OpenModel, corners: int) -> None:
+    """Against every set of nodes that might run again."""
+    (step,) = steps = steps_of(model)
+    nodes = step.cell.nodes
+    every = [
+        choice_of(steps, [plan_cell(step.cell, {n for k in chosen for n in nodes[k].output})])
+        for size in range(len(nodes) + 1)
+        for chosen in itertools.combinations(range(len(nodes)), size)
+    ]
+    points = front(steps)
+    assert len(points) == corners
+    assert points[0].seconds == 0
+    assert points[0].nbytes == min(c.nbytes for c in every if not c.seconds)
+    assert points[-1].nbytes == min(c.nbytes for c in every)
+    for left, right in itertools.pairwise(points):
+        assert left.nbytes > right.nbytes
+        assert left.seconds < right.seconds
+        price = (left.nbytes - right.nbytes) / (right.seconds - left.seconds)
+        least = min(c.nbytes + price * c.seconds for c in every)
+        assert left.nbytes + price * left.seconds == pytest.approx(least)
+
+
+def test_what_is_held_anyway_costs_nothing() -> None:
+    """``all`` is read behind the loop as well, for the gradient by r: h needs no bytes of its own,
+    but c, which nothing else reads, does."""
+    (step,) = steps_of(cell())
+    assert step.weights["h"] == 0
+    assert step.weights["next"] == 0
+    assert step.weights["c"] == ONE
+    assert step.weights["xt"] == 0  # an input of the graph
+
+
+def test_names_are_all_outputs_or_none() -> None:
+    steps = steps_of(cell())
+    with pytest.raises(
+        UsageError, match=r"Split 'split' can be recomputed only with .*: f, g$"
+    ) as e:
+        named(steps, "i+ii")
+    assert e.value.hint == "add them: --scan-recompute 'i+ii+f+g'"
+    (kept,) = named(steps, "i+f+g+ii")
+    assert "s" in kept.stored
+    assert [node.name for node in kept.recomputed] == ["split", "si"]
+
+
+def test_names_of_what_is_stacked() -> None:
+    """The name of a scan output stands for the tensor in the body."""
+    (pair,) = pairs_of(cell())
+    name = next(item.name for item in pair.stored if item.tensor == "ii")
+    assert named(steps_of(cell()), name) == named(steps_of(cell()), "ii")
+
+
+def test_names_that_mean_nothing() -> None:
+    with pytest.raises(UsageError, match="--scan-recompute nothing: no forward loop") as error:
+        named(steps_of(cell()), "s+nothing")
+    assert error.value.hint.startswith("there are: a, b, s, i, f, g, ii")
+    with pytest.raises(UsageError, match="the graph has no forward Scan or Loop"):
+        named([], "all")
+
+
+def test_random_numbers_are_not_drawn_again() -> None:
+    text = CELL.replace(
+        "[next] next = Tanh(after)", "[drop] d, m = Dropout(after, half, on) [next] next = Tanh(d)"
+    )
+    text = text.replace(
+        "float[T,N,4] all)\n    {", "float[T,N,4] all)\n    <float half = {0.5}, bool on = {1}> {"
+    )
+    steps = steps_of(trained(parsed(text, T=5, N=3)))
+    with pytest.raises(UsageError, match="cannot be recomputed"):
+        named(steps, "d+m")
+    (kept,) = named(steps, "all")
+    assert "m" in kept.stored
+    assert "drop" not in [node.name for node in kept.recomputed]
+    assert all("drop" not in [n.name for n in c.kept[0].recomputed] for c in front(steps))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A training graph of a layer whose peak is what the loops store, on disk."""
+    path = tmp_path / "layer.onnx"
+    onnx.save(layer("LSTM", 12, 4, 8, 16).prepared.proto, path)
+    return path
+
+
+def options(budget: str, **more: str) -> RewriteOptions:
+    """Without fusions, in a second."""
+    return RewriteOptions(parse_size(budget), optimize="none", time_limit=1.0, **more)  # type: ignore[arg-type]
+
+
+def test_analysis(saved: Path) -> None:
+    (pair,) = analyze(saved).as_json()["recurrent"]  # type: ignore[misc]
+    assert pair["steps"] == 12
+    assert pair["stored_bytes_per_step"] == 6 * 4 * 16 * 4
+    assert pair["stored_bytes"] == 12 * 6 * 4 * 16 * 4
+    assert [row["bytes_per_step"] for row in pair["stored"]] == [4 * 16 * 4] * 6
+
+
+def test_the_planner_stores_as_little_as_it_must(saved: Path) -> None:
+    """The smaller the budget, the less is stored, at more cost; names ask for the least."""
+    costs, stored = [], []
+    for budget in ("100%", "80%", "75%"):
+        result = rewrite(saved, options(budget), dry_run=True)
+        assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
+        costs.append(result.plan.extra_cost_fraction)
+        stored.append(sum(pair.after_bytes for pair in result.pairs))
+    assert costs[0] == 0
+    assert 0 < costs[1] < costs[2]
+    assert stored[0] == 0  # nothing was changed
+    assert stored[1] > stored[2] > 0
+    with pytest.raises(InfeasibleError):
+        rewrite(saved, options("75%", scan_recompute="none"), dry_run=True)
+
+
+def test_the_report_is_what_the_file_says(saved: Path) -> None:
+    target = saved.with_name("less.onnx")
+    result = rewrite(saved, options("100%", scan_recompute="all"), target)
+    (change,) = result.as_json()["recurrent"]  # type: ignore[misc]
+    (pair,) = pairs_of(open_model(target))
+    assert change["stored_bytes_per_step_after"] == pair.step_bytes
+    assert change["stored_bytes_per_step_before"] == 6 * 4 * 16 * 4
+    assert change["stored_bytes_after"] == 12 * pair.step_bytes
+    assert result.waterfall[1].name == "recurrent"
+    assert result.plan.bound_fraction == 0
+
+
+def test_the_commands(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    memplan = runner(saved.parent, monkeypatch, capfd)
+    out = memplan("analyze", saved).stdout
+    assert "Stored by Scan layer0/forward/Scan" in out
+    assert "1.50 KiB a step × 12 = 18.0 KiB" in out
+    assert "stored for the backward" not in out  # the table says it, once
+    common = ("rewrite", saved, "--budget", "100%", "--optimize", "none", "--dry-run")
+    found = memplan(*common, "--scan-recompute", "*/Split")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "can be recomputed only with all its outputs; not named:" in found.stderr
+    done = memplan(*common, "--scan-recompute", "all", "--format", "json")
+    assert json.loads(done.stdout)["recurrent"][0]["recomputed"]
+    text = memplan(*common, "--scan-recompute", "all").stdout
+    assert "1 loop stores less" in text
+    assert "Loops that store less" in text
+
+
+@pytest.mark.skipif(not (SHARED / "runnable").exists(), reason="no shared models")
+def test_a_loop_pair_of_jax() -> None:
+    """The state before each step, tanh and 1 - tanh are stacked, and read reversed."""
+    model = open_model(SHARED / "runnable" / "jax_rnn_loops.onnx")
+    (pair,) = pairs_of(model)
+    assert [item.name for item in pair.stored] == ["loop_out_1", "loop_out_0", "loop_out_3"]
+    assert (pair.steps, pair.step_bytes) == (12, 3 * 8 * 32 * 4)

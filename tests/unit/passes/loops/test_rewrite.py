@@ -1,0 +1,84 @@
+"""Pairs of loops that store less: bits, and measured peaks, on ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.graphs import parse
+from helpers.loops import (
+    CELL,
+    cell,
+    feeds_for,
+    layer,
+    pairs_of,
+    peak,
+    ran,
+    reopened,
+    steps_of,
+    trained,
+)
+from helpers.scans import MIXED, ODD, RNN
+from memplan.autodiff.backward import Request, build_gradients
+from memplan.passes.loops.choose_storage import Choice, choice_of, front, named
+from memplan.passes.loops.loop_rewrite import store_less
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import OpenModel, opened
+
+pytestmark = pytest.mark.ort
+
+
+def check(model: OpenModel) -> list[int]:
+    """Every choice, and all by name: bits, predicted = measured. The measured peaks."""
+    feeds, steps = feeds_for(model), steps_of(model)
+    expected, before = ran(model.prepared.proto, feeds)
+    assert before == peak(model)
+    found = [before]
+    choices: list[Choice] = [*front(steps), choice_of(steps, named(steps, "all"))]
+    for choice in choices:
+        proto = store_less(model.prepared.proto, list(zip(steps, choice.kept, strict=True)), False)
+        after = reopened(proto)
+        outputs, measured = ran(after.prepared.proto, feeds)
+        assert [x.tobytes() for x in outputs] == [x.tobytes() for x in expected]
+        assert measured == peak(after)
+        found.append(measured)
+    return found
+
+
+@pytest.mark.parametrize("text", [RNN, MIXED, ODD], ids=["rnn", "mixed", "odd"])
+def test_axes_directions_and_states(text: str) -> None:
+    check(trained(parse(text)))
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers(op: str, layers: int) -> None:
+    peaks = check(layer(op, 6, 3, 8, 16, layers))
+    if op != "RNN":  # that stores nothing but its states
+        assert min(peaks) < peaks[0]
+
+
+def test_a_cell_of_hand() -> None:
+    peaks = check(cell(12))
+    assert min(peaks) < peaks[0]
+
+
+def test_one_row_is_multiplied_otherwise() -> None:
+    """Then the product before the loop is not made again in slices: its bits would differ."""
+    check(layer("LSTM", 6, 1, 8, 16))
+
+
+def test_symbolic_sizes() -> None:
+    """Steps and batch are bound for the plan only; the file keeps its interface."""
+    made = build_gradients(parse(CELL), Request(("all",), ("w", "r"), ("d",)))
+    sizes = {"T": 5, "N": 3}
+    model = opened(prepare(made, Path("test.onnx"), sizes))
+    feeds, steps = feeds_for(model), steps_of(model)
+    kept = named(steps, "all")
+    proto = store_less(made, list(zip(steps, kept, strict=True)), True)
+    assert proto.graph.input == made.graph.input
+    after = opened(prepare(proto, Path("test.onnx"), sizes))
+    (pair,) = pairs_of(after)
+    assert pair.step_bytes < steps[0].pair.step_bytes
+    assert [x.tobytes() for x in ran(proto, feeds)[0]] == [x.tobytes() for x in ran(made, feeds)[0]]

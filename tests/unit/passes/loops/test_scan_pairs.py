@@ -1,0 +1,190 @@
+"""Existing forward and backward Scans: stored tensors are dropped and made again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import memplan
+from helpers.gradients import runtime
+from helpers.loops import recompute_in_scans
+from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
+from helpers.running import runner
+from helpers.scans import MIXED, RNN, feeds_for, model_of_text
+from memplan.errors import UsageError
+from memplan.passes.loops.loop_layers import scan_layers
+
+
+def same_bits(one: onnx.ModelProto, other: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    onnx.checker.check_model(other, full_check=True)
+    before, after = runtime(one, feeds), runtime(other, feeds)
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes(), name
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+@pytest.mark.parametrize("wish", ["all", "auto", "*"])
+def test_as_if_it_had_been_made_so(op: str, wish: str) -> None:
+    """A pair that grad made without recomputation stores in the end what grad would have stored
+    with it, and computes the same bits."""
+    forward = layer(op)
+    plain = memplan.gradients(forward, "loss", ["W", "R", "B"])
+    rewritten = recompute_in_scans(plain, wish, N=BATCH)
+    direct = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=wish)
+    (found,), (wanted,) = scan_layers(rewritten), scan_layers(direct)
+    assert found.step_bytes({"N": 1}) == wanted.step_bytes({"N": 1})
+    assert Counter(n.op_type for n in rewritten.graph.node) == Counter(
+        n.op_type for n in direct.graph.node
+    )
+    assert [s.tensor for s in found.sequences] == [s.tensor for s in wanted.sequences]
+    feeds = {"x": np.random.default_rng(0).normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)}
+    same_bits(plain, rewritten, feeds)
+
+
+@pytest.mark.parametrize("wish", ["all", "auto", "*", "m+t1"])
+@pytest.mark.parametrize("text", [MIXED, RNN.split("\n", 2)[2]])
+def test_axes_directions_and_states(text: str, wish: str) -> None:
+    if wish == "m+t1" and text is not MIXED:
+        wish = "next"
+    model = model_of_text(text)
+    feeds = feeds_for(model)
+    ys = [value.name for value in model.graph.output]
+    plain = memplan.gradients(model, ys, list(feeds))
+    same_bits(plain, recompute_in_scans(plain, wish), feeds)
+
+
+FOREIGN = """
+    g (float[4,3] x, float[3] h0, float[3] d)
+        => (float[3] last, float[3] h0_grad, float[4,3] x_grad)
+    {
+        [forward] last, es, ts, hs = Scan<num_scan_inputs = 1, body = step
+            (float[3] h, float[3] u) => (float[3] next, float[3] eo, float[3] t, float[3] ho)
+            { [e] e = Exp(u) [t] t = Tanh(e) [n] next = Mul(t, h) [eo] eo = Identity(e)
+              [ho] ho = Identity(h) }>(h0, x)
+        [back] h0_grad, x_grad = Scan<num_scan_inputs = 3, scan_input_directions = [1, 1, 1],
+            scan_output_directions = [1], body = reverse
+            (float[3] h, float[3] a, float[3] next, float[3] t) => (float[3] g1, float[3] gx)
+            { [g1] g1 = Mul(h, next) [q] q = Mul(h, t)
+              [bb] bb = Mul(next, next) [s] s = Sub(q, bb)
+              [gx] gx = Mul(s, a) }>(d, es, ts, hs)
+    }"""
+
+
+def test_a_pair_of_another_tool() -> None:
+    """Names differ between the bodies, and nothing says what belongs together but the data flow."""
+    model = model_of_text(FOREIGN)
+    feeds = {
+        "x": np.ones((4, 3), np.float32) / 3,
+        "h0": np.ones(3, np.float32),
+        "d": np.full(3, 0.7, np.float32),
+    }
+    for wish, outputs in (
+        ("all", ["last", "hs"]),
+        ("t", ["last", "es", "hs"]),
+        ("e", ["last", "ts", "hs"]),
+    ):
+        rewritten = recompute_in_scans(model, wish)
+        assert list(rewritten.graph.node[0].output) == outputs
+        same_bits(model, rewritten, feeds)
+    (pair,) = scan_layers(model)
+    assert (pair.forward, pair.backward, pair.steps) == ("forward", "back", 4)
+    assert [item.tensor for item in pair.stored] == ["eo", "t", "ho"]
+    with pytest.raises(UsageError, match="--scan-recompute a: no forward loop"):
+        recompute_in_scans(model, "a")
+
+
+def test_a_pair_that_reads_copies() -> None:
+    """One finder serves every report: it sees through copies without a note, too."""
+    text = FOREIGN.replace("[back]", "[e2] e2 = Identity(es) [t2] t2 = Identity(ts) [back]")
+    model = model_of_text(text.replace("(d, es, ts, hs)", "(d, e2, t2, hs)"))
+    (pair,) = scan_layers(model)
+    assert [item.tensor for item in pair.stored] == ["eo", "t", "ho"]
+
+
+def test_rewrite_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The peak falls; the report says what is stored now; unknown names are refused."""
+    run = runner(tmp_path, monkeypatch, capfd)
+    onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
+    common = (
+        "rewrite",
+        "step.onnx",
+        "--budget",
+        "100%",
+        "--strategy",
+        "none",
+        "--dim",
+        "N=64",
+        "--optimize",
+        "none",
+    )
+    found = run(*common, "--scan-recompute", "all", "--format", "json")
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert report["predicted_peak_bytes"] < 0.8 * report["baseline_peak_bytes"]
+    assert report["scan_recompute"] == "all"
+    assert report["scans"][0]["stored_bytes_per_step"] == 2 * 64 * HIDDEN * 4
+    found = run(*common, "--scan-recompute", "*", "--force")
+    assert "1 loop stores less" in " ".join(found.stdout.split())
+    assert "rnn/forward/c/kept, 4,096 B per step × 6" in " ".join(found.stdout.split())
+    text = " ".join(run("analyze", "step.onnx", "--dim", "N=64").stdout.split())
+    assert "rnn/forward/candidate/Tanh 64×8 2.00 KiB" in text
+    assert "read behind the loop: 14.0 KiB a step × 6 = 84.0 KiB" in text
+    found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
+    assert found.returncode == 2
+    assert "not named: rnn/forward/gates/Split/1" in found.stderr
+
+
+@pytest.mark.slow
+def test_as_much_as_the_budget_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``fit`` changes nothing where the budget holds, and finds what no plan outside reaches."""
+    run = runner(tmp_path, monkeypatch, capfd)
+    onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
+    stored = {}
+    for budget in ("100%", "80%"):
+        found = run(
+            "rewrite",
+            "step.onnx",
+            "--budget",
+            budget,
+            "--strategy",
+            "greedy",
+            "--dim",
+            "N=64",
+            "--optimize",
+            "none",
+            "--scan-recompute",
+            "fit",
+            "--force",
+            "--format",
+            "json",
+        )
+        assert found.returncode == 0, found.stderr
+        report = json.loads(found.stdout)
+        stored[budget] = report["scans"][0]["stored_bytes_per_step"] // (64 * HIDDEN * 4)
+        assert bool(report["recurrent"]) == (budget == "80%")
+    assert stored == {"100%": 7, "80%": 3}
+    found = run(
+        "rewrite",
+        "step.onnx",
+        "--budget",
+        "80%",
+        "--dim",
+        "N=64",
+        "--optimize",
+        "none",
+        "--strategy",
+        "greedy",
+        "--force",
+    )
+    assert found.returncode == 4

@@ -1,0 +1,64 @@
+"""Plans by rounds: repeatable, certified; and the lowest peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.steps import check, random_step
+from memplan.solver.bound.milp import Effort
+from memplan.solver.evaluate import decide
+from memplan.solver.problem import Problem
+from memplan.solver.search.lowest_peak import lowest_peak
+from memplan.solver.search.params import SearchOptions
+from memplan.solver.strategies.builtin import parse_strategy
+from memplan.solver.strategies.lowest_peak_strategy import Lowest
+from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
+
+COUNTED = PortfolioOptions(iterations=12, seed=3)
+
+
+def test_counted_rounds_give_the_same_plan_and_the_same_bound() -> None:
+    _, problem = random_step(2)
+    plans = [solve_portfolio(problem, limit, COUNTED) for limit in (1e-9, 1e6)]
+    assert plans[0][0].sequence.tolist() == plans[1][0].sequence.tolist()
+    assert plans[0][1] == plans[1][1]
+    assert plans[0][1].kind == "order-free"
+
+
+def test_a_finished_plan_ends_the_rounds() -> None:
+    _, problem = random_step(2)
+    wide = replace(COUNTED, iterations=100_000, gap=10.0)
+    found, _ = solve_portfolio(problem, 1.0, wide)  # would take minutes
+    assert found.feasible
+
+
+def tight(problem: Problem) -> tuple[Problem, int]:
+    """The problem at the floor of its largest node, and its peak without recomputation."""
+    peak = decide(problem, problem.order).peak
+    return replace(problem, budget=1), peak
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_lowest_peak_is_lower_and_true(seed: int) -> None:
+    case, problem = random_step(seed)
+    floor, peak = tight(problem)
+    options = SearchOptions(seed=1, iterations=10)
+    found = lowest_peak(floor, decide(floor, floor.start), Effort(), options)
+    assert found.peak < peak
+    check(floor, found, case)
+    # A plan for less is a plan for more.
+    looser = solve_portfolio(replace(problem, budget=found.peak), 1.0, COUNTED)[0]
+    assert looser.peak <= found.peak or not looser.feasible
+
+
+@pytest.mark.parametrize("name", ["search{iterations=10}", "greedy", "dtr"])
+def test_the_least_budget_of_a_strategy_is_what_it_then_keeps(name: str) -> None:
+    case, problem = random_step(1)
+    floor, peak = tight(problem)
+    outcome = Lowest(parse_strategy(name)).solve(floor, 5.0)
+    assert outcome.decision.peak < peak
+    check(
+        replace(floor, budget=outcome.decision.peak), replace(outcome.decision, feasible=True), case
+    )

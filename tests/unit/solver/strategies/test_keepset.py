@@ -1,0 +1,122 @@
+"""From a set of kept storages to a sequence: what comes back, where, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.problems import Case, Op
+from helpers.steps import chain, problem_of
+from memplan.errors import UsageError
+from memplan.solver.links import boundary, links_of
+from memplan.solver.strategies.builtin import parse_strategy
+from memplan.solver.strategies.keepset import step_of, without_unread
+
+SECONDS = 30.0
+
+
+def test_what_is_dropped_comes_back_before_its_first_reader_only() -> None:
+    case = chain(4)
+    step = step_of(problem_of(case, 1))
+    assert [case.ops[root - 1].name for root in step.stash] == ["f1", "f2", "f3", "f4", "loss"]
+    sequence = step.sequence_for({case.tensors[name] for name in ["f2", "f4", "loss"]})
+    assert case.text(sequence) == "f1 f2 f3 f4 loss b4 f3 b3 b2 f1 b1"
+
+
+def test_what_nobody_reads_is_not_run() -> None:
+    # late is read in the backward part alone: dropped, its first run would be held to the end.
+    case = Case(
+        Op("late", "x", 4),
+        Op("f", "x", 4),
+        Op("loss", "f"),
+        Op("b", "loss f"),
+        Op("end", "b late", output=True),
+        resident="x",
+    )
+    problem = problem_of(case, 8)
+    twice = case.sequence("late f loss b late end")
+    assert case.text(without_unread(problem, twice)) == "f loss b late end"
+    problem.movable[case.place["late"]] = False
+    assert without_unread(problem, twice).tolist() == twice.tolist()
+    problem.movable[:] = True
+    problem.protected[case.place["late"]] = True
+    assert without_unread(problem, twice).tolist() == twice.tolist()
+
+
+def test_of_several_useless_runs_one_stays() -> None:
+    case = Case(Op("a", "x"), Op("loss", "x"), Op("b", "loss", output=True), resident="x")
+    sequence = case.sequence("a a a loss b")
+    assert case.text(without_unread(problem_of(case, 9), sequence)) == "a loss b"
+
+
+def test_without_forward_nodes_the_boundary_peers_refuse() -> None:
+    case = chain(4)
+    unknown = replace(problem_of(case, 4), forward=None)
+    for name in ("segments", "knapsack", "min-cut"):
+        with pytest.raises(UsageError, match="no forward nodes are known"):
+            parse_strategy(name).solve(unknown, SECONDS)
+    with pytest.raises(UsageError):
+        boundary(replace(unknown, forward=np.zeros(len(case.ops), np.bool_)))
+    assert parse_strategy("dtr").solve(unknown, SECONDS).decision.sequence is not None
+
+
+def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:
+    case = Case(
+        Op("a", "x", 4),
+        Op("loss", "a"),
+        Op("b", "loss"),
+        Op("v", "a", 0, 0.0, "view"),
+        Op("end", "v b", output=True),
+        resident="x",
+    )
+    problem = replace(
+        case.problem(9), forward=np.asarray([True, True, False, True, False]), intensive=None
+    )
+    assert boundary(problem) == 2
+    step = step_of(problem)
+    assert step.stash == [case.tensors["a"], case.tensors["loss"]]
+    assert case.text(step.sequence_for(set())) == "a loss a loss b v end"
+
+
+def test_storages_are_known_by_what_they_were_allocated_for() -> None:
+    case = Case(
+        Op("a", "x", 4),
+        Op("v", "a", 0, 0.0, "view"),
+        Op("w", "v", 0, 0.0, "view"),
+        Op("o", "w", 4, 0.0, "view", output=True),
+        Op("u", "x", 0, 0.0, "view"),
+        Op("n", "a", 4),
+        Op("drop", "n", 4, again=False),
+        Op("end", "o drop u", output=True),
+        resident="x",
+    )
+    links, place = links_of(case.problem(9)), case.tensors
+    roots = {name: links.root[place[name]] for name in ["a", "v", "w", "o", "u", "n"]}
+    assert roots == {
+        "a": place["a"],
+        "v": place["a"],
+        "w": place["a"],
+        "o": place["o"],  # an output is a copy
+        "u": place["x"],
+        "n": place["n"],
+    }
+    assert links.fixed == {place[name] for name in ("x", "o", "drop", "end")}
+    assert links.nbytes[place["x"]] == 0
+
+
+def test_a_rebuild_rule_stands_in_for_what_must_not_run_again() -> None:
+    case = Case(
+        Op("a", "x", 4),
+        Op("drop", "a", 4, again=False, more=(("mask", 1),)),
+        Op("loss", "drop"),
+        Op("b", "loss drop mask"),
+        Op("end", "b a", output=True),
+        Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
+        Op("again", "cast a", 4, 0.5, rebuilds="drop"),
+        resident="x",
+    )
+    step = step_of(problem_of(case, 1))
+    kept = {case.tensors["a"], case.tensors["loss"]}
+    assert case.text(step.sequence_for(kept)) == "a drop loss cast again b end"

@@ -1,0 +1,71 @@
+"""The minimum cut of torch's partitioner, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.problems import Case, Op
+from helpers.steps import problem_of
+from memplan.solver.strategies.keepset import step_of
+from memplan.solver.strategies.mincut import MinCut, StashGraph
+
+SECONDS = 30.0
+
+
+WIDE = Case(  # m is a matrix product, r its activation, e a wide result: backward reads r and e
+    Op("m", "x", 400, 9.0),
+    Op("r", "m", 400),
+    Op("e", "r", 1000),
+    Op("loss", "e", 0, output=True),
+    Op("ge", "loss e", 1000),
+    Op("gr", "ge r", 400, output=True),
+    resident="x",
+)
+
+
+@pytest.mark.parametrize(
+    ("ban", "kept", "plan"),
+    [
+        (1, "r", "m r e loss e ge gr"),
+        # Nothing need be kept: all of it can be made from the input again.
+        (0, "", "m r e loss m r e ge gr"),
+    ],
+)
+def test_the_cut_of_fewest_bytes(ban: int, kept: str, plan: str) -> None:
+    problem = problem_of(WIDE, 1, intensive="m")
+    graph = StashGraph(step_of(problem))
+    assert graph.expensive() == {WIDE.place["m"]}
+    banned = graph.expensive() if ban else set[int]()
+    cut = graph.cut(banned, lambda: False)
+    assert cut is not None
+    # The loss has no bytes.
+    assert cut - {WIDE.tensors["loss"]} == {WIDE.tensors[name] for name in kept.split()}
+    decision = MinCut(ban=ban).solve(problem, SECONDS).decision
+    assert WIDE.text(decision.sequence) == plan
+    assert not decision.feasible
+
+
+def test_a_reduction_is_not_run_again() -> None:
+    case = Case(
+        Op("f", "x", 100),
+        Op("mean", "f", 10),
+        Op("n", "f mean", 100),
+        Op("loss", "n", 25),
+        Op("b", "loss n mean", 100, output=True),
+        resident="x",
+    )
+    assert StashGraph(step_of(problem_of(case, 1))).expensive() == {case.place["mean"]}
+
+
+def test_what_cannot_run_again_is_cut_behind() -> None:
+    case = Case(
+        Op("noise", "x", 100, again=False),
+        Op("f", "noise", 300),
+        Op("loss", "f", 0),
+        Op("b", "loss f", 300, output=True),
+        resident="x",
+    )
+    cut = StashGraph(step_of(problem_of(case, 1))).cut(set(), lambda: False)
+    assert cut is not None
+    assert case.tensors["noise"] in cut
+    assert case.tensors["f"] not in cut

@@ -1,0 +1,291 @@
+"""Backward mirroring against its source (gradient.cc of MXNet), worked by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers.models import SAMPLES
+from helpers.problems import Case, Op
+from helpers.steps import chain, check, problem_of, random_step
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+from memplan.errors import InfeasibleError, UsageError
+from memplan.proto.metadata import node_metadata
+from memplan.solver.strategies.builtin import parse_strategy
+from memplan.solver.strategies.keepset import step_of
+from memplan.solver.strategies.mirror import Mirror, MirrorGraph, cheap_nodes
+from memplan.units import parse_size
+
+SECONDS = 30.0
+KIND = "mirror{function=kind}"
+
+
+def graph_of(case: Case, cheap: str, last: str = "loss") -> MirrorGraph:
+    """The graph in which the mirror function accepts ``cheap``."""
+    return MirrorGraph(step_of(problem_of(case, 1, last)), {case.place[n] for n in cheap.split()})
+
+
+def mirrored(case: Case, cheap: str, test: bool = True) -> str:
+    """Names of the nodes on the mirror path."""
+    return names(case, graph_of(case, cheap).mirrored(test))
+
+
+def names(case: Case, nodes: object) -> str:
+    """Names of nodes, in order."""
+    return " ".join(case.ops[n].name for n in sorted(nodes))  # type: ignore[call-overload]
+
+
+def plan(case: Case, intensive: str, text: str) -> str:
+    """The sequence of a strategy, after the checks that every decision must pass."""
+    problem = problem_of(case, 1, intensive=intensive)
+    decision = parse_strategy(text).solve(problem, SECONDS).decision
+    check(problem, decision, case)
+    return case.text(decision.sequence)
+
+
+def layer(gradient_reads: str, act: int = 4) -> Case:
+    """x → m (a product) → c (its activation) → n (a product) → loss. The gradient of c reads what
+    is named; that of n reads its own input c, as products do."""
+    return Case(
+        Op("m", "x", 4, 9.0),
+        Op("c", "m", act),
+        Op("n", "c", 4, 9.0),
+        Op("loss", "n", 1, output=True),
+        Op("gn", "loss c", 4),
+        Op("gc", f"gn {gradient_reads}", 4),
+        Op("gm", "gc", 4, output=True),
+        resident="x",
+    )
+
+
+# --- The storage test, both ways ---------------------------------------------------------------
+
+
+def test_what_its_gradient_reads_the_input_of_is_mirrored() -> None:
+    # GELU: m is stored anyway. Off the path, c would be allocated, and m not be released.
+    case = layer("m")
+    graph = graph_of(case, "c loss")
+    edge = {case.place["c"]}
+    assert graph.storage(edge, edge) == (4 + 4, 0)
+    assert mirrored(case, "c loss") == "c"
+    assert plan(case, "m n", KIND) == "m c n loss c gn gc gm"
+
+
+def test_what_its_gradient_reads_the_output_of_is_stored() -> None:
+    # ReLU: c instead of m is as many bytes, and no recomputation.
+    case = layer("c")
+    graph = graph_of(case, "c loss")
+    edge = {case.place["c"]}
+    assert graph.storage(edge, edge) == (4, 4)
+    assert mirrored(case, "c loss") == ""
+    assert plan(case, "m n", KIND) == "m c n loss gn gc gm"
+
+
+def test_one_byte_decides() -> None:
+    assert mirrored(layer("c", act=5), "c loss") == "c"
+    assert mirrored(layer("c", act=3), "c loss") == ""
+
+
+def test_without_the_storage_test_all_that_is_cheap_is_mirrored() -> None:
+    case = layer("c")
+    assert mirrored(case, "c loss", test=False) == "c loss"
+    # The loss is a graph output: it is there anyway.
+    assert plan(case, "m n", "mirror{function=kind,test=0}") == "m c n loss c gn gc gm"
+
+
+# --- Subgraphs and groups ------------------------------------------------------------------------
+
+
+def test_branches_that_read_the_same_belong_together() -> None:
+    # The source's example: D feeds A, B and C; from head A alone only D → A would be seen.
+    case = Case(
+        Op("p", "x", 4),
+        Op("D", "p", 4),
+        Op("A", "D", 4),
+        Op("B", "D", 4),
+        Op("C", "D", 4),
+        Op("s", "A B"),
+        Op("loss", "s C", output=True),
+        Op("g", "loss D", output=True),
+        resident="x",
+    )
+    graph = graph_of(case, "D")
+    waiting: deque[int] = deque()
+    assert names(case, graph.subgraph(case.place["A"], waiting)) == "D A B C"
+    assert names(case, set(waiting)) == "p"
+    alone = graph_of(case, "")
+    assert names(case, alone.subgraph(case.place["s"], deque())) == "s"
+
+
+def test_a_cheap_branch_is_followed_to_its_head() -> None:
+    case = Case(
+        Op("p", "x", 4),
+        Op("d", "p", 4),
+        Op("A", "d", 4),
+        Op("b", "d", 4),
+        Op("c", "b", 4),
+        Op("H", "c", 4),
+        Op("loss", "A H", output=True),
+        Op("g", "loss d", output=True),
+        resident="x",
+    )
+    graph = graph_of(case, "d b c")
+    assert names(case, graph.subgraph(case.place["A"], deque())) == "d A b c H"
+
+
+def test_groups_are_closed_under_shared_inputs() -> None:
+    # The source's example: A and B read D, B and C read E.
+    case = Case(
+        Op("D", "x", 4),
+        Op("E", "x", 4),
+        Op("A", "D", 4),
+        Op("B", "D E", 4),
+        Op("C", "E", 4),
+        Op("F", "x", 4),
+        Op("L", "F", 4),
+        Op("s", "A B C L"),
+        Op("loss", "s", output=True),
+        Op("g", "loss A B C L", output=True),
+        resident="x",
+    )
+    graph = graph_of(case, "A B C L")
+    edge = set(graph.frontier(graph.nodes))
+    assert names(case, edge) == "A B C L"
+    assert names(case, graph.group(case.place["A"], edge)) == "A B C"
+    assert names(case, graph.group(case.place["L"], edge)) == "L"
+
+
+@pytest.mark.parametrize(("d_bytes", "left"), [(2, ""), (3, "c d")])
+def test_a_group_leaves_as_a_whole(d_bytes: int, left: str) -> None:
+    # m's four bytes are released by c and d together; c alone would be worth it at any size of d.
+    case = Case(
+        Op("m", "x", 4),
+        Op("c", "m", 2),
+        Op("d", "m", d_bytes),
+        Op("n", "c d", 1),
+        Op("loss", "n", 1, output=True),
+        Op("g", "loss c d", 4, output=True),
+        resident="x",
+    )
+    assert mirrored(case, "c d") == left
+
+
+def test_the_frontier_moves_on_behind_what_has_left() -> None:
+    # c leaves (4 for 4), then e may: its input c is released (nobody else reads it) for e's two.
+    # f is four times as large as its input: it stays.
+    case = Case(
+        Op("m", "x", 4),
+        Op("c", "m", 4),
+        Op("e", "c", 2),
+        Op("f", "e", 8),
+        Op("n", "f", 1),
+        Op("loss", "n", 1, output=True),
+        Op("g", "loss f", 4, output=True),
+        resident="x",
+    )
+    assert mirrored(case, "c e f") == "f"
+    graph = graph_of(case, "c e f")
+    for node in ["m", "n", "loss"]:
+        graph.on_path[case.place[node]] = False
+    assert names(case, graph.frontier(graph.nodes)) == "c"
+    graph.on_path[case.place["c"]] = False
+    assert names(case, graph.frontier(graph.nodes)) == "e"
+
+
+def test_a_node_that_waits_for_one_on_the_path_is_on_it() -> None:
+    # c stays (m is read by the gradient); so e, which would release more than it takes, does too.
+    case = Case(
+        Op("m", "x", 4),
+        Op("c", "m", 4),
+        Op("e", "c", 1),
+        Op("n", "e", 4),
+        Op("loss", "n", 1, output=True),
+        Op("g", "loss e m", 4, output=True),
+        resident="x",
+    )
+    assert mirrored(case, "c e") == "c e"
+    assert plan(case, "m n", KIND) == "m c e n loss c e g"
+
+
+# --- The mirror function -------------------------------------------------------------------------
+
+
+def test_cheap_by_cost_per_byte() -> None:
+    case = Case(
+        Op("m", "x", 2, 40.0),
+        Op("a", "m", 4, 4.0),
+        Op("b", "a", 4, 8.0),
+        Op("c", "b", 4, 16.0),
+        Op("r", "c", 4, 1.0, again=False),
+        Op("loss", "r", 4, 4.0, output=True),
+        Op("g", "loss", output=True),
+        resident="x",
+    )
+    # Seconds per byte: 20, 1, 2, 4, 0.25, 1; the median is 1.5.
+    step = step_of(problem_of(case, 1, intensive="b"))
+    assert names(case, cheap_nodes(step, "cost", 1)) == "a loss"
+    assert names(case, cheap_nodes(step, "cost", 2)) == "a b loss"
+    assert names(case, cheap_nodes(step, "cost", 14)) == "m a b c loss"
+    assert names(case, cheap_nodes(step, "kind", 1)) == "m a c loss"
+
+
+def test_a_dropout_is_never_on_the_path() -> None:
+    # A rebuild rule makes it again, not the node; as in MXNet, it is stored.
+    case = Case(
+        Op("a", "x", 4),
+        Op("drop", "a", 4, again=False, more=(("mask", 1),)),
+        Op("loss", "drop"),
+        Op("b", "loss drop mask"),
+        Op("end", "b a", output=True),
+        Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
+        Op("again", "cast a", 4, 0.5, rebuilds="drop"),
+        resident="x",
+    )
+    step = step_of(problem_of(case, 1))
+    assert "drop" not in names(case, cheap_nodes(step, "kind", 1)).split()
+
+
+def test_forward_nodes_must_be_known() -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match="no forward nodes are known"):
+        Mirror().solve(replace(problem_of(chain(4), 4), forward=None), SECONDS)
+
+
+def test_options() -> None:
+    assert parse_strategy("mirror{times=2,test=0}") == Mirror(times=2, test=0)
+    with pytest.raises(UsageError, match="no such word"):
+        parse_strategy("mirror{function=size}")
+
+
+# --- On graphs -----------------------------------------------------------------------------------
+
+
+def test_random_steps_give_sequences_that_hold() -> None:
+    for seed in range(60):
+        case, problem = random_step(seed)
+        for text in ("mirror", "mirror{times=1}", "mirror{test=0,times=9}"):
+            check(problem, parse_strategy(text).solve(problem, SECONDS).decision, case)
+
+
+def test_clones_and_what_they_are_of_are_tagged(tmp_path: Path) -> None:
+    options = RewriteOptions(parse_size("100%"), strategy="mirror", optimize="none", passes="none")
+    result = rewrite(SAMPLES / "mlp_adamw.onnx", options, tmp_path / "out.onnx")
+    assert result.plan.clones > 0
+    assert result.timeline.peak_bytes < result.original.timeline.peak_bytes
+    found = {n.name: node_metadata(n) for n in onnx.load(tmp_path / "out.onnx").graph.node}
+    tagged = {name for name, values in found.items() if values.get("memplan.mirror_stage") == "1"}
+    clones = {name for name, values in found.items() if values.get("memplan.role") == "recompute"}
+    assert tagged == clones | set(result.plan.recomputed)
+    assert len(clones) == result.plan.clones
+
+
+def test_a_plan_that_costs_memory_is_refused() -> None:
+    options = RewriteOptions(
+        parse_size("100%"), strategy="mirror{function=kind,test=0}", optimize="none", passes="none"
+    )
+    with pytest.raises(InfeasibleError, match="strategy 'mirror' reaches a peak of"):
+        rewrite(SAMPLES / "lstm.onnx", options, dry_run=True)

@@ -1,0 +1,87 @@
+"""Checkpoints at equal distances (Chen et al.), worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.problems import Case, Op
+from helpers.steps import chain, problem_of
+from memplan.solver.strategies.keepset import step_of
+from memplan.solver.strategies.segments import Segments, _counts, _Forward
+
+SECONDS = 30.0
+
+
+def test_two_segments_of_a_chain() -> None:
+    # Kept: f4, which crosses the cut, and the last segment f5..f8; f1..f3 run again before b3.
+    # At b8: f4..f8, the loss and b8 itself are 7 bytes; without recomputation 10.
+    case = chain(8)
+    problem = problem_of(case, 7)
+    assert case.peak(case.order) == 10
+    decision = Segments(count=2).solve(problem, SECONDS).decision
+    assert case.text(decision.sequence) == (
+        "f1 f2 f3 f4 f5 f6 f7 f8 loss b8 b7 b6 b5 b4 f1 f2 f3 b3 b2 b1"
+    )
+    assert (decision.peak, decision.extra_cost, decision.feasible) == (7, 3.0, True)
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "extra", "peak"),
+    [
+        (9, 11, 0.0, 11),  # fits as it is
+        (9, 8, 3.0, 8),  # two segments: f4 and f5..f9 stay
+        (9, 7, 4.0, 7),  # three: f3, f6 and f7..f9 stay
+        (9, 6, 4.0, 7),  # more cuts keep more: seven bytes are the least
+    ],
+)
+def test_a_sweep_takes_the_cheapest_count_that_fits(
+    length: int, budget: int, extra: float, peak: int
+) -> None:
+    case = chain(length)
+    decision = Segments().solve(problem_of(case, budget), SECONDS).decision
+    assert (decision.peak, decision.extra_cost, decision.feasible) == (peak, extra, peak <= budget)
+
+
+def test_cuts_are_where_fewest_bytes_cross() -> None:
+    # f4 is thin; the equal share would be behind f3.
+    case = Case(
+        Op("f1", "x", 4),
+        Op("f2", "f1", 4),
+        Op("f3", "f2", 4),
+        Op("f4", "f3", 1),
+        Op("f5", "f4", 4),
+        Op("f6", "f5", 4),
+        Op("loss", "f6"),
+        *(Op(f"b{k}", f"f{k} " + (f"b{k + 1}" if k < 6 else "loss")) for k in range(6, 0, -1)),
+        resident="x",
+    )
+    forward = _Forward(step_of(problem_of(case, 1)))
+    assert forward.crossing.tolist() == [0, 4, 4, 4, 1, 4, 4]
+    assert forward.cuts(2) == [4]
+    assert {case.ops[root - 1].name for root in forward.kept([4])} == {"f4", "f5", "f6", "loss"}
+
+
+def test_a_skip_across_a_cut_is_kept() -> None:
+    case = Case(
+        Op("s", "x", 2),
+        Op("f1", "s"),
+        Op("f2", "f1"),
+        Op("f3", "f2"),
+        Op("f4", "f3 s"),
+        Op("loss", "f4"),
+        Op("b4", "loss f3 s"),
+        Op("b3", "b4 f2"),
+        Op("b2", "b3 f1"),
+        Op("b1", "b2 s", output=True),
+        resident="x",
+    )
+    forward = _Forward(step_of(problem_of(case, 1)))
+    assert case.tensors["s"] in forward.kept([2])
+    assert case.tensors["f1"] in forward.kept([2])
+    assert case.tensors["f1"] not in forward.kept([3])
+
+
+def test_counts_go_on_beyond_the_ones_tried_one_by_one() -> None:
+    assert _counts(1) == []
+    assert _counts(4) == [2, 3, 4]
+    assert _counts(100)[-3:] == [60, 75, 93]

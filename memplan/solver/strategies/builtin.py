@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.solver.problem import Problem, better
 from memplan.solver.strategies.bottlenecks import Memory
@@ -64,7 +65,7 @@ class Search(Strategy):
         options = PortfolioOptions(
             bool(self.order), self.seed, self.iterations, bool(self.certify), self.gap / 100
         )
-        decision, bound = solve_portfolio(problem, time_limit, options, progress)
+        decision, bound = solve_portfolio(problem, Deadline(time_limit), options, progress)
         return Outcome(decision, bound.seconds, bound.kind)
 
 
@@ -86,10 +87,11 @@ class Greedy(Strategy):
         from memplan.solver.search.anytime import solve
         from memplan.solver.search.params import SearchOptions
 
+        deadline = Deadline(time_limit)
         options = SearchOptions(order=False, refine=False)
-        found = solve(without_forms(problem), time_limit, options, progress)
+        found = solve(without_forms(problem), deadline, options, progress)
         if problem.forms:
-            other = solve(with_all_encoded(problem), time_limit, options, progress)
+            other = solve(with_all_encoded(problem), deadline, options, progress)
             other = decide(problem, stripped(problem, other.sequence))
             found = other if better(other, found) else found
         return Outcome(found)

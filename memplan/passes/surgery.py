@@ -13,17 +13,13 @@ from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.proto.edit import Nodes
 from memplan.proto.graph_edit import Array, GraphEdit
+from memplan.proto.graph_edit import node_protos as node_protos
 from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import rebound
-
-
-def node_protos(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes by graph id: ``Constant`` nodes are none of the graph's."""
-    return [node for node in model.graph.node if not is_constant(node)]
 
 
 class ModelEdit(GraphEdit):

@@ -30,6 +30,11 @@ from memplan.proto.opset import allow_initializers
 Array = npt.NDArray[np.generic]
 
 
+def node_protos(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes by number: ``Constant`` nodes have none."""
+    return [node for node in model.graph.node if not is_constant(node)]
+
+
 class GraphEdit:
     """A copy of a model that is being changed.
 

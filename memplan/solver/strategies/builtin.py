@@ -17,8 +17,6 @@ from memplan.errors import UsageError
 from memplan.solver.problem import Problem, better
 from memplan.solver.strategies.bottlenecks import Memory
 from memplan.solver.strategies.checkpoints import Collection, Named, Speed
-from memplan.solver.strategies.dtr import Dtr
-from memplan.solver.strategies.knapsack import Knapsack
 from memplan.solver.strategies.mincut import MinCut
 from memplan.solver.strategies.mirror import Mirror
 from memplan.solver.strategies.segments import Segments
@@ -121,8 +119,6 @@ BUILT_IN: dict[str, type[Any]] = {
         Greedy,
         Keep,
         Segments,
-        Dtr,
-        Knapsack,
         MinCut,
         Mirror,
         Speed,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from memplan.deadline import Deadline
 from memplan.solver.problem import Decision, Problem
+from memplan.solver.strategies.segments import Segments
 from memplan.solver.strategy import Outcome, Progress, Strategy
+
+if TYPE_CHECKING:
+    from memplan.solver.bound.milp import Effort
+    from memplan.solver.search.params import SearchOptions
 
 # Share of the time for driving the peak down; the rest is for cost.
 _DOWN = 0.6
@@ -44,7 +49,6 @@ class Lowest(Strategy):
         """A plan with the lowest peak that was found."""
         from memplan.solver.bound.milp import Effort
         from memplan.solver.evaluate import decide
-        from memplan.solver.search.lowest_peak import lowest_peak
         from memplan.solver.search.params import SearchOptions
         from memplan.solver.strategies.builtin import Search
 
@@ -54,7 +58,7 @@ class Lowest(Strategy):
         effort = Effort() if search.iterations else Effort(deadline)
         options = SearchOptions(bool(search.order), search.seed, search.iterations)
         begin = decide(problem, problem.start)
-        return lowest_peak(problem, begin, effort, options, problem.budget)
+        return lowest_plan(problem, begin, effort, options, problem.budget)
 
     def _halved(self, problem: Problem, seconds: float) -> Decision:
         """The lowest plan of the strategy itself, for budgets between floor and peak, ``seconds``
@@ -70,3 +74,25 @@ class Lowest(Strategy):
             if found.peak > aim:
                 low = aim
         return best
+
+
+def lowest_plan(
+    problem: Problem, begin: Decision, effort: Effort, options: SearchOptions, floor: int = 0
+) -> Decision:
+    """The lower of what is reached from ``begin`` and from the plan that keeps what crosses segment
+    boundaries: on recurrent networks, and where masks fill the memory, the second leads lower.
+
+    Arguments as of :func:`memplan.solver.search.lowest_peak.lowest_peak`.
+    """
+    from memplan.solver.evaluate import decide
+    from memplan.solver.forms import without_forms
+    from memplan.solver.search.lowest_peak import lowest_peak
+
+    found = lowest_peak(problem, begin, effort.share(0.5), options, floor)
+    forward = problem.forward
+    if effort.over() or found.peak <= floor or forward is None or not forward[problem.order].any():
+        return found
+    kept = Segments().solve(without_forms(problem), effort.deadline.left).decision
+    start = decide(problem, kept.sequence)
+    other = lowest_peak(problem, start, effort, options, floor)
+    return min(found, other, key=lambda decision: decision.peak)

@@ -30,8 +30,9 @@ from memplan.solver.forms import (
 )
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
-from memplan.solver.search.lowest_peak import lowest_peak, solve_from
+from memplan.solver.search.lowest_peak import solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
+from memplan.solver.strategies.lowest_peak_strategy import lowest_plan
 from memplan.solver.strategies.standing import TROUBLE, Certificate, Standing
 from memplan.solver.strategy import Progress
 
@@ -235,7 +236,7 @@ class _Portfolio:
         effort = Effort(self.deadline.share(self.params.lowest), self._fits)
         best = self.standing.best
         begin = best if best is not None else decide(self.problem, self.problem.start)
-        found = lowest_peak(self.problem, begin, effort, self.free)
+        found = lowest_plan(self.problem, begin, effort, self.free)
         self.standing.keep(found, "drive for the lowest peak")
 
     # What they need.

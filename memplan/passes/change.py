@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from memplan.ir.graph_facts import Array, Facts
 from memplan.passes.graph_pass import largest_part
-from memplan.passes.no_ops import Facts
 from memplan.passes.surgery import Added, reopened, with_nodes
 from memplan.proto.edit import remove_unread
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, names_read
 from memplan.proto.opset import allow_initializers
-from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
-Array = npt.NDArray[np.generic]
 Accepts = Callable[[Timeline, Timeline], bool]
 """Whether a timeline is good enough, given the one before."""
 
@@ -43,9 +39,8 @@ class Change:
 
 def facts_of(model: OpenModel) -> Facts:
     """What is known of a model's graph."""
-    proto = model.prepared.proto
-    exact = not symbolic_dims(proto) and not model.prepared.bounded
-    return Facts(model.graph, small_constants(model.prepared.bound.graph), exact)
+    values = small_constants(model.prepared.bound.graph)
+    return Facts(model.graph, values, model.prepared.exact)
 
 
 def name_authority(model: OpenModel) -> NameAuthority:

@@ -16,15 +16,15 @@ from typing import ClassVar
 import onnx
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
+from memplan.ir.graph_facts import Facts
 from memplan.ir.reach import needed_nodes
 from memplan.ops.memory import PACKED_INPUTS
+from memplan.passes.change import facts_of
 from memplan.passes.graph_pass import Applied, largest_part, peak_did_not_rise
-from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
+from memplan.passes.no_ops import VIEWS, permutation, same_value
 from memplan.passes.surgery import reopened, with_nodes
 from memplan.proto.edit import copied, remove_unread
 from memplan.proto.nodes import captured_names, is_constant, names_read
-from memplan.shapes.dims import symbolic_dims
-from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -75,8 +75,7 @@ def _after(model: OpenModel, edits: Sequence[Edit]) -> OpenModel:
 def find_edits(model: OpenModel) -> list[Edit]:
     """What could go, in order of the nodes. Any part of it may be done."""
     graph, proto = model.graph, model.prepared.proto
-    exact = not symbolic_dims(proto) and not model.prepared.bounded
-    facts = Facts(graph, small_constants(model.prepared.bound.graph), exact)
+    facts = facts_of(model)
     outer = {name for node in proto.graph.node for name in captured_names(node)}
     found: list[Edit] = []
     taken: set[str] = set()  # renamed to a graph output, or removed

@@ -30,11 +30,9 @@ def first_index(call: Call) -> int | None:
     if cut is None or not _takes(terms, cut, {2: (0, 1), 3: (0, 1)}):
         return None
     pool = terms.made_by(cut.reads[0], 1)
-    if (
-        pool is None
-        or (pool.domain, pool.op) != ("", "MaxPool")
-        or not is_unit_pool(attributes_of(pool))
-    ):
+    if pool is None or (pool.domain, pool.op) != ("", "MaxPool"):
+        return None
+    if not is_unit_pool(attributes_of(pool)):
         return None
     row = terms.made_by(pool.reads[0], 0)
     if row is None or not _takes(terms, row, {2: (0, 1)}):
@@ -43,7 +41,8 @@ def first_index(call: Call) -> int | None:
     if shape is None or len(shape) != IMAGES:
         return None
     batch, channels, rows, columns = shape
-    if not _sum_is(added, sum(plane_begins(batch, channels, (rows - 1) * columns))):
+    by_batch, by_channel = plane_begins(batch, channels, (rows - 1) * columns)
+    if not _sum_is(added, by_batch + by_channel):
         return None
     indices = terms.output(replace(pool, reads=(row.reads[0],)), 1)
     return terms.output(replace(cut, reads=(indices, *cut.reads[1:])), 0)

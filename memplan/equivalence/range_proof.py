@@ -123,8 +123,8 @@ def _relative(terms: Terms, made: Applied) -> Bounds | None:
         return None
     rows, columns, reach = found
     planes = _without_sum(terms, begun)
-    expected = sum(plane_begins(shape[0], shape[1], shape[2] * shape[3]))
-    own = planes is not None and _equal(planes, expected)
+    by_batch, by_channel = plane_begins(shape[0], shape[1], shape[2] * shape[3])
+    own = planes is not None and _equal(planes, by_batch + by_channel)
     if not own and not takes_first_index(terms, begun, pool.reads[0]):
         return None
     return (0, reach) if _equal(window, rows + columns) else None

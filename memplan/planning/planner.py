@@ -45,8 +45,8 @@ class PlanRequest:
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
-    budget is what the lowest plan takes, not ``budget_bytes``. ``forms``: kinds of other forms in which
-    tensors may be kept (:mod:`memplan.planning.forms`), for tuned sessions.
+    budget is what the lowest plan takes, not ``budget_bytes``. ``forms``: kinds of other
+    forms in which tensors may be kept (:mod:`memplan.planning.forms`), for tuned sessions.
     """
 
     graph: Graph

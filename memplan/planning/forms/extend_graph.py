@@ -9,7 +9,7 @@ from memplan.ir.graph_facts import Array, Facts
 from memplan.planning.forms.dormant import Dormant, Extended
 from memplan.planning.forms.dropout_rule import add_dropouts
 from memplan.planning.forms.narrowed import NARROWED, add_narrowed
-from memplan.planning.forms.on_host import ON_HOST, add_copies
+from memplan.planning.forms.on_host import add_copies
 from memplan.planning.forms.packed_masks import OLDEST_OPSET, PACKED, add_packs
 from memplan.proto.opset import default_opset
 from memplan.shapes.prepare import PreparedModel
@@ -39,7 +39,7 @@ def extend(
         values: contents of small constants by tensor name (ratios, training flags).
         provider: ``cpu`` or ``cuda``; their kernels round differently.
         kinds: of forms, all of which hold for the graph (:func:`kinds_for`).
-        offload: tensors that may be copied to the host and read back, if that is among them.
+        offload: tensors that may be copied to the host and read back.
     """
     builder, facts = Dormant(graph, provider), Facts(graph, values, exact=NARROWED in kinds)
     add_dropouts(builder, facts)
@@ -48,6 +48,6 @@ def extend(
         add_narrowed(builder, facts)
     if PACKED in kinds:
         add_packs(builder)
-    for tensor in sorted(offload if ON_HOST in kinds else ()):
+    for tensor in sorted(offload):
         add_copies(builder, builder.tensors[tensor])
     return builder.finish()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 
 from memplan.ir.graph import ABSENT, Node, Tensor, TensorKind
@@ -83,13 +84,14 @@ def _add(writer: Writer, tensor: Tensor, dtype: int, window: Window | None) -> N
         kept = writer.add("Sub", (kept, _sum(writer, part, tensor.dtype)), wide)
     kept = writer.add("Cast", (kept,), TensorType(dtype, tensor.shape), to=dtype)
     encode = tuple(range(first, len(builder.nodes)))
-    back = ("Cast", (kept,), {"to": tensor.dtype})
-    for part in reversed(parts):
-        op, reads, given = back
-        read = writer.add(op, reads, wide, **given)
-        back = ("Add", (read, _sum(writer, part, tensor.dtype)), {})
-    op, reads, given = back
-    decode = writer.make(op, reads, tensor.id, **given)
+    if parts:
+        kept = writer.add("Cast", (kept,), wide, to=tensor.dtype)
+        for part in parts[:0:-1]:
+            kept = writer.add("Add", (kept, _sum(writer, part, tensor.dtype)), wide)
+        total = _sum(writer, parts[0], tensor.dtype)
+        decode = writer.make("Add", (kept, total), tensor.id)
+    else:
+        decode = writer.make("Cast", (kept,), tensor.id, to=tensor.dtype)
     builder.forms.append(Form(NARROWED, tensor.id, encode, decode))
 
 
@@ -198,6 +200,6 @@ def _begins_planes(facts: Facts, tensor: int, of: Node) -> bool:
     if [value.tolist() for value in cut if value is not None] != [[0], [1], [2]]:
         return False
     batch, channels, rows, columns = facts.graph.tensors[source].shape
-    skipped = sum(plane_begins(batch, channels, (rows - 1) * columns))
-    total = sum(added[1:], added[0])
+    by_batch, by_channel = plane_begins(batch, channels, (rows - 1) * columns)
+    skipped, total = by_batch + by_channel, sum(added, np.zeros((1, 1, 1, 1), np.int64))
     return total.shape == skipped.shape and bool((total == skipped).all())

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.graphs import open_text
 from helpers.offloading import CUDA
 from helpers.random_graphs import models as random_models
@@ -21,10 +22,10 @@ from memplan.errors import InfeasibleError
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
 from memplan.planning.encode_problem import encode
-from memplan.planning.offload import offloadable
+from memplan.planning.forms.extend_graph import extend
+from memplan.planning.forms.on_host import ON_HOST, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.rebuild_rules import extend
 from memplan.planning.verify import ensure, rewritten_graph
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel, on_devices
@@ -46,7 +47,7 @@ def proved(model: OpenModel, file: onnx.ModelProto) -> None:
 
 
 @pytest.mark.slow
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=tries(60))
 @given(random_models(longest=20), st.randoms(use_true_random=False))
 def test_any_reads_back_written_and_simulated_are_as_evaluated(
     proto: onnx.ModelProto, draw: Random
@@ -59,7 +60,7 @@ def test_any_reads_back_written_and_simulated_are_as_evaluated(
     costs = [1.0] * len(extended.graph.nodes)
     encoded = encode(extended, timeline, costs)
     sequence = with_forms(encoded.problem(0), np.asarray(encoded.order, np.int64)).tolist()
-    for copy in extended.copies:
+    for copy in extended.forms:
         (out,) = copy.encode
         for _ in range(draw.randrange(3)):
             sequence.insert(draw.randrange(sequence.index(out) + 1, len(sequence) + 1), copy.decode)
@@ -115,7 +116,7 @@ def test_plans_keep_their_budget_and_are_no_worse_than_without(
             CUDA,
             int(share * whole),
             lambda graph: node_costs(graph, device, "cuda"),
-            offload=offload,
+            forms=frozenset({ON_HOST} if offload else ()),
         )
         try:
             plans.append(make_plan(prepare(request), parse_strategy("greedy"), 5.0))

@@ -13,7 +13,7 @@ the id that they have in :class:`memplan.ir.graph.Graph`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -113,6 +113,15 @@ class GraphEdit:
         """Put nodes in the place of one, which may be among them."""
         self.remove(number)
         self._put(self._before, number, nodes)
+
+    def move_before(self, number: int, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Put nodes that :meth:`nodes` gives right before one instead of where they are."""
+        moved = {id(node) for node in nodes}
+        self._present = [None if id(node) in moved else node for node in self._present]
+        for where in (self._before, self._behind):
+            for place, put in where.items():
+                where[place] = [node for node in put if id(node) not in moved]
+        self._before[self._places[number]] += nodes
 
     def _put(
         self,

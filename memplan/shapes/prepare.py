@@ -75,6 +75,11 @@ class PreparedModel:
         return fingerprint(self.proto, self.dims)
 
     @property
+    def exact(self) -> bool:
+        """Whether every shape is the one of each run: no symbolic dimension, no upper bound."""
+        return not symbolic_dims(self.proto) and not self.bounded
+
+    @property
     def beside(self) -> Path:
         """The model beside which external data lies."""
         return self.weights or self.path

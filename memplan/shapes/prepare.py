@@ -71,6 +71,11 @@ class PreparedModel:
     weights: Path | None = None
 
     @property
+    def exact(self) -> bool:
+        """Whether every shape is the one of each run: no symbolic dimension, no upper bound."""
+        return not symbolic_dims(self.proto) and not self.bounded
+
+    @property
     def beside(self) -> Path:
         """The model beside which external data lies."""
         return self.weights or self.path

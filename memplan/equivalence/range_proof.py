@@ -26,6 +26,7 @@ from memplan.equivalence.normal_forms import (
 )
 from memplan.equivalence.pool_proof import plane_begins, take_constants, takes_first_index
 from memplan.equivalence.terms import ABSENT, Array, Terms
+from memplan.ops.book import MOVING
 
 _T = onnx.TensorProto
 _BITS: Mapping[int, int] = {_T.INT8: 8, _T.INT16: 16, _T.INT32: 32, _T.INT64: 64}
@@ -112,22 +113,16 @@ def _bounds(terms: Terms, term: int, depth: int) -> Bounds | None:
         return _index_bounds(terms, made)
     if made.op == "Sub" and (relative := _relative(terms, made)) is not None:
         return relative
-    if made.op in _MOVING and form.slot == 0:
-        return _all_of(terms, made.reads[: _MOVING[made.op]], depth)
+    if made.key in MOVING and form.slot == 0:
+        return _all_of(terms, made.reads[:1], depth)
+    if made.key == ":Concat":
+        return _all_of(terms, made.reads, depth)
     if made.op in _ARITHMETIC and len(made.reads) == 2:
         first, second = (bounds_of(terms, read, depth + 1) for read in made.reads)
         return None if first is None or second is None else _ARITHMETIC[made.op](first, second)
     if made.op == "Where":
         return _all_of(terms, made.reads[1:], depth)
     return _place_bounds(terms, made, form.slot)
-
-
-# Operators that hand elements on, and how many of their inputs.
-_MOVING: Mapping[str, int | None] = {
-    **dict.fromkeys(("Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile"), 1),
-    **dict.fromkeys(("Split", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze"), 1),
-    "Concat": None,
-}
 
 
 def _all_of(terms: Terms, reads: Sequence[int], depth: int) -> Bounds | None:

@@ -17,9 +17,9 @@ import onnx
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
-from memplan.ops.memory import PACKED_INPUTS
+from memplan.ops.book import VIEWS, operator
 from memplan.passes.graph_pass import Applied, largest_part, peak_did_not_rise
-from memplan.passes.no_ops import VIEWS, Facts, permutation, same_value
+from memplan.passes.no_ops import Facts, permutation, same_value
 from memplan.passes.surgery import reopened, with_nodes
 from memplan.proto.edit import copied, remove_unread
 from memplan.proto.nodes import captured_names, is_constant, names_read
@@ -150,7 +150,7 @@ def _makes_weights(facts: Facts, node: Node) -> bool:
         node.outputs[0] == read
         for reader in graph.tensors[node.outputs[0]].readers
         for slot, read in enumerate(graph.nodes[reader].inputs)
-        if slot in PACKED_INPUTS.get(graph.nodes[reader].key, ())
+        if slot in operator(graph.nodes[reader].key).packed_inputs
     )
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ops.book import VIEWS
 
 Array = npt.NDArray[np.generic]
 
-VIEWS = frozenset({":Reshape", ":Squeeze", ":Unsqueeze", ":Flatten"})
-"""Operators that keep the elements in their order in memory, and decide the shape only."""
 # With one input these hand it on as it is.
 _OF_ONE = frozenset({":Concat", ":Sum", ":Max", ":Min"})
 # These keep every element where it is if the shape stays.

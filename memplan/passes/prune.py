@@ -16,7 +16,8 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
-from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS, has_effects
+from memplan.ops.book import operator
+from memplan.ops.memory import has_effects
 from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied, leave_out, remove_unread, replace_nodes
@@ -115,7 +116,7 @@ def _lasting(graph: Graph) -> set[int]:
 
 
 def _optional(node: Node) -> list[int]:
-    slots = OPTIONAL_OUTPUTS.get(node.key, ())
+    slots = operator(node.key).optional_outputs
     return [node.outputs[k] for k in slots if k < len(node.outputs) and node.outputs[k] != ABSENT]
 
 
@@ -127,7 +128,7 @@ def _without(
     graph = result.graph
     kept = [node for node in graph.node if is_constant(node) or node.name not in dropped]
     for node in kept:
-        leave_out(node, idle, LISTED_OUTPUTS.get(operator_key(node), 1))
+        leave_out(node, idle, operator(operator_key(node)).listed_outputs)
     replace_nodes(graph, kept)
     for index in reversed(range(len(graph.output))):
         if graph.output[index].name in outputs:

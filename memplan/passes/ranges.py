@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from memplan.ir.graph import ABSENT, Node
+from memplan.ops.book import MOVING
 from memplan.passes.no_ops import Facts
 
 _T = onnx.TensorProto
@@ -21,10 +22,7 @@ TYPES: Mapping[int, tuple[int, int]] = {
     _T.BOOL: (0, 1),
 }
 """The least and the largest number of element types of whole numbers, the narrow ones first."""
-_HANDED_ON = frozenset(
-    {":Slice", ":Gather", ":GatherElements", ":Expand", ":Tile", ":Split", ":Identity"}
-    | {":Transpose", ":Reshape", ":Squeeze", ":Unsqueeze", ":Flatten", ":Cast"}
-)
+_HANDED_ON = MOVING | {":Cast"}
 _ALL_OF = {":Concat": 0, ":Where": 1}  # from which input on
 _DEEPEST = 24
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.ir.graph import Graph, Tensor, TensorKind
-from memplan.ops.memory import RANDOM_OPS
+from memplan.ops.book import RANDOM_OPS
 from memplan.planning.dormant import PACKED, Array, Dormant
 from memplan.proto.opset import default_opset
 from memplan.shapes.dims import symbolic_dims

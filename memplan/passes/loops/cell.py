@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ops.cost import is_contraction
-from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.ops.book import EFFECT_OPS, RANDOM_OPS, operator
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
@@ -204,7 +203,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
     }
     runs = (
-        node_run(node, None if _unsafe(node) or is_contraction(node.op_type) else 0)
+        node_run(node, None if _unsafe(node) or operator(operator_key(node)).work else 0)
         for node in cell.nodes
     )
     found = cut(weights, cell.inputs, cell.needed, runs)

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import onnx
 
 from memplan.ir.graph import Phase
+from memplan.ops.book import SAME_ELEMENTS
 from memplan.passes.loops.call import LoopCall, LoopReader, Types
 from memplan.passes.loops.loop_pairs import LoopPair, StoredTensor, pairs_in, stored_bytes
 from memplan.passes.loops.sequences import Makers
 from memplan.proto.loop_node import Slices, read_loop
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, node_metadata
-from memplan.proto.nodes import is_constant, subgraphs
+from memplan.proto.nodes import is_constant, operator_key, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType, read_type
 
-_BETWEEN = frozenset({"Concat", "Slice", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_BETWEEN = SAME_ELEMENTS | {":Concat", ":Slice"}
 """What the backward part may read stacked tensors through: states are shifted by one step."""
 
 
@@ -163,7 +164,7 @@ def _origins(names: Iterable[str], makers: Makers) -> set[str]:
             continue
         found.add(name)
         node = makers.get(name)
-        if node is not None and node.op_type in _BETWEEN:
+        if node is not None and operator_key(node) in _BETWEEN:
             stack.extend(node.input)
     return found
 

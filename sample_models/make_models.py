@@ -26,14 +26,18 @@ VERSIONS = {"torch": "2.13.0", "onnxscript": "0.7.2", "onnx-ir": "1.1.0", "onnx"
 """What the committed files were made with. Other versions may name or order nodes differently."""
 
 
-def make(name: str, folder: Path = HERE) -> memplan.Capture:
-    """Capture the step that ``nets.py`` has under this name, without its weights."""
+def make(name: str, folder: Path = HERE, check: bool = True) -> memplan.Capture:
+    """Capture the step that ``nets.py`` has under this name, without its weights.
+
+    ``check``: run it, too, and compare it with PyTorch.
+    """
     return memplan.capture(
         f"{HERE / 'nets.py'}:{name}",
         folder / f"{name}.onnx",
         via=ROADS[name],
         weights="none",
         force=True,
+        check=check,
     )
 
 

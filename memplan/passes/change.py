@@ -1,36 +1,43 @@
-"""Changes of single nodes: what stands in their place, and which of many changes are worth it."""
+"""Changes of a graph that may be made or left, and which of many are worth it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
 
-from memplan.passes.graph_pass import largest_part
 from memplan.passes.no_ops import Facts
-from memplan.passes.surgery import Added, reopened, with_nodes
-from memplan.proto.edit import remove_unread
+from memplan.passes.surgery import ModelEdit
+from memplan.proto.edit import Nodes
+from memplan.proto.graph_edit import Array as Array
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_constant, names_read
-from memplan.proto.opset import allow_initializers
+from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline
+from memplan.simulate.timeline import Timeline, simulate
 
-Array = npt.NDArray[np.generic]
 Accepts = Callable[[Timeline, Timeline], bool]
 """Whether a timeline is good enough, given the one before."""
 
 
+class Possible(Protocol):
+    """What may be done to a graph or left, whatever becomes of the others of a list."""
+
+    def make(self, edit: ModelEdit) -> None:
+        """Do it."""
+        ...
+
+
+AnyChange = TypeVar("AnyChange", bound=Possible)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that may be made or left, whatever becomes of the others.
+    """Other nodes in the place of some.
 
     ``nodes``: name of a node → the nodes in its place, which may hold the old one; ``constants``
     and ``types`` of what is new, by name. No two changes of one list have a node in common.
@@ -39,6 +46,14 @@ class Change:
     nodes: Mapping[str, tuple[onnx.NodeProto, ...]]
     constants: Mapping[str, Array] = field(default_factory=dict)
     types: Mapping[str, TensorType] = field(default_factory=dict)
+
+    def make(self, edit: ModelEdit) -> None:
+        """Put the nodes there, with their constants."""
+        for name, nodes in self.nodes.items():
+            edit.put_instead(edit.numbers[name], *nodes)
+        edit.types.update(self.types)
+        for name, value in self.constants.items():
+            edit.initialize(name, value)
 
 
 def facts_of(model: OpenModel) -> Facts:
@@ -55,37 +70,46 @@ def name_authority(model: OpenModel) -> NameAuthority:
     return names
 
 
-def changed(model: OpenModel, changes: Iterable[Change]) -> OpenModel:
+def changed(
+    model: OpenModel, changes: Iterable[Possible], removable: Nodes = is_constant
+) -> OpenModel:
     """The model after ``changes``."""
-    proto = model.prepared.proto
-    instead: dict[str, tuple[onnx.NodeProto, ...]] = {}
-    constants: dict[str, Array] = {}
-    types: dict[str, TensorType] = {}
+    edit = ModelEdit(model)
     for change in changes:
-        instead |= change.nodes
-        constants |= change.constants
-        types |= change.types
-    like = {node.name: old for old, nodes in instead.items() for node in nodes if node.name != old}
-    nodes: list[onnx.NodeProto] = []
-    for node in proto.graph.node:
-        nodes += (node,) if is_constant(node) else instead.get(node.name, (node,))
-    result = with_nodes(proto, nodes)
-    if constants:
-        allow_initializers(result)
-    for name, value in constants.items():
-        result.graph.initializer.append(numpy_helper.from_array(value, name))
-        dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-        types[name] = TensorType(dtype, value.shape)
-    remove_unread(
-        result.graph,
-        stays=lambda node: not is_constant(node),
-        read_before=names_read(proto.graph.node),
-    )
-    return reopened(model, result, added=Added(types, like))
+        change.make(edit)
+    return edit.opened(removable)
 
 
 def with_most(
-    model: OpenModel, timeline: Timeline, changes: Sequence[Change], accepts: Accepts
+    model: OpenModel,
+    timeline: Timeline,
+    changes: Sequence[AnyChange],
+    accepts: Accepts,
+    removable: Nodes = is_constant,
 ) -> tuple[OpenModel, Timeline, int] | None:
-    """The model after as many changes as are accepted, simulated, and how many; None if none is."""
-    return largest_part(timeline, changes, lambda part: changed(model, part), accepts)
+    """The model after as many changes as are accepted, simulated, and how many; None if none is.
+
+    Halves are tried where the whole is not accepted, so that one bad change does not spoil the
+    others.
+
+    Args:
+        model: the model, of which ``timeline`` is the simulation.
+        timeline: before any change.
+        changes: what may be done; any part of it.
+        accepts: whether a timeline is good enough, given the one before.
+        removable: nodes that go where the changes leave them without a reader.
+    """
+    accepted: list[AnyChange] = []
+    best: tuple[OpenModel, Timeline] | None = None
+    waiting = [list(changes)] if changes else []
+    while waiting:
+        part = waiting.pop()
+        after = changed(model, (*accepted, *part), removable)
+        found = simulate(after.graph, timeline.session)
+        if accepts(found, best[1] if best is not None else timeline):
+            accepted += part
+            best = (after, found)
+        elif len(part) > 1:
+            middle = len(part) // 2
+            waiting += [part[middle:], part[:middle]]
+    return None if best is None else (*best, len(accepted))

@@ -8,9 +8,7 @@ transpose or none. Caffe2's recurrent networks write gradients in place of such 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import onnx
@@ -18,13 +16,12 @@ import onnx
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.reach import needed_nodes
 from memplan.ops.book import VIEWS, operator
-from memplan.passes.graph_pass import Applied, largest_part, peak_did_not_rise
+from memplan.passes.change import facts_of, with_most
+from memplan.passes.graph_pass import Applied, peak_did_not_rise
 from memplan.passes.no_ops import Facts, permutation, same_value
-from memplan.passes.surgery import reopened, with_nodes
-from memplan.proto.edit import copied, remove_unread
-from memplan.proto.nodes import captured_names, is_constant, names_read
-from memplan.shapes.dims import symbolic_dims
-from memplan.shapes.fold import small_constants
+from memplan.passes.surgery import ModelEdit
+from memplan.proto.edit import Nodes
+from memplan.proto.nodes import is_constant
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -34,17 +31,42 @@ _ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """A change of one node, by name.
+class Removed:
+    """A node that goes: ``source`` stands for its ``result``. Where that is an output of the graph,
+    the source takes over its name."""
 
-    With ``removed`` the node goes, and ``source`` stands for its output; else its first input
-    becomes ``source`` and, where ``perm`` is not empty, its axes ``perm``.
-    """
-
-    node: str
+    node: int
+    result: Tensor
     source: str
-    removed: bool
+
+    def make(self, edit: ModelEdit) -> None:
+        """Take it out."""
+        edit.remove(self.node)
+        if self.result.is_output:
+            edit.rename(self.source, self.result.name)
+        else:
+            edit.replace_uses(self.result.name, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Rerouted:
+    """A node whose first input becomes ``source`` and, where ``perm`` is not empty, its axes
+    ``perm``."""
+
+    node: int
+    source: str
     perm: tuple[int, ...] = ()
+
+    def make(self, edit: ModelEdit) -> None:
+        """Let it read the other tensor."""
+        node = edit.node(self.node)
+        node.input[0] = self.source
+        if self.perm:
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("perm", list(self.perm)))
+
+
+Edit = Removed | Rerouted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +82,7 @@ class Elide:
         start = len(model.graph.nodes)
         for _ in range(self.rounds):
             edits = find_edits(model)
-            lower = largest_part(timeline, edits, partial(_after, model), peak_did_not_rise)
+            lower = with_most(model, timeline, edits, peak_did_not_rise, _served(model.graph))
             if lower is None:
                 break
             model, timeline, _ = lower
@@ -68,40 +90,41 @@ class Elide:
         return Applied(model, counted(removed, "node") if removed else "")
 
 
-def _after(model: OpenModel, edits: Sequence[Edit]) -> OpenModel:
-    return reopened(model, apply_edits(model, edits))
+def _served(graph: Graph) -> Nodes:
+    """What outputs depend on. What served none before is left to ``prune``, with all it reads."""
+    served = {graph.nodes[n].name for n in needed_nodes(graph, graph.outputs)}
+    return lambda node: is_constant(node) or node.name in served
 
 
 def find_edits(model: OpenModel) -> list[Edit]:
     """What could go, in order of the nodes. Any part of it may be done."""
-    graph, proto = model.graph, model.prepared.proto
-    exact = not symbolic_dims(proto) and not model.prepared.bounded
-    facts = Facts(graph, small_constants(model.prepared.bound.graph), exact)
-    outer = {name for node in proto.graph.node for name in captured_names(node)}
+    graph, facts = model.graph, facts_of(model)
+    captured = {graph.tensors[t].name for node in graph.nodes for t in node.captured}
     found: list[Edit] = []
     taken: set[str] = set()  # renamed to a graph output, or removed
     for node in graph.nodes:
         edit = _edit(facts, node)
-        if edit is not None and edit.removed and _makes_weights(facts, node):
-            continue
-        if edit is None or (edit.removed and not _may_be_removed(graph, node, edit, outer, taken)):
-            continue
-        if edit.removed:
-            result = graph.tensors[node.outputs[0]]
-            taken.add(edit.source if result.is_output else result.name)
-        found.append(edit)
+        if isinstance(edit, Removed):
+            fixed = _makes_weights(facts, node)
+            if fixed or not _may_be_removed(graph, edit, captured, taken):
+                continue
+            taken.add(edit.source if edit.result.is_output else edit.result.name)
+        found += () if edit is None else (edit,)
     return found
 
 
 def _edit(facts: Facts, node: Node) -> Edit | None:
-    graph = facts.graph
     if same_value(facts, node):
-        return Edit(node.name, graph.tensors[node.inputs[0]].name, removed=True)
+        return _removed(facts.graph, node, facts.graph.tensors[node.inputs[0]])
     if node.key in VIEWS:
         return _shorter_chain(facts, node)
     if node.key == ":Transpose":
         return _one_transpose(facts, node)
     return None
+
+
+def _removed(graph: Graph, node: Node, source: Tensor) -> Removed:
+    return Removed(node.id, graph.tensors[node.outputs[0]], source.name)
 
 
 def _shorter_chain(facts: Facts, node: Node) -> Edit | None:
@@ -115,11 +138,11 @@ def _shorter_chain(facts: Facts, node: Node) -> Edit | None:
         alone = alone and len(root.readers) == 1 and not root.is_output
         root = graph.tensors[graph.nodes[root.producer].inputs[0]]
         if facts.exact and root.shape == graph.tensors[node.outputs[0]].shape:
-            return Edit(node.name, root.name, removed=True)
+            return _removed(graph, node, root)
     shape = facts.value(node, 1)
     # An entry of 0 stands for a dimension of the input, which changes here.
     if node.key == ":Reshape" and alone and shape is not None and bool((shape != 0).all()):
-        return Edit(node.name, root.name, removed=False)
+        return Rerouted(node.id, root.name)
     return None
 
 
@@ -134,9 +157,9 @@ def _one_transpose(facts: Facts, node: Node) -> Edit | None:
     axes = tuple(inner[axis] for axis in outer)
     root = graph.tensors[first.inputs[0]]
     if axes == tuple(range(len(axes))):
-        return Edit(node.name, root.name, removed=True)
+        return _removed(graph, node, root)
     if len(middle.readers) == 1 and not middle.is_output:
-        return Edit(node.name, root.name, removed=False, perm=axes)
+        return Rerouted(node.id, root.name, axes)
     return None
 
 
@@ -158,65 +181,17 @@ def _hands_on(facts: Facts, node: Node) -> bool:
     return node.key in VIEWS or node.key == ":Transpose" or same_value(facts, node)
 
 
-def _may_be_removed(graph: Graph, node: Node, edit: Edit, outer: set[str], taken: set[str]) -> bool:
+def _may_be_removed(graph: Graph, edit: Removed, captured: set[str], taken: set[str]) -> bool:
     """Whether names allow it: what the user, a body or the author of a mark goes by stays."""
-    result = graph.tensors[node.outputs[0]]
-    if result.id in graph.checkpoints or result.name in outer:
+    if edit.result.id in graph.checkpoints or edit.result.name in captured:
         return False
-    if not result.is_output:
+    if not edit.result.is_output:
         return True
     # Its source takes over the name, so it must be made here, and not be wanted by its own.
     source = graph.tensor_named(edit.source)
-    return source is not None and _may_be_renamed(graph, source, outer | taken)
+    return source is not None and _may_be_renamed(graph, source, captured | taken)
 
 
 def _may_be_renamed(graph: Graph, source: Tensor, fixed: set[str]) -> bool:
     free = source.kind is TensorKind.COMPUTED and not source.is_output
     return free and source.name not in fixed and source.id not in graph.checkpoints
-
-
-def apply_edits(model: OpenModel, edits: Sequence[Edit]) -> onnx.ModelProto:
-    """A copy of the model's file after ``edits``, without what nobody reads any more."""
-    names = _Names(model.graph, edits)
-    changed = {edit.node: edit for edit in edits}
-    nodes = []
-    for proto in model.prepared.proto.graph.node:
-        edit = None if is_constant(proto) else changed.get(proto.name)
-        if edit is not None and edit.removed:
-            continue
-        node = copied(proto)
-        if edit is not None:
-            node.input[0] = edit.source
-            if edit.perm:
-                del node.attribute[:]
-                node.attribute.append(onnx.helper.make_attribute("perm", list(edit.perm)))
-        for names_of in (node.input, node.output):
-            for slot, name in enumerate(names_of):
-                names_of[slot] = names.now(name)
-        nodes.append(node)
-    result = with_nodes(model.prepared.proto, nodes)
-    # What served no output before is left to ``prune``, with all that it reads.
-    graph = model.graph
-    served = {graph.nodes[n].name for n in needed_nodes(graph, graph.outputs)}
-    remove_unread(
-        result.graph,
-        stays=lambda node: not is_constant(node) and node.name not in served,
-        read_before=names_read(model.prepared.proto.graph.node),
-    )
-    return result
-
-
-class _Names:
-    """What a tensor is called after the edits."""
-
-    def __init__(self, graph: Graph, edits: Sequence[Edit]) -> None:
-        result = {node.name: graph.tensors[node.outputs[0]] for node in graph.nodes if node.outputs}
-        removed = [(result[edit.node], edit.source) for edit in edits if edit.removed]
-        self.copies = {made.name: source for made, source in removed if not made.is_output}
-        self.outputs = {source: made.name for made, source in removed if made.is_output}
-
-    def now(self, name: str) -> str:
-        """The present name of ``name``."""
-        while name in self.copies:
-            name = self.copies[name]
-        return self.outputs.get(name, name)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol
 
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline, simulate
-
-Edit = TypeVar("Edit")
+from memplan.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +44,6 @@ def peak_did_not_rise(after: Timeline, before: Timeline) -> bool:
 def peak_fell(after: Timeline, before: Timeline) -> bool:
     """Whether the peak fell, in the same sense."""
     return _peaks(after) < _peaks(before)
-
-
-def largest_part(
-    timeline: Timeline,
-    edits: Sequence[Edit],
-    after: Callable[[list[Edit]], OpenModel],
-    accepts: Callable[[Timeline, Timeline], bool],
-) -> tuple[OpenModel, Timeline, int] | None:
-    """The model after as many edits as are accepted, simulated, and how many; None if none is.
-
-    Halves are tried where the whole is not accepted, so that one bad edit does not spoil the
-    others.
-
-    Args:
-        timeline: before any edit.
-        edits: what may be done; any part of it.
-        after: the model with some of them done.
-        accepts: whether a timeline is good enough, given the one before.
-    """
-    accepted: list[Edit] = []
-    best: tuple[OpenModel, Timeline] | None = None
-    waiting = [list(edits)] if edits else []
-    while waiting:
-        part = waiting.pop()
-        model = after([*accepted, *part])
-        found = simulate(model.graph, timeline.session)
-        if accepts(found, best[1] if best is not None else timeline):
-            accepted += part
-            best = (model, found)
-        elif len(part) > 1:
-            middle = len(part) // 2
-            waiting += [part[middle:], part[:middle]]
-    return None if best is None else (*best, len(accepted))
 
 
 def _peaks(timeline: Timeline) -> tuple[int, int]:

@@ -18,8 +18,7 @@ from typing import ClassVar
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
 from memplan.passes.graph_pass import Applied, peak_fell
-from memplan.passes.surgery import node_protos, reopened, with_nodes
-from memplan.proto.nodes import is_constant
+from memplan.passes.surgery import ModelEdit
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline, simulate
@@ -93,10 +92,9 @@ def in_order(model: OpenModel, sequence: Sequence[int]) -> OpenModel:
     """
     if list(sequence) == list(range(len(model.graph.nodes))):
         return model
-    proto = model.prepared.proto
-    nodes = node_protos(proto)
-    constants = [node for node in proto.graph.node if is_constant(node)]
-    return reopened(model, with_nodes(proto, [*constants, *(nodes[n] for n in sequence)]))
+    edit = ModelEdit(model)
+    edit.reorder(sequence)
+    return edit.opened(None)
 
 
 def in_state_order(model: OpenModel) -> OpenModel:

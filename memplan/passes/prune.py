@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-import onnx
-
 from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.ops.book import operator
 from memplan.ops.memory import has_effects
 from memplan.passes.graph_pass import Applied
-from memplan.passes.surgery import reopened
-from memplan.proto.edit import copied, leave_out, remove_unread, replace_nodes
-from memplan.proto.nodes import is_constant, names_read, operator_key
+from memplan.passes.surgery import ModelEdit
+from memplan.proto.edit import leave_out
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -52,16 +49,19 @@ class Prune:
         idle = _idle_outputs(graph, needed)
         if len(needed) == len(graph.nodes) and not unwanted and not idle:
             return Applied(model)
-        dropped = {graph.nodes[n].name for n in range(len(graph.nodes)) if n not in needed}
-        outputs = {graph.tensors[t].name for t in unwanted}
-        read_before = names_read(model.prepared.proto.graph.node)
-        proto = _without(model.prepared.proto, dropped, outputs, idle)
-        if outputs:
-            _drop_inputs(proto.graph, read_before)
+        edit = ModelEdit(model)
+        dropped = [node.id for node in graph.nodes if node.id not in needed]
+        for node in dropped:
+            edit.remove(node)
+        unread = {graph.tensors[t].name for t in idle}
+        for node in {graph.tensors[t].producer for t in idle}:
+            leave_out(edit.node(node), unread, operator(graph.nodes[node].key).listed_outputs)
+        if unwanted:
+            edit.drop_outputs({graph.tensors[t].name for t in unwanted})
+            edit.drop_inputs(edit.no_longer_read())
         # All other nodes are needed, or were dead and may have effects.
-        remove_unread(proto.graph, stays=_is_computed, read_before=read_before)
-        names = frozenset(graph.tensors[t].name for t in frozen)
-        return Applied(reopened(model, proto, names), _note(len(dropped), len(idle)))
+        after = edit.opened(frozen={graph.tensors[t].name for t in frozen})
+        return Applied(after, _note(len(dropped), len(idle)))
 
     def _unwanted(self, model: OpenModel) -> tuple[set[int], set[int]]:
         """Outputs that are to go, and the parameters that are then trained no more."""
@@ -97,10 +97,10 @@ def _some(names: set[str]) -> str:
     return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
 
 
-def _idle_outputs(graph: Graph, needed: set[int]) -> set[str]:
+def _idle_outputs(graph: Graph, needed: set[int]) -> set[int]:
     """Optional outputs that nobody reads: left out, the kernel does not make them."""
     return {
-        graph.tensors[t].name
+        t
         for node in graph.nodes
         if node.id in needed
         for t in _optional(node)
@@ -118,34 +118,6 @@ def _lasting(graph: Graph) -> set[int]:
 def _optional(node: Node) -> list[int]:
     slots = operator(node.key).optional_outputs
     return [node.outputs[k] for k in slots if k < len(node.outputs) and node.outputs[k] != ABSENT]
-
-
-def _without(
-    model: onnx.ModelProto, dropped: set[str], outputs: set[str], idle: set[str]
-) -> onnx.ModelProto:
-    """A copy without nodes, graph outputs and optional results of nodes, by name."""
-    result = copied(model)
-    graph = result.graph
-    kept = [node for node in graph.node if is_constant(node) or node.name not in dropped]
-    for node in kept:
-        leave_out(node, idle, operator(operator_key(node)).listed_outputs)
-    replace_nodes(graph, kept)
-    for index in reversed(range(len(graph.output))):
-        if graph.output[index].name in outputs:
-            del graph.output[index]
-    return result
-
-
-def _is_computed(node: onnx.NodeProto) -> bool:
-    return not is_constant(node)
-
-
-def _drop_inputs(graph: onnx.GraphProto, read_before: set[str]) -> None:
-    """Take out graph inputs that were read and are not read now."""
-    unread = read_before - names_read(graph.node) - {value.name for value in graph.output}
-    for index in reversed(range(len(graph.input))):
-        if graph.input[index].name in unread:
-            del graph.input[index]
 
 
 def _note(nodes: int, results: int) -> str:

@@ -1,16 +1,19 @@
-"""A changed ``ModelProto`` as an open model again, without finding shapes and phases anew."""
+"""An open model that is being changed, and open again without shapes and phases found anew."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import onnx
 
 from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
-from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.edit import Nodes
+from memplan.proto.graph_edit import Array, GraphEdit
+from memplan.proto.graph_edit import node_protos as node_protos
 from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import fingerprint
@@ -19,79 +22,99 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import rebound
 
 
-def with_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
-    """A copy of the model with these nodes; nodes of ``model`` itself may be among them."""
-    result = copied(model)
-    replace_nodes(result.graph, nodes)
-    return result
+class ModelEdit(GraphEdit):
+    """An open model that is being changed; numbers of nodes are their ids in its graph.
 
+    ``types`` are those of new tensors. A new node has the phase and the module of the one that it
+    was put beside.
+    """
 
-def node_protos(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes by graph id: ``Constant`` nodes are none of the graph's."""
-    return [node for node in model.graph.node if not is_constant(node)]
+    def __init__(self, model: OpenModel) -> None:
+        super().__init__(model.prepared.proto)
+        self.before = model
+        self.types: dict[str, TensorType] = {}
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Name of a node → its number."""
+        return {node.name: node.id for node in self.before.graph.nodes}
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """What a changed model has that the one before did not: the ``types`` of new tensors, and by
-    the name of each new node that of the old one whose phase and module it takes."""
+    def initialize(self, name: str, value: Array) -> None:
+        super().initialize(name, value)
+        dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        self.types[name] = TensorType(dtype, value.shape)
 
-    types: Mapping[str, TensorType]
-    like: Mapping[str, str]
+    def reorder(self, sequence: Sequence[int]) -> None:
+        """Put the nodes in the order of ``sequence``, behind the ``Constant`` nodes."""
+        nodes = node_protos(self.model)
+        self.write(nodes[number] for number in sequence)
+
+    def opened(
+        self, removable: Nodes | None = is_constant, frozen: Collection[str] = frozenset()
+    ) -> OpenModel:
+        """The model after the edit, which ends here: as an open model.
+
+        Args:
+            removable: nodes that go where the edit has left them without a reader; None: nothing
+                goes but what was taken out.
+            frozen: parameters that are trained no more.
+        """
+        prepared = self.before.prepared
+        told = replace(prepared, types={**prepared.types, **self.types}) if self.types else prepared
+        return reopened(
+            replace(self.before, prepared=told), self.finished(removable), self.origin, frozen
+        )
 
 
 def reopened(
     model: OpenModel,
     proto: onnx.ModelProto,
-    frozen: Collection[str] = (),
-    added: Added | None = None,
+    origin: Mapping[str, int] | None = None,
+    frozen: Collection[str] = frozenset(),
 ) -> OpenModel:
     """``proto``, made from ``model`` by taking away, adding or moving nodes, as an open model.
 
     Types and phases are those of ``model``: names of tensors and nodes mean what they meant there.
-    ``frozen``: parameters that are trained no more.
+
+    Args:
+        model: the model before, with the types of what is new in ``proto``.
+        proto: the file after.
+        origin: new node → id of the node of ``model`` whose phase and module it has.
+        frozen: parameters that are trained no more.
     """
     prepared = model.prepared
-    like = added.like if added is not None else {}
-    if added is not None:
-        prepared = replace(prepared, types={**prepared.types, **added.types})
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
     bound = bind_dims(proto, dims)
     graph = rebound(build_graph(bound, prepared.types), model.graph)
-    place = {node.name: node.id for node in model.graph.nodes}
-    place |= {name: place[old] for name, old in like.items()}
+    place = {node.name: node.id for node in model.graph.nodes} | dict(origin or {})
+    ids = [place[node.name] for node in graph.nodes]
     return OpenModel(
         replace(
             prepared, proto=proto, bound=bound, dims=dims, fingerprint=fingerprint(proto, dims)
         ),
         graph,
-        _carried(model, graph, place, frozenset(frozen)),
-        tuple(model.modules[place[node.name]] for node in graph.nodes),
+        _carried(model, graph, ids, frozen),
+        tuple(model.modules[n] for n in ids),
     )
 
 
-def _carried(
-    model: OpenModel, graph: Graph, place: Mapping[str, int], frozen: frozenset[str]
-) -> Phases:
-    """The phases of ``model`` by name; ``place``: the node there whose phase a node has."""
-    old = model.phases
-    loss = None if old.loss is None else graph.tensor_named(model.graph.tensors[old.loss].name)
-
-    def ids(chosen: frozenset[int]) -> frozenset[int]:
-        names = {model.graph.tensors[t].name for t in chosen} - frozen
-        return frozenset(
-            t.id for t in graph.tensors if t.kind is not TensorKind.COMPUTED and t.name in names
-        )
-
+def _carried(model: OpenModel, graph: Graph, ids: Sequence[int], frozen: Collection[str]) -> Phases:
+    """The phases of ``model`` by name; ``ids``: the nodes there whose phases the nodes have."""
+    old, tensors = model.phases, model.graph.tensors
     names = {tensor.name: tensor.id for tensor in graph.tensors}
-    tensors = model.graph.tensors
+    outside = {t.name for t in graph.tensors if t.kind is not TensorKind.COMPUTED} - set(frozen)
+
+    def kept(chosen: frozenset[int]) -> frozenset[int]:
+        found = {tensors[t].name for t in chosen}
+        return frozenset(names[name] for name in found & outside)
+
     pairs = ((tensors[out].name, tensors[source].name) for out, source in old.pairs.items())
     return Phases(
-        tuple(old.of[place[node.name]] for node in graph.nodes),
-        None if loss is None else loss.id,
-        ids(old.parameters),
-        ids(old.state),
+        tuple(old.of[n] for n in ids),
+        None if old.loss is None else names.get(tensors[old.loss].name),
+        kept(old.parameters),
+        kept(old.state),
         {names[out]: names[src] for out, src in pairs if out in names and src in names},
-        ids(old.fixed),
+        kept(old.fixed),
     )

@@ -7,7 +7,7 @@ again. So what is to stay is copied first.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx
 from google.protobuf.message import Message
@@ -24,6 +24,13 @@ def copied(message: AnyMessage) -> AnyMessage:
     copy: AnyMessage = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def renamed(message: AnyMessage, name: str) -> AnyMessage:
+    """A copy under another name."""
+    copy: Any = copied(message)
+    copy.name = name
+    return copy  # type: ignore[no-any-return]
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -21,6 +21,8 @@ from onnx import helper
 from memplan.api.source import Model
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import LOSS_SCALE, Contract, Role
+from memplan.proto.edit import renamed
+from memplan.proto.graph_edit import GraphEdit, node_protos
 from memplan.proto.metadata import set_metadata
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.training.batches import Batch
@@ -285,74 +287,42 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
 
 def _summing(step: StepFile, sums: Mapping[str, str]) -> onnx.ModelProto:
     """The step with every gradient added to its sum as soon as it is made."""
-    model = onnx.ModelProto()
-    model.CopyFrom(step.whole)
-    graph = model.graph
-    names = NameAuthority((*defined_names(graph), *sums.values()))
-    types = {value.name: value for value in graph.output}
-    outputs = [value for value in graph.output if value.name not in sums]
-    nodes: list[onnx.NodeProto] = []
+    edit = GraphEdit(step.whole)
+    edit.names.taken.update(sums.values())
+    types = {value.name: value for value in step.whole.graph.output}
+    edit.drop_outputs(sums)
     pairs: dict[str, str] = {}
-    for node in graph.node:
-        nodes.append(node)
+    for number, node in enumerate(node_protos(step.whole)):
         for name in node.output:
-            if name not in sums:
-                continue
-            held, new = sums[name], names.fresh(f"{sums[name]}_new")
-            nodes.append(helper.make_node("Add", [held, name], [new], names.fresh(new)))
-            for target, label in ((graph.input, held), (outputs, new)):
-                value = onnx.ValueInfoProto()
-                value.CopyFrom(types[name])
-                value.name = label
-                target.append(value)
-            pairs[new] = held
-    _replaced(model, nodes, outputs)
-    return _said(model, step.contract, pairs)
+            if name in sums:
+                held, new = sums[name], edit.fresh(f"{sums[name]}_new")
+                edit.put_behind(
+                    number, helper.make_node("Add", [held, name], [new], edit.fresh(new))
+                )
+                edit.graph.input.append(renamed(types[name], held))
+                edit.graph.output.append(renamed(types[name], new))
+                pairs[new] = held
+    return _said(edit.finished(), step.contract, pairs)
 
 
 def _emptying(update: StepFile, sums: Mapping[str, str]) -> onnx.ModelProto:
     """The update with zeros as the next value of every sum, made when all is done."""
-    model = onnx.ModelProto()
-    model.CopyFrom(update.whole)
-    graph = model.graph
-    names = NameAuthority(defined_names(graph))
-    nodes, outputs = list(graph.node), list(graph.output)
+    edit = GraphEdit(update.whole)
+    last = len(node_protos(update.whole)) - 1
     pairs: dict[str, str] = {}
-    for value in graph.input:
+    for value in update.whole.graph.input:
         if value.name not in sums:
             continue
         slot = update.slots[value.name]
-        shape, new = names.fresh(f"{value.name}.shape"), names.fresh(f"{value.name}_new")
-        sizes = slot.static_shape
-        graph.initializer.append(
-            helper.make_tensor(shape, onnx.TensorProto.INT64, [len(sizes)], sizes)
-        )
+        shape = edit.constant(np.asarray(slot.static_shape, np.int64), f"{value.name}.shape")
+        new = edit.fresh(f"{value.name}_new")
         zero = helper.make_tensor("zero", slot.element, [1], [0])
-        nodes.append(
-            helper.make_node("ConstantOfShape", [shape], [new], names.fresh(new), value=zero)
+        edit.put_behind(
+            last, helper.make_node("ConstantOfShape", [shape], [new], edit.fresh(new), value=zero)
         )
-        made = onnx.ValueInfoProto()
-        made.CopyFrom(value)
-        made.name = new
-        outputs.append(made)
+        edit.graph.output.append(renamed(value, new))
         pairs[new] = value.name
-    _replaced(model, nodes, outputs)
-    return _said(model, update.contract, pairs)
-
-
-def _replaced(
-    model: onnx.ModelProto,
-    nodes: Sequence[onnx.NodeProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-) -> None:
-    for field, values in ((model.graph.node, nodes), (model.graph.output, outputs)):
-        copies = []
-        for value in values:
-            copy = type(value)()
-            copy.CopyFrom(value)
-            copies.append(copy)
-        del field[:]
-        field.extend(copies)
+    return _said(edit.finished(), update.contract, pairs)
 
 
 def _said(model: onnx.ModelProto, contract: Contract, pairs: Mapping[str, str]) -> onnx.ModelProto:

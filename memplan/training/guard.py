@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.graph_edit import GraphEdit, node_protos
 from memplan.proto.nodes import reads_of
 from memplan.proto.opset import default_opset
 
@@ -58,39 +60,35 @@ def with_guard(
         loss: an output.
         pairs: output → input of what is to be written in place.
         how: :data:`STOP` or :data:`SELECT`.
-        between: bytes in use before each node, if they are known: the guard goes where there are
-            the fewest, so that its own few make no new peak.
+        between: bytes in use before each node (``Constant`` nodes left out), if they are known: the
+            guard goes where there are the fewest, so that its own few make no new peak.
     """
-    place = next((k for k, n in enumerate(model.graph.node) if loss in n.output), None)
+    nodes = node_protos(model)
+    place = next((k for k, n in enumerate(nodes) if loss in n.output), None)
     if place is None or default_opset(model) < _IS_NAN_SINCE or not _is_number(model, loss):
         return None
-    guarded = onnx.ModelProto()
-    guarded.CopyFrom(model)
-    nodes = list(guarded.graph.node)
     makers = [k for k, n in enumerate(nodes) if k > place and any(o in pairs for o in n.output)]
     if not makers:
         return Guarded(model, "", "", frozenset())
     at = makers[0]
     if between is not None:
         at = min(range(place + 1, makers[0] + 1), key=lambda k: (between[k], -k))
-    before, behind = nodes[:at], nodes[at:]
-    covered = frozenset(name for node in behind for name in node.output if name in pairs)
-    build = _Builder(guarded)
-    is_nan = build.node("IsNaN", build.node("Sub", loss, loss))  # of inf and nan, as inf - inf is
+    behind = range(at, len(nodes))
+    covered = frozenset(name for k in behind for name in nodes[k].output if name in pairs)
+    edit = GraphEdit(model)
+    write = _Writer(edit, at)
+    is_nan = write.node("IsNaN", write.node("Sub", loss, loss))  # of inf and nan, as inf - inf is
     if how == STOP:
         # One row of no elements: what is never read stays in memory to the end of the run.
-        only = build.constant(onnx.TensorProto.BOOL, [1, 0])
-        index = build.node("Cast", is_nan)
-        build.made[-1].attribute.append(helper.make_attribute("to", onnx.TensorProto.INT64))
-        checked = build.node("Gather", only, index)
-    else:
-        checked = build.node("Not", is_nan)
-        select = _Selection(pairs, checked, is_nan, _numbers(model), build.names)
-        behind = [n for node in behind for n in select.of(node)]
-    ordered = [*before, *build.made, *behind]
-    del guarded.graph.node[:]
-    guarded.graph.node.extend(ordered)
-    return Guarded(guarded, build.made[-1].name if how == STOP else "", checked, covered)
+        only = edit.constant(np.zeros((1, 0), np.bool_), f"{_STEM}.constant")
+        index = write.node("Cast", is_nan, to=onnx.TensorProto.INT64)
+        checked = write.node("Gather", only, index)
+        return Guarded(edit.finished(), write.last, checked, covered)
+    checked = write.node("Not", is_nan)
+    select = _Selection(edit, pairs, checked, is_nan, _numbers(model))
+    for number in behind:
+        select.put(number)
+    return Guarded(edit.finished(), "", checked, covered)
 
 
 def with_loss_before(
@@ -102,7 +100,7 @@ def with_loss_before(
     A plan may make the loss late, as nothing else waits for it. Where running statistics are made
     first, the first node behind them counts.
     """
-    nodes = list(model.graph.node)
+    nodes = node_protos(model)
     needed, late = {loss}, set[int]()
     for place in reversed(range(len(nodes))):
         if needed.intersection(nodes[place].output):
@@ -120,31 +118,24 @@ def with_loss_before(
                 break
     else:
         return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(order)
-    return result
+    edit = GraphEdit(model)
+    edit.write(order)
+    return edit.finished()
 
 
-class _Builder:
-    """Makes nodes and constants with fresh names."""
+class _Writer:
+    """Puts nodes before one of a graph. ``last``: the name of the last."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.graph = model.graph
-        self.names = NameAuthority(defined_names(model.graph))
-        self.names.taken.update(node.name for node in model.graph.node)
-        self.made: list[onnx.NodeProto] = []
+    def __init__(self, edit: GraphEdit, number: int) -> None:
+        self.edit, self.number, self.last = edit, number, ""
 
-    def node(self, op: str, *inputs: str) -> str:
-        output = self.names.fresh(f"{_STEM}.{op}")
-        self.made.append(helper.make_node(op, list(inputs), [output], self.names.fresh(output)))
+    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """What a new node makes."""
+        output = self.edit.fresh(f"{_STEM}.{op}")
+        self.last = self.edit.fresh(f"{_STEM}.{op}")
+        made = helper.make_node(op, list(inputs), [output], self.last, **attributes)
+        self.edit.put_before(self.number, made)
         return output
-
-    def constant(self, kind: int, shape: list[int]) -> str:
-        name = self.names.fresh(f"{_STEM}.constant")
-        self.graph.initializer.append(helper.make_tensor(name, kind, shape, []))
-        return name
 
 
 class _Selection:
@@ -152,58 +143,50 @@ class _Selection:
 
     def __init__(
         self,
+        edit: GraphEdit,
         pairs: Mapping[str, str],
         finite: str,
         is_nan: str,
         numbers: Collection[str],
-        names: NameAuthority,
     ) -> None:
         """Prepare for one graph.
 
         Args:
+            edit: the graph.
             pairs: output → input of what is to be written in place.
             finite: the tensor that says that the loss is a number.
             is_nan: the one that says that it is not.
             numbers: tensors of one element, as far as that is known.
-            names: gives out names.
         """
-        self.pairs, self.finite, self.is_nan = pairs, finite, is_nan
-        self.numbers, self.names = numbers, names
+        self.edit, self.pairs, self.finite, self.is_nan = edit, pairs, finite, is_nan
+        self.numbers = numbers
         self.joined: dict[tuple[str, bool], str] = {}
 
-    def of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """A node, and behind it the selection of each new value that it makes."""
+    def put(self, number: int) -> None:
+        """Put the selection of each new value that a node makes behind it."""
+        node = self.edit.original(number)
         if not any(name in self.pairs for name in node.output):
-            return [node]
+            return
         old = self.pairs.get(node.output[0], "")
         if node.op_type == "Where" and old in node.input[1:] and node.input[0] in self.numbers:
-            return self._joined(node, keeps=node.input[1] == old)
-        maker = onnx.NodeProto()
-        maker.CopyFrom(node)
-        found = [maker]
+            keeps = node.input[1] == old
+            self.edit.node(number).input[0] = self._joined(number, node.input[0], keeps)
+            return
         for slot, name in enumerate(node.output):
             if name in self.pairs:
-                maker.output[slot] = self.names.fresh(f"{_STEM}.{name}")
-                inputs = [self.finite, maker.output[slot], self.pairs[name]]
-                found.append(self._node("Where", inputs, name))
-        return found
+                new = self.edit.node(number).output[slot] = self.edit.fresh(f"{_STEM}.{name}")
+                inputs = [self.finite, new, self.pairs[name]]
+                label = self.edit.fresh(f"{_STEM}.Where")
+                self.edit.put_behind(number, helper.make_node("Where", inputs, [name], label))
 
-    def _joined(self, node: onnx.NodeProto, keeps: bool) -> list[onnx.NodeProto]:
-        """A node that selects the old value by itself, if its condition ``keeps`` it or else not:
-        with the loss in the condition."""
-        key = node.input[0], keeps
-        made = []
+    def _joined(self, number: int, condition: str, keeps: bool) -> str:
+        """The condition of a node that selects the old value by itself, if that ``keeps`` it or
+        else not: with the loss in it."""
+        key = condition, keeps
         if key not in self.joined:
             op, other = ("Or", self.is_nan) if keeps else ("And", self.finite)
-            self.joined[key] = self.names.fresh(f"{_STEM}.{op}")
-            made = [self._node(op, [node.input[0], other], self.joined[key])]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.input[0] = self.joined[key]
-        return [*made, copy]
-
-    def _node(self, op: str, inputs: list[str], output: str) -> onnx.NodeProto:
-        return helper.make_node(op, inputs, [output], self.names.fresh(f"{_STEM}.{op}"))
+            self.joined[key] = _Writer(self.edit, number).node(op, condition, other)
+        return self.joined[key]
 
 
 def _numbers(model: onnx.ModelProto) -> set[str]:

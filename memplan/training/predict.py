@@ -63,20 +63,18 @@ def bytes_between(
     reasons: Mapping[str, str],
     request: RunRequest,
 ) -> list[int] | None:
-    """Dynamic bytes that are in use, at most, before each node of the list; None where the session
+    """Dynamic bytes that are in use, at most, before each node of the graph; None where the session
     would run other nodes, or a shape is not known. Arguments as of :func:`predict`."""
     try:
         timeline = _timeline(model, pairs, reasons, request, stand_in_sizes(model, request))
     except MemplanError:
         return None
-    places = [k for k, node in enumerate(model.graph.node) if not is_constant(node)]
-    if len(places) != len(timeline.graph.nodes):
+    count = sum(not is_constant(node) for node in model.graph.node)
+    if count != len(timeline.graph.nodes):
         return None
     during = dict(zip(timeline.order, timeline.dynamic.tolist(), strict=True))
-    most = [0] * len(model.graph.node)
-    for node, place in enumerate(places):
-        most[place] = during[node]
-    return [min(before, after) for before, after in zip([0, *most], most, strict=False)]
+    each = [during[node] for node in range(count)]
+    return [min(before, after) for before, after in zip([0, *each], each, strict=False)]
 
 
 def stand_in_sizes(model: onnx.ModelProto, request: RunRequest) -> dict[str, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from helpers.effort import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_models"
@@ -31,6 +33,16 @@ def sample_models() -> list[Path]:
 def runnable_models() -> list[Path]:
     """Sample models and, where present, the shared runnable ones."""
     return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
+
+
+def two_of(paths: Sequence[Path], turn: int) -> list[Path]:
+    """Two sample models in turn, so that tests of three turns see all six; all in a thorough run.
+
+    Shared models are there to be tried: all of them stay.
+    """
+    samples = sample_models()
+    chosen = samples if THOROUGH else samples[turn :: len(samples) // 2]
+    return [path for path in paths if path in chosen or path not in samples]
 
 
 def each(paths: Iterable[Path]) -> list[Any]:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from helpers.effort import tries
 from helpers.plans import TUNED, estimate, outputs_of, plan_and_apply
 from helpers.random_graphs import models
 from memplan.errors import InfeasibleError
@@ -91,7 +92,7 @@ def check(model: OpenModel, rewritten: onnx.ModelProto, timeline: Timeline) -> N
 
 
 @settings(
-    max_examples=100,
+    max_examples=tries(100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers.chunking import ATTENTION, Array, drawn, head, in_chunks, layered, runs, state_from
+from helpers.effort import tries
 from helpers.graphs import TUNED, parse
 from helpers.models import runnable_models
 from helpers.proofs import proof
@@ -159,7 +160,7 @@ def chunkable(draw: st.DrawFn) -> onnx.ModelProto:
     return inferred
 
 
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=tries(60))
 @given(chunkable(), st.data())
 def test_random_regions(model: onnx.ModelProto, data: st.DataObject) -> None:
     before = state_from(model)
@@ -177,7 +178,7 @@ def test_random_regions(model: onnx.ModelProto, data: st.DataObject) -> None:
     check(before, after, dict(synthesize(graph)))
 
 
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=tries(60))
 @given(models(), st.data())
 def test_whatever_is_in_a_graph_stays_right(model: onnx.ModelProto, data: st.DataObject) -> None:
     """Graphs with everything: what cannot be chunked ends a region."""
@@ -194,7 +195,7 @@ def test_whatever_is_in_a_graph_stays_right(model: onnx.ModelProto, data: st.Dat
     check(before, chunked(before, [region], 2), dict(synthesize(graph)))
 
 
-@settings(QUIET, max_examples=40)
+@settings(QUIET, max_examples=tries(40))
 @given(models(), st.data())
 def test_whatever_lies_between_two_places(model: onnx.ModelProto, data: st.DataObject) -> None:
     """Layers are cut at any place of any graph, not at borders of layers alone."""

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import DataObject, booleans, data, integers, tuples
 from onnx import TensorProto, helper, numpy_helper
 
+from helpers.effort import tries
 from helpers.free_graphs import SPECIALS, feeds, models
 from helpers.plans import outputs_of
 from memplan.equivalence.prove import Side, prove, reference_side
@@ -168,7 +169,10 @@ def bits(model: onnx.ModelProto, numbers: dict[str, np.ndarray]) -> tuple[list[b
 
 
 @settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=tries(150),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(models(), integers(0, 2**32 - 1))
 def test_random_graphs_keep_their_bits_and_no_peak_rises(model: onnx.ModelProto, seed: int) -> None:
@@ -189,7 +193,10 @@ def test_random_graphs_keep_their_bits_and_no_peak_rises(model: onnx.ModelProto,
 
 
 @settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=tries(40),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(data=data())
 def test_an_index_lies_in_its_window_whatever_is_there(data: DataObject) -> None:

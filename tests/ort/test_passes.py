@@ -8,7 +8,8 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from helpers.models import SAMPLES, each, runnable_models
+from helpers.effort import tries
+from helpers.models import SAMPLES, each, runnable_models, two_of
 from helpers.originals import original
 from helpers.plans import outputs_of
 from helpers.random_graphs import models
@@ -44,7 +45,7 @@ def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
     return [Elide(), Prune(wrt), Release(), Masks(), Narrow(), Order(rounds=4), EarlyUpdate()]
 
 
-@pytest.mark.parametrize("path", each(runnable_models()))
+@pytest.mark.parametrize("path", each(two_of(runnable_models(), 1)))
 def test_real_training_graphs(path: Path) -> None:
     source = original(path)
     model, names = source.model, set(source.tuned.output_names)
@@ -65,7 +66,10 @@ def test_real_training_graphs(path: Path) -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=tries(200),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(models(longest=30))
 def test_random_graphs(model: onnx.ModelProto) -> None:

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from helpers.effort import tries
 from helpers.graphs import open_text, parse
-from helpers.models import SAMPLES, each, runnable_models
+from helpers.models import SAMPLES, each, runnable_models, two_of
 from helpers.originals import original
 from helpers.random_graphs import models
 from helpers.training_steps import STEPS, saved_step
@@ -43,7 +44,7 @@ ORDERS = [
     for level in (LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_ENABLE_ALL)
     for priority in (False, True)
 ]
-SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=tries(120), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def run(model: onnx.ModelProto, level: object = None, priority: bool = False) -> ProfiledRuns:
@@ -202,7 +203,7 @@ def budget_for(model: OpenModel, share: float) -> int:
     return int(floor + share * (peak - floor))
 
 
-@pytest.mark.parametrize("path", each(MODELS))
+@pytest.mark.parametrize("path", each(two_of(MODELS, 2)))
 def test_a_plain_session_keeps_the_budget(path: Path) -> None:
     source = original(path)
     budget = budget_for(source.model, 0.75)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import THREADS, original
 from helpers.random_graphs import models
@@ -28,7 +29,7 @@ from memplan.simulate.timeline import simulate
 pytestmark = pytest.mark.ort
 
 QUIET = settings(
-    max_examples=1000,
+    max_examples=tries(1000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -68,7 +69,7 @@ def test_random_graphs_in_default_order_with_reuse(model: onnx.ModelProto) -> No
     run(model, UNFUSED_DEFAULT, unfused_default(), {})
 
 
-@settings(QUIET, max_examples=300)
+@settings(QUIET, max_examples=tries(300))
 @given(models(symbolic=True), st.integers(1, 9))
 def test_random_graphs_with_a_symbolic_dimension(model: onnx.ModelProto, size: int) -> None:
     run(model, session_kind("tuned"), session_options("tuned", {"N": size}), {"N": size})

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import memplan
+from helpers.effort import tries
 from helpers.graphs import open_text, parse
-from helpers.models import each, runnable_models
+from helpers.models import each, runnable_models, two_of
 from helpers.originals import original
 from helpers.plans import outputs_of, plan_and_apply
 from helpers.random_graphs import models
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.ort
 SHARE, SHARES = 0.6, (0.8, 0.6, 0.4)  # of real graphs, and of small steps
 
 
-@pytest.mark.parametrize("path", each(runnable_models()))
+@pytest.mark.parametrize("path", each(two_of(runnable_models(), 2)))
 def test_real_training_graphs(path: Path) -> None:
     source = original(path)
     try:
@@ -58,7 +59,7 @@ def test_small_training_steps(make: Callable[[], onnx.ModelProto], share: float)
 
 
 @settings(
-    max_examples=300,
+    max_examples=tries(300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

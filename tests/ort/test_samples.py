@@ -49,7 +49,7 @@ def test_making_a_sample_again_gives_the_same_bytes(name: str, tmp_path: Path) -
     installed = {package: version(package).partition("+")[0] for package in MAKER.VERSIONS}
     if installed != MAKER.VERSIONS:
         pytest.skip(f"made with {MAKER.VERSIONS}, here is {installed}")
-    MAKER.make(name, tmp_path)
+    MAKER.make(name, tmp_path, check=False)
     assert (tmp_path / f"{name}.onnx").read_bytes() == (SAMPLES / f"{name}.onnx").read_bytes()
 
 

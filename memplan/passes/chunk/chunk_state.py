@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.ops.book import SHAPE_READERS
-from memplan.passes.chunk.chunk_writer import Chunked, write_chunks
+from memplan.passes.chunk.chunk_writer import write_chunks
 from memplan.passes.chunk.region import Region
-from memplan.passes.surgery import Added, reopened
+from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied
 from memplan.proto.nodes import operator_key
 from memplan.shapes.dims import symbolic_dims
@@ -57,7 +57,7 @@ def with_sizes(model: OpenModel) -> OpenModel:
         return model
     proto = copied(model.prepared.proto)
     replace_by_constants(proto.graph, asked)
-    return _reopened(model, Chunked(proto, {}, {}))
+    return reopened(model, proto)
 
 
 def stated(model: OpenModel) -> OpenModel:
@@ -72,7 +72,7 @@ def stated(model: OpenModel) -> OpenModel:
     proto = copied(prepared.proto)
     state_types(proto.graph, exact)
     told = replace(prepared, types={**prepared.types, **exact})
-    return _reopened(replace(model, prepared=told), Chunked(proto, {}, {}))
+    return reopened(replace(model, prepared=told), proto)
 
 
 def _sizes_asked(model: OpenModel) -> dict[str, Array]:
@@ -101,13 +101,7 @@ def sized(model: OpenModel, timeline: Timeline) -> State:
 
 def chunked(state: State, regions: Sequence[Region], count: int) -> State:
     """The model with ``regions``, which share no node, in ``count`` chunks each."""
-    model = state.model
-    written = write_chunks(model.prepared.proto, model.graph, regions, count)
-    after = _reopened(model, written)
+    edit = write_chunks(state.model, regions, count)
+    after = edit.opened()
     found = state_of(after, simulate(after.graph, state.timeline.session))
-    return replace(found, pieces=state.pieces | written.types.keys())
-
-
-def _reopened(model: OpenModel, written: Chunked) -> OpenModel:
-    """A model that was written in chunks, with the phases and modules of its origins."""
-    return reopened(model, written.model, added=Added(written.types, written.origin))
+    return replace(found, pieces=state.pieces | edit.types.keys())

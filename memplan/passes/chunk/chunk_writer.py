@@ -8,23 +8,22 @@ end of the block.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.graph import ABSENT, Node
 from memplan.ops.book import PRODUCTS
 from memplan.ops.facets import SUM, WHOLE, Use
 from memplan.passes.chunk.region import Region, merged
-from memplan.passes.surgery import node_protos
-from memplan.proto.edit import copied, remove_unread, replace_nodes
+from memplan.passes.surgery import ModelEdit
+from memplan.proto.edit import copied
 from memplan.proto.metadata import CHUNK_KEY
-from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_constant, names_read
 from memplan.shapes.tensor_type import TensorType
+from memplan.simulate.opened import OpenModel
 
 _GEMM_TYPES = frozenset(
     {
@@ -36,29 +35,11 @@ _GEMM_TYPES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Chunked:
-    """A model with a region in chunks. ``types`` of the new tensors; ``origin``: new node → the
-    node that it computes a part of, by name."""
-
-    model: onnx.ModelProto
-    types: Mapping[str, TensorType]
-    origin: Mapping[str, str]
-
-
-def write_chunks(
-    model: onnx.ModelProto, graph: Graph, regions: Sequence[Region], count: int
-) -> Chunked:
-    """A copy of ``model``, whose graph is ``graph``, with ``regions``, which share no node, in
-    ``count`` chunks each."""
-    writer = _Writer(model, graph, merged(regions), count)
-    result = copied(model)
-    constants = [node for node in model.graph.node if is_constant(node)]
-    nodes = list(writer.nodes())
-    replace_nodes(result.graph, [*constants, *nodes])
-    result.graph.initializer.extend(writer.constants.values())
-    remove_unread(result.graph, stays=lambda _: True, read_before=names_read(model.graph.node))
-    return Chunked(result, writer.types, writer.origin)
+def write_chunks(model: OpenModel, regions: Sequence[Region], count: int) -> ModelEdit:
+    """``model`` with ``regions``, which share no node, in ``count`` chunks each."""
+    writer = _Writer(model, merged(regions), count)
+    writer.edit.write(list(writer.nodes()))
+    return writer.edit
 
 
 @dataclass(slots=True)
@@ -72,14 +53,10 @@ class _Chunk:
 class _Writer:
     """Writes the nodes of a graph, those of a region in chunks."""
 
-    def __init__(self, model: onnx.ModelProto, graph: Graph, region: Region, count: int) -> None:
-        self.graph, self.region, self.count = graph, region, count
-        self.protos = node_protos(model)
-        self.names = NameAuthority(defined_names(model.graph))
-        self.names.taken.update(node.name for node in graph.nodes)
-        self.constants: dict[object, onnx.TensorProto] = {}
-        self.types: dict[str, TensorType] = {}
-        self.origin: dict[str, str] = {}
+    def __init__(self, model: OpenModel, region: Region, count: int) -> None:
+        self.graph, self.region, self.count = model.graph, region, count
+        self.edit = ModelEdit(model)
+        self.bounds: dict[tuple[int, ...], str] = {}
         self.pieces: dict[tuple[int, int], str] = {}
         self.sums: dict[int, str] = {}
         self.blocks: dict[int, list[int]] = {}
@@ -94,7 +71,7 @@ class _Writer:
             elif item in self.region.late:
                 yield self._late(item)
             else:
-                yield self.protos[item]
+                yield self.edit.original(item)
 
     def _order(self) -> Iterator[int]:
         """Nodes outside and ``-1 - block``: whatever can run and stands first in the file."""
@@ -162,7 +139,7 @@ class _Writer:
                 if (tensor, axis) not in chunk.slices:
                     yield self._slice(tensor, axis, chunk, node)
                 reads.append(chunk.slices[tensor, axis])
-        part = copied(self.protos[node.id])
+        part = copied(self.edit.original(node.id))
         part.name = self._node(f"{node.name}/chunk{chunk.place}", node)
         part.input[:] = reads
         for slot, tensor in enumerate(node.outputs):
@@ -264,22 +241,19 @@ class _Writer:
     def _tensor(self, tensor: int, suffix: str, axis: int = WHOLE) -> str:
         """A new name for a part of a tensor."""
         value = self.graph.tensors[tensor]
-        name = self.names.fresh(value.name + suffix)
-        self.types[name] = TensorType(value.dtype, self._shape(tensor, axis))
+        name = self.edit.fresh(value.name + suffix)
+        self.edit.types[name] = TensorType(value.dtype, self._shape(tensor, axis))
         return name
 
     def _node(self, stem: str, origin: Node) -> str:
-        name = self.names.fresh(stem)
-        self.origin[name] = origin.name
+        name = self.edit.fresh(stem)
+        self.edit.origin[name] = origin.id
         return name
 
     def _ints(self, values: list[int]) -> str:
         """The name of a constant of whole numbers."""
         key = tuple(values)
-        if key not in self.constants:
+        if key not in self.bounds:
             stem = "chunk/" + "x".join(str(value) for value in values)
-            name = self.names.fresh(stem)
-            array = np.asarray(values, np.int64)
-            self.constants[key] = numpy_helper.from_array(array, name)
-            self.types[name] = TensorType(onnx.TensorProto.INT64, array.shape)
-        return self.constants[key].name
+            self.bounds[key] = self.edit.constant(np.asarray(values, np.int64), stem)
+        return self.bounds[key]

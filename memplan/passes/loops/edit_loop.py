@@ -14,8 +14,9 @@ from onnx import helper
 from memplan.ops.book import EFFECT_OPS
 from memplan.passes.loops.call import LoopCall
 from memplan.proto.edit import remove_unread, replace_nodes
+from memplan.proto.graph_edit import GraphEdit
 from memplan.proto.loop_node import LOOP_FIXED, Slices, body_of, layout_of
-from memplan.proto.names import NameAuthority, defined_names
+from memplan.proto.names import defined_names
 from memplan.proto.nodes import names_read, operator_key
 
 
@@ -72,8 +73,9 @@ def value_info(name: str, kind: onnx.TypeProto) -> onnx.ValueInfoProto:
 class LoopEditor:
     """``node`` is changed; ``call`` is how it was read. ``stacked`` grows (body → around)."""
 
-    def __init__(self, node: onnx.NodeProto, call: LoopCall, steps: int) -> None:
+    def __init__(self, node: onnx.NodeProto, call: LoopCall, steps: int, names: LoopNames) -> None:
         self.node = node
+        self.names = names
         self.call = call
         self.steps = steps
         self.body = body_of(node)
@@ -134,9 +136,7 @@ class LoopEditor:
         for node in [n for n in self.body.node if set(n.output) <= copies]:
             self.body.node.remove(node)
 
-    def add_slice(
-        self, found: Slices, inner: str, kind: onnx.TypeProto, names: LoopNames
-    ) -> list[onnx.NodeProto]:
+    def add_slice(self, found: Slices, inner: str, kind: onnx.TypeProto) -> list[onnx.NodeProto]:
         """Read a sequence of the forward loop, last step first; the nodes that this takes."""
         if self.call.is_scan:
             self.body.input.append(value_info(inner, kind))
@@ -150,16 +150,16 @@ class LoopEditor:
         if not found.reversed_:
             index, fresh = self.mirrored, not self.mirrored
             if fresh:
-                index = names.fresh(f"{self.call.counter}/mirrored")
-                nodes = self.mirrored_counter(names, index)
+                index = self.names.fresh(f"{self.call.counter}/mirrored")
+                nodes = self.mirrored_counter(index)
         gather = helper.make_node(
             "Gather", [found.name, index], [inner], name=inner, axis=found.axis
         )
         return [*nodes, gather]
 
-    def mirrored_counter(self, names: LoopNames, inner: str) -> list[onnx.NodeProto]:
+    def mirrored_counter(self, inner: str) -> list[onnx.NodeProto]:
         """Loop: nodes that make ``inner``, T - 1 less the iteration number."""
-        last = names.fresh(f"{inner}/last")
+        last = self.names.fresh(f"{inner}/last")
         self.body.initializer.append(
             helper.make_tensor(last, onnx.TensorProto.INT64, [], [self.steps - 1])
         )
@@ -172,11 +172,11 @@ class LoopEditor:
 
     # -- stacking --------------------------------------------------------------------------------
 
-    def add_stacked(self, inner: str, kind: onnx.TypeProto, names: LoopNames) -> Slices:
+    def add_stacked(self, inner: str, kind: onnx.TypeProto) -> Slices:
         """Stack one more tensor of the body, under a name of its own."""
-        kept, outer = names.fresh(f"{inner}/kept"), names.fresh(f"{inner}/stash")
+        kept, outer = self.names.fresh(f"{inner}/kept"), self.names.fresh(f"{inner}/stash")
         found = append_stacked(self.node, own_output(self.body, inner, kept), kind, outer)
-        names.stacked.append(outer)
+        self.names.stacked.append(outer)
         self.stacked.append((inner, found))
         return found
 
@@ -197,24 +197,28 @@ class LoopEditor:
 # -- names -----------------------------------------------------------------------------------------
 
 
-class LoopNames(NameAuthority):
+class LoopNames:
     """Names that no tensor of a graph or of its bodies has yet.
 
     ``stacked`` are names of what loops stack in addition.
     """
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        super().__init__(defined_names(graph))
-        self.outer = set(defined_names(graph, bodies=False))
+    def __init__(self, edit: GraphEdit) -> None:
+        self.names = edit.names
+        self.outer = set(defined_names(edit.model.graph, bodies=False))
         self.stacked: list[str] = []
 
     def inner(self, stem: str, body: onnx.GraphProto) -> str:
         """A name for a tensor in ``body``: ``stem`` if neither the body nor the graph around it
         has it (another body may), else a fresh one."""
-        if stem not in self.outer and stem not in set(defined_names(body)):
-            self.taken.add(stem)
-            return stem
-        return self.fresh(stem)
+        if stem in self.outer or stem in set(defined_names(body)):
+            return self.fresh(stem)
+        self.names.taken.add(stem)
+        return stem
+
+    def fresh(self, stem: str) -> str:
+        """A name that is nowhere yet."""
+        return self.names.fresh(stem)
 
 
 # -- what nobody reads any more --------------------------------------------------------------------

@@ -5,11 +5,11 @@ graph or added to it (:class:`Shifts`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from memplan.ir.graph import Phase
 from memplan.passes.loops.call import LoopCall, State
@@ -19,6 +19,7 @@ from memplan.passes.loops.loop_step import PairStep
 from memplan.passes.loops.sequences import Shift, shifted_state
 from memplan.proto import native
 from memplan.proto.edit import copied
+from memplan.proto.graph_edit import GraphEdit
 from memplan.proto.loop_node import Slices, body_of
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
@@ -44,13 +45,14 @@ def store_less(
         steps: what to keep of which pair.
         symbolic: the model has symbolic dimensions, so no sizes are written.
     """
-    copy = copied(model)
-    names = LoopNames(copy.graph)
+    edit = GraphEdit(model)
+    names = LoopNames(edit)
     for step, kept in steps:
-        _Rewriter(copy, step, kept, names, symbolic).run()
-    sweep(copy.graph, model.graph)
-    _state_types(copy, names.stacked)
-    return copy
+        _Rewriter(edit, step, kept, names, symbolic).run()
+    result = edit.finished()
+    sweep(result.graph, model.graph)
+    _state_types(result, names.stacked)
+    return result
 
 
 def _state_types(model: onnx.ModelProto, names: Collection[str]) -> None:
@@ -71,20 +73,21 @@ class _Rewriter:
 
     def __init__(
         self,
-        model: onnx.ModelProto,
+        edit: GraphEdit,
         step: PairStep,
         kept: CellPlan,
         names: LoopNames,
         symbolic: bool,
     ) -> None:
-        self.model, self.step, self.kept, self.names = model, step, kept, names
+        self.edit, self.step, self.kept, self.names = edit, step, kept, names
         self.symbolic = symbolic
         pair = step.pair
-        nodes = {node.name: node for node in model.graph.node}
         self.call: LoopCall = pair.forward
-        self.forward = LoopEditor(nodes[pair.forward.node.name], pair.forward, pair.steps)
-        self.backward = LoopEditor(nodes[pair.backward.node.name], pair.backward, pair.steps)
-        self.shifts = Shifts(model, nodes[pair.backward.node.name], names)
+        self.forward, self.backward = (
+            LoopEditor(edit.node(call.index), call, pair.steps, names)
+            for call in (pair.forward, pair.backward)
+        )
+        self.shifts = Shifts(edit, pair.backward.index)
         self.node_names = NameAuthority(node.name for node in self.backward.body.node)
         self.backward_names: dict[str, str] = {}
         """Names of the forward body → names in the backward body."""
@@ -118,8 +121,8 @@ class _Rewriter:
         sweep_body(self.backward.body)
 
     def _outputs_read(self) -> set[str]:
-        graph = self.model.graph
-        return names_read(graph.node) | {value.name for value in graph.output}
+        outputs = (value.name for value in self.edit.graph.output)
+        return names_read(self.edit.nodes()).union(outputs)
 
     # -- slices --------------------------------------------------------------------------------
 
@@ -127,12 +130,12 @@ class _Rewriter:
         """Let the backward loop read a tensor of the forward body at its step."""
         self.backward_names[tensor] = name = self.names.inner(tensor, body_of(self.backward.node))
         if tensor == self.call.counter:
-            return self.backward.mirrored_counter(self.names, name)
+            return self.backward.mirrored_counter(name)
         found = self._home(tensor)
         kind = self._type(tensor)
         return [
             self._noted(node) if node.op_type != "Constant" else node
-            for node in self.backward.add_slice(found, name, kind, self.names)
+            for node in self.backward.add_slice(found, name, kind)
         ]
 
     def _home(self, tensor: str) -> Slices:
@@ -146,7 +149,7 @@ class _Rewriter:
         for state in self.call.states:
             if state.before == tensor and state.after in stacked:
                 return self.shifts.of(state, stacked[state.after], self.call)
-        return self.forward.add_stacked(tensor, self._type(tensor), self.names)
+        return self.forward.add_stacked(tensor, self._type(tensor))
 
     def _type(self, tensor: str) -> onnx.TypeProto:
         """The type of one step's slice."""
@@ -194,14 +197,15 @@ class _Rewriter:
 class Shifts:
     """Finds or makes such tensors before the node ``behind``."""
 
-    def __init__(self, model: onnx.ModelProto, behind: onnx.NodeProto, names: LoopNames) -> None:
-        self.model, self.graph, self.behind, self.names = model, model.graph, behind, names
-        self.values = small_constants(model.graph)
+    def __init__(self, edit: GraphEdit, behind: int) -> None:
+        self.edit, self.behind = edit, behind
+        self.values = small_constants(edit.model.graph)
 
     def of(self, state: State, after: Slices, call: LoopCall) -> Slices:
         """The values of ``state`` before every step; ``after`` holds those behind it."""
-        makers = {name: node for node in self.graph.node for name in node.output if name}
-        for node in self.graph.node:
+        nodes = self.edit.nodes()
+        makers = {name: node for node in nodes for name in node.output if name}
+        for node in nodes:
             if node.op_type != "Concat" or len(node.input) != 2:
                 continue
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
@@ -213,8 +217,9 @@ class Shifts:
     def _moved(self, name: str) -> bool:
         """Have the node that makes ``name``, and what it needs, before the loop; False if it needs
         the loop."""
-        nodes = list(self.graph.node)
-        place = next(k for k, node in enumerate(nodes) if node.name == self.behind.name)
+        nodes = self.edit.nodes()
+        loop = self.edit.node(self.behind).name
+        place = next(k for k, node in enumerate(nodes) if node.name == loop)
         later = {out: k for k, n in enumerate(nodes) if k >= place for out in n.output if out}
         needed: set[int] = set()
         waiting = [name]
@@ -225,46 +230,27 @@ class Shifts:
             if k is not None and k not in needed:
                 needed.add(k)
                 waiting += reads_of(nodes[k])
-        if needed:
-            order = [*range(place), *sorted(needed)]
-            order += [k for k in range(place, len(nodes)) if k not in needed]
-            self._reorder(nodes[k] for k in order)
+        self.edit.move_before(self.behind, [nodes[k] for k in sorted(needed)])
         return True
-
-    def _reorder(self, nodes: Iterator[onnx.NodeProto]) -> None:
-        """Nodes change places; those objects that others hold stay what they are."""
-        rank = {id_of(node): k for k, node in enumerate(nodes)}
-        self.graph.node.sort(key=lambda node: rank[id_of(node)])
 
     def _made(self, state: State, after: Slices) -> Slices:
         """``Concat`` of the initial value and all values but the last."""
         stem, shift = f"{state.before}/before", Shift(after)
-        first, rest, whole = (self.names.fresh(f"{stem}/{w}") for w in ("first", "rest", "all"))
-        axes = self._constant(stem, shift.axes)
-        if default_opset(self.model) >= _AXES_ARE_INPUTS:
+        first, rest, whole = (self.edit.fresh(f"{stem}/{w}") for w in ("first", "rest", "all"))
+        axes, starts, ends = (
+            self.edit.constant(np.asarray(numbers, np.int64), f"{stem}/constant")
+            for numbers in (shift.axes, *shift.bounds)
+        )
+        if default_opset(self.edit.model) >= _AXES_ARE_INPUTS:
             nodes = [helper.make_node("Unsqueeze", [state.initial, axes], [first], name=first)]
         else:
             nodes = [
                 helper.make_node("Unsqueeze", [state.initial], [first], name=first, axes=shift.axes)
             ]
-        ends = [self._constant(stem, bound) for bound in shift.bounds]
-        nodes.append(helper.make_node("Slice", [after.name, *ends, axes], [rest], name=rest))
+        nodes.append(helper.make_node("Slice", [after.name, starts, ends, axes], [rest], name=rest))
         parts = shift.parts(first, rest)
         nodes.append(helper.make_node("Concat", parts, [whole], name=whole, axis=after.axis))
         for node in nodes:
             helper.set_metadata_props(node, {PHASE_KEY: Phase.BACKWARD})
-        place = next(k for k, n in enumerate(self.graph.node) if n.name == self.behind.name)
-        for k, node in enumerate(nodes):
-            self.graph.node.insert(place + k, node)
+        self.edit.put_before(self.behind, *nodes)
         return Slices(whole, after.axis, after.reversed_)
-
-    def _constant(self, stem: str, numbers: list[int]) -> str:
-        name = self.names.fresh(f"{stem}/constant")
-        array = np.asarray(numbers, dtype=np.int64)
-        self.graph.initializer.append(numpy_helper.from_array(array, name))
-        return name
-
-
-def id_of(node: onnx.NodeProto) -> str:
-    """What tells a node of the main graph from the others: its name, or what it makes."""
-    return f"{node.name}\x1f{' '.join(node.output)}"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import memplan
+from helpers.effort import tries
 from helpers.gradients import check, draw, runtime
 from helpers.loops import recompute_in_scans
 
@@ -81,7 +82,7 @@ def cells(draw_: Any) -> onnx.ModelProto:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=tries(60), deadline=None, derandomize=True)
 @given(cells(), st.sampled_from(["none", "all", "auto", "t0+t2", "*"]))
 def test_random_cells(model: onnx.ModelProto, wish: str) -> None:
     feeds = {

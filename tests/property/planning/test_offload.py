@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.graphs import open_text
 from helpers.offloading import CUDA
 from helpers.random_graphs import models as random_models
@@ -46,7 +47,7 @@ def proved(model: OpenModel, file: onnx.ModelProto) -> None:
 
 
 @pytest.mark.slow
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=tries(60))
 @given(random_models(longest=20), st.randoms(use_true_random=False))
 def test_any_reads_back_written_and_simulated_are_as_evaluated(
     proto: onnx.ModelProto, draw: Random

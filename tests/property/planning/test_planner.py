@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.graphs import TUNED, open_text, random_order
 from helpers.problems import Case, Clock, Op
 from helpers.random_graphs import models as random_models
@@ -59,7 +60,7 @@ def without_unread_statistics(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-@settings(QUIET, max_examples=200)
+@settings(QUIET, max_examples=tries(200))
 @given(random_models())
 def test_the_evaluator_is_the_simulator_in_the_original_order(proto: onnx.ModelProto) -> None:
     model, _, encoded = encoded_model(without_unread_statistics(proto))
@@ -70,7 +71,7 @@ def test_the_evaluator_is_the_simulator_in_the_original_order(proto: onnx.ModelP
     assert (profile.total - profile.dynamic).tolist() == timeline.workspace.tolist()
 
 
-@settings(QUIET, max_examples=100)
+@settings(QUIET, max_examples=tries(100))
 @given(random_models())
 def test_views_made_late_change_no_peak(proto: onnx.ModelProto) -> None:
     model, _, encoded = encoded_model(proto)
@@ -121,7 +122,7 @@ def plan_of(extended: Extended, sequence: Ints, profile: MemoryProfile, floor: F
 
 
 @pytest.mark.slow
-@settings(QUIET, max_examples=300)
+@settings(QUIET, max_examples=tries(300))
 @given(random_models(longest=30), st.randoms(use_true_random=False))
 def test_a_random_sequence_written_and_simulated_is_as_evaluated(
     proto: onnx.ModelProto, draw: Random
@@ -182,7 +183,7 @@ def solved(case: Case, budget: int, options: SearchOptions, seconds: float = 1e6
 
 
 @pytest.mark.slow
-@settings(QUIET, max_examples=150)
+@settings(QUIET, max_examples=tries(150))
 @given(cases(), st.data())
 def test_a_tighter_budget_is_never_cheaper(case: Case, data: st.DataObject) -> None:
     peak = case.peak(case.order)
@@ -198,7 +199,7 @@ def test_a_tighter_budget_is_never_cheaper(case: Case, data: st.DataObject) -> N
 
 
 @pytest.mark.slow
-@settings(QUIET, max_examples=150)
+@settings(QUIET, max_examples=tries(150))
 @given(cases(), st.data(), st.booleans())
 def test_a_decision_is_what_it_says(case: Case, data: st.DataObject, order: bool) -> None:
     peak = case.peak(case.order)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import odd_models as odd
+from helpers.effort import tries
 from helpers.models import DIMS, sample_models
 from memplan.api.analysis import Analysis, analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, MemplanError
@@ -29,7 +30,7 @@ PATIENCE_SECONDS = 20
 def fuzzed(examples: int) -> settings:
     """Settings for a test that normally runs ``examples`` examples."""
     return settings(
-        max_examples=EXAMPLES or examples,
+        max_examples=EXAMPLES or tries(examples),
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,

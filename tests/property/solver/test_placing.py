@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.models import load_benchmark
 from helpers.placements import Rectangle, arrays_of, checked_height, gapless
 
@@ -65,7 +66,7 @@ def placed(found: list[Rectangle], seed: int = 0) -> Any:
     return place(*arrays_of(found), seconds=ENOUGH, tolerance=0.0, seed=seed)
 
 
-@settings(QUIET, max_examples=200)
+@settings(QUIET, max_examples=tries(200))
 @given(buffers(40, steps=30, longest=12, largest=50))
 def test_buffers_never_overlap(found: list[Rectangle]) -> None:
     placement = place(*arrays_of(found), seconds=1.0)
@@ -74,7 +75,7 @@ def test_buffers_never_overlap(found: list[Rectangle]) -> None:
     assert placement.max_live <= placement.bound <= placement.height
 
 
-@settings(QUIET, max_examples=300)
+@settings(QUIET, max_examples=tries(300))
 @given(buffers(6))
 def test_small_placements_are_the_optimum(found: list[Rectangle]) -> None:
     placement = placed(found)
@@ -84,7 +85,7 @@ def test_small_placements_are_the_optimum(found: list[Rectangle]) -> None:
 
 # Where the optimum is above max-live the proof is the search's; that takes seven buffers or more.
 @pytest.mark.slow
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=tries(60))
 @given(
     st.sampled_from(
         [
@@ -121,7 +122,7 @@ def test_optima_above_max_live(known: list[Rectangle], draw: random.Random) -> N
     assert placement.height == placement.bound == live(found) + 1
 
 
-@settings(QUIET, max_examples=300)
+@settings(QUIET, max_examples=tries(300))
 @given(st.integers(4, 30), st.integers(4, 30), st.integers(8, 60), st.integers(0), st.data())
 def test_the_search_misses_no_placement_that_is_there(
     count: int, steps: int, height: int, seed: int, data: st.DataObject
@@ -138,7 +139,7 @@ def test_the_search_misses_no_placement_that_is_there(
         assert checked_height(found, offsets) <= height
 
 
-@settings(QUIET, max_examples=50)
+@settings(QUIET, max_examples=tries(50))
 @given(st.integers(30, 80), st.integers(0), st.integers(0, 9))
 def test_equal_seeds_give_equal_placements(count: int, instance: int, seed: int) -> None:
     found = gapless(count, 40, 1024, instance)

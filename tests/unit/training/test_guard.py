@@ -68,12 +68,12 @@ def test_a_loss_that_is_not_finite_selects_the_old_values(bad: float) -> None:
 
 def test_the_guard_stands_where_the_fewest_bytes_are_in_use() -> None:
     model = parse(TEXT)
-    between = [9, 9, 9, 9, 5, 3]
+    between = [9, 9, 9, 5, 3]
     guarded = with_guard(model, "loss", {"n_new": "n"}, STOP, between)
     assert guarded is not None
     ops = [node.op_type for node in guarded.model.graph.node]
     assert ops[-2:] == ["Gather", "Add"]
-    between = [9, 9, 9, 9, 1, 3]
+    between = [9, 9, 9, 1, 3]
     guarded = with_guard(model, "loss", {"n_new": "n"}, STOP, between)
     assert guarded is not None
     ops = [node.op_type for node in guarded.model.graph.node]

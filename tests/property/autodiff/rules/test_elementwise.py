@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.gradients import Array, check, draw, reference, runtime, single
 
 QUIET = settings(
@@ -149,7 +150,7 @@ REDUCTIONS = [
 ]
 
 
-@settings(QUIET, max_examples=80)
+@settings(QUIET, max_examples=tries(80))
 @given(st.data())
 def test_reductions(data: st.DataObject) -> None:
     op, opset = data.draw(st.sampled_from(REDUCTIONS)), data.draw(OPSETS)

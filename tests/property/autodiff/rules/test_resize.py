@@ -9,12 +9,13 @@ import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.gradients import check, draw, frozen, runtime, single
 
 QUIET = settings(
     deadline=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=tries(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from helpers.effort import tries
 from helpers.gradients import Array, check, draw, model_of, reference, runtime, single, with_symbols
 from memplan.errors import ModelError
 
@@ -107,7 +108,7 @@ def test_split_evenly() -> None:
     check(single("Split", draw((6, 2)), outputs=3, opset=13))
 
 
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=tries(60))
 @given(st.data())
 def test_slice(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))

@@ -9,12 +9,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.effort import tries
 from helpers.gradients import check, check_on_runtime, draw, single
 
 QUIET = settings(
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=tries(40),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 Draw = Any

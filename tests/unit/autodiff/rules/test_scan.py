@@ -122,7 +122,7 @@ def test_random_masks_are_kept() -> None:
     assert [item.tensor for item in pair.stored if item.shape == (8,)][-2:] == ["d", "d/1"]
     found = runtime(trained, feeds)["x_grad"]
     assert 0 < (found == 0).sum() < found.size
-    with pytest.raises(UsageError, match="Dropout 'd' gives other values"):
+    with pytest.raises(UsageError, match="Dropout 'd' cannot be recomputed"):
         build_gradients(model, Request(("all",), ("x",), (), "d+d/1"))
 
 

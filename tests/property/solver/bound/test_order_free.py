@@ -76,7 +76,8 @@ def examine_asked(seed: int, most: int = 4000) -> list[bool]:
     """The same for what a rewrite may ask, with the bound as planners get it; whether it is met."""
     asked, draw, met = asked_case(seed), Random(seed), []
     case = asked.case
-    costs = cheapest_by_peak(case, AGAIN, most, asked)
+    between = sum(len(form.encode) + form.decode - form.encode[-1] - 2 for form in asked.forms)
+    costs = cheapest_by_peak(case, AGAIN + between, most, asked)
     if not costs:
         return []
     precedence = find_precedence(asked.problem(1))
@@ -126,7 +127,7 @@ def test_no_plan_in_the_order_of_the_file_is_cheaper_than_the_bound_for_it() -> 
 
 @pytest.mark.slow
 def test_no_plan_that_packs_or_renews_state_is_cheaper_than_the_bound() -> None:
-    met = [flag for seed in range(tries(100)) for flag in examine_asked(seed)]
+    met = [flag for seed in range(tries(300)) for flag in examine_asked(seed)]
     assert any(met)
 
 

@@ -54,6 +54,8 @@ class Operator:
         work: multiply-adds of one execution, where these are more than its elements.
         view: the first output has the elements of the first input, in order, in another shape.
         moves: each element of the first output is one of the first input's.
+        stays: as long as the shape stays, so does every element of the first input.
+        alone: of a single input, it gives that input.
         reads_shape: it reads the shape of what it is given and no element, and the runtime runs it
             as soon as it can.
 
@@ -91,6 +93,8 @@ class Operator:
     work: Work | None = None
     view: bool = False
     moves: bool = False
+    stays: bool = False
+    alone: bool = False
     reads_shape: bool = False
     shares: tuple[tuple[int, int], ...] = ()
     overwrites: tuple[int, ...] = ()

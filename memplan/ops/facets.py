@@ -65,7 +65,7 @@ class Operator:
             writes element k of its only output, and never again: it may write over such an input,
             which is more than the runtime does on its own.
         in_passes: with more than two inputs it goes over the output several times.
-        keeps: it may put what it reads into a sequence without a copy.
+        into_sequence: it may put what it reads into a sequence without a copy.
         scratch, scratch_cuda: what the CPU's, or CUDA's, kernel takes while it runs.
         scratch_first: the kernel takes it before it asks for its output.
         scratch_in_halves: in two equal requests.
@@ -99,7 +99,7 @@ class Operator:
     shares: tuple[tuple[int, int], ...] = ()
     overwrites: tuple[int, ...] = ()
     in_passes: bool = False
-    keeps: bool = False
+    into_sequence: bool = False
     scratch: Formula | None = None
     scratch_cuda: Formula | None = None
     scratch_first: bool = False

@@ -65,10 +65,14 @@ class PreparedModel:
     dims: Mapping[str, int]
     types: Types
     assumptions: tuple[str, ...]
-    fingerprint: str
     bounded: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     weights: Path | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of structure and dimensions, made when it is asked for: few ask."""
+        return fingerprint(self.proto, self.dims)
 
     @property
     def exact(self) -> bool:
@@ -174,7 +178,6 @@ def prepare(
         dict(dims),
         types,
         tuple(assumptions),
-        fingerprint(model, dims),
         tuple(bounded),
         uncounted,
         weights,

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS
+from memplan.ops.book import operator
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
 from memplan.proto.edit import copied, leave_out, rename_reads, renamed
@@ -103,7 +103,7 @@ class _Writer:
                 self._declare(tensor, name)
                 proto.output[slot] = name
                 self.current[tensor] = name
-        leave_out(proto, unread, LISTED_OUTPUTS.get(node.key, 1))
+        leave_out(proto, unread, operator(node.key).listed_outputs)
         return proto
 
     def _host_copy(self, node: Node, role: str, tensor: int) -> onnx.NodeProto:
@@ -129,7 +129,7 @@ class _Writer:
     def _unread(self, position: int, node: Node, slot: int) -> bool:
         """An optional output that nobody reads is left out, so that it is never allocated."""
         tensor = self.graph.tensors[node.outputs[slot]]
-        if slot not in OPTIONAL_OUTPUTS.get(node.key, ()):
+        if slot not in operator(node.key).optional_outputs:
             return False
         if tensor.is_output and self.runs[node.id] == 1:
             return False

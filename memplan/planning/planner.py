@@ -18,6 +18,7 @@ from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
 from memplan.planning.dormant import Extended
 from memplan.planning.encode_problem import Encoded, encode, without_outputs
+from memplan.planning.mend import Mend, carried_over
 from memplan.planning.offload import Offloaded, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.rebuild_rules import extend
@@ -27,6 +28,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
+from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checked import checked
 from memplan.solver.strategies.lowest_peak_strategy import Lowest
 from memplan.solver.strategy import Outcome, Progress, Strategy
@@ -48,6 +50,8 @@ class PlanRequest:
     budget is what the lowest plan takes, not ``budget_bytes``. ``packs``: masks may be kept packed,
     see :func:`~memplan.planning.rebuild_rules.extend`. ``offload``:
     tensors may be copied to the host (:mod:`memplan.planning.offload`); for tuned sessions on CUDA.
+    ``rebuild``: with nodes that rebuild tensors; without it neither of the two. ``at_hand``: names
+    of the nodes of a plan to go on from (:mod:`memplan.planning.mend`), as they run.
     """
 
     graph: Graph
@@ -64,6 +68,8 @@ class PlanRequest:
     lowest: bool = False
     packs: bool = False
     offload: bool = False
+    rebuild: bool = True
+    at_hand: tuple[str, ...] = ()
 
 
 def plan_request(
@@ -112,10 +118,10 @@ class Prepared:
     copy_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
-def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
-    """Encode a request and find its floor; ``rebuild``: with rules for random operators and for
-    what is offloaded."""
-    values, offload = (request.values if rebuild else {}), frozenset[int]()
+def prepare(request: PlanRequest) -> Prepared:
+    """Encode a request and find its floor."""
+    rebuild, offload = request.rebuild, frozenset[int]()
+    values = request.values if rebuild else {}
     if request.offload and rebuild:
         kept = request.keep | request.force
         offload = offloadable(request.graph, request.session, request.forward, kept)
@@ -175,7 +181,7 @@ def make_plan(
         request.force or strategy.ignores_budget or request.lowest
     ):
         # The constants of rules that nothing needs must not break a budget that holds.
-        prepared = prepare(request, rebuild=False)
+        prepared = prepare(replace(request, rebuild=False))
     resident = prepared.resident_bytes
     room = request.budget_bytes - resident
     if request.lowest:
@@ -185,7 +191,12 @@ def make_plan(
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
     if not strategy.takes_forms:
         problem = without_forms(problem)
-    chooser = Lowest(strategy) if request.lowest else strategy
+    chooser = strategy
+    if request.lowest:
+        chooser = Lowest(strategy)
+    elif request.at_hand and isinstance(strategy, Search):
+        graph = prepared.extended.graph
+        chooser = Mend(strategy, carried_over(request.at_hand, graph, problem))
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes

@@ -326,12 +326,10 @@ def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None
 
     ``other``: what it is the reference for. If that is for one size only, so is the reference.
     """
-    symbolic = bool(symbolic_dims(prepared.proto))
-    if symbolic and other is not None and not symbolic_dims(other):
-        prepared, symbolic = replace(prepared, proto=prepared.bound), False
-    exact = not symbolic and not prepared.bounded
+    if symbolic_dims(prepared.proto) and other is not None and not symbolic_dims(other):
+        prepared = replace(prepared, proto=prepared.bound)
     facts = {
-        name: Fact(value.dtype, value.sizes if exact else None)
+        name: Fact(value.dtype, value.sizes if prepared.exact else None)
         for name, value in prepared.types.items()
     }
     return Side(prepared.proto, prepared.folder, facts)

@@ -18,8 +18,9 @@ from memplan.equivalence.loop_call import Call
 from memplan.equivalence.normal_forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pool_proof import first_index
-from memplan.equivalence.range_proof import added_again, narrowed_and_back, type_bounds
+from memplan.equivalence.range_proof import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
+from memplan.ops.whole_numbers import type_bounds
 from memplan.shapes.tensor_type import FLOATS
 
 FLOAT = 1

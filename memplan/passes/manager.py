@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass, peak_did_not_rise
 from memplan.passes.masks import Masks
-from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -18,18 +18,21 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
+NARROW = "narrow"
+"""Not a pass: whether the planner may keep whole numbers narrower."""
 NAMES = (
     Elide.name,
     Prune.name,
     Release.name,
     Masks.name,
-    Narrow.name,
+    NARROW,
     Order.name,
     EarlyUpdate.name,
 )
 """In the order in which they run."""
-REWIRING = (Release.name, Masks.name, Narrow.name)
+REWIRING = (Release.name, Masks.name)
 """Those that let nodes compute something else, which gives the same."""
+_SPARED = (Release.name, Masks.name, Order.name, EarlyUpdate.name)
 _IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
 ALL, NONE = "all", "none"
 
@@ -106,11 +109,10 @@ def make_passes(
         Prune.name: Prune(wrt),
         Release.name: Release(),
         Masks.name: Masks(),
-        Narrow.name: Narrow(),
         EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }
-    return tuple(known[name] for name in names)
+    return tuple(known[name] for name in names if name != NARROW)
 
 
 def passes_for(
@@ -144,16 +146,23 @@ class PassManager:
 
     passes: Sequence[Pass]
 
-    def run(self, model: OpenModel, timeline: Timeline) -> tuple[PassStep, ...]:
+    def run(
+        self, model: OpenModel, timeline: Timeline, deadline: Deadline | None = None
+    ) -> tuple[PassStep, ...]:
         """Run the passes on ``model``, whose simulation is ``timeline``: a step for each.
 
-        A pass that would raise a peak is left out, unless outputs went by it, which was asked for.
+        A pass that would raise a peak is left out, unless outputs went by it, which was asked for;
+        so is one that only saves memory, once the ``deadline`` has passed.
 
         Raises:
             UsageError: an option of a pass names what is not there.
         """
         steps: list[PassStep] = []
         for each in self.passes:
+            if each.name in _SPARED and deadline is not None and deadline.passed:
+                note = "left out: no time left for it"
+                steps.append(PassStep(each.name, model, timeline, changed=False, note=note))
+                continue
             step = _run(each, model, timeline)
             steps.append(step)
             model, timeline = step.model, step.timeline

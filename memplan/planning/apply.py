@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS
+from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
 from memplan.proto.edit import copied, leave_out, rename_reads, replace_nodes
 from memplan.proto.metadata import node_metadata, set_metadata
@@ -68,7 +69,7 @@ class _Writer:
         self.value_info: list[onnx.ValueInfoProto] = []
         self.known_info = {v.name: v for v in model.graph.value_info}
         self.read_counts = _reads_per_instance(plan)
-        copies = plan.extended.copies
+        copies = plan.extended.of_kind(ON_HOST)
         self.copies = {node: (OFFLOAD, copy.tensor) for copy in copies for node in copy.encode}
         self.copies |= {copy.decode: (RELOAD, copy.tensor) for copy in copies}
 

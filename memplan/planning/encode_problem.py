@@ -18,7 +18,7 @@ from memplan.ops.memory import (
     refusal,
     semantics,
 )
-from memplan.planning.dormant import Extended
+from memplan.planning.forms.dormant import Extended
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.late_views import late_views
 from memplan.planning.tokens import in_turn

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memplan.planning.dormant import Extended
-from memplan.planning.offload import Offloaded
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.on_host import Offloaded
 from memplan.simulate.floor import Floor
 
 

@@ -14,7 +14,7 @@ from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import explain
 from memplan.simulate.state_memory import EARLY
 from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
-from memplan.training.predict import bytes_between, predict, stand_in_sizes
+from memplan.training.predict import bytes_between, predict
 
 PLAIN = "the session decides on the order of its nodes"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
@@ -144,9 +144,8 @@ def _with_loss_early(
     moved = with_loss_before(model, loss, safe)
     if moved is model:
         return model
-    sizes = stand_in_sizes(model, request)
     try:
-        before, after = (predict(m, pairs, reasons, request, sizes) for m in (model, moved))
+        before, after = (predict(m, pairs, reasons, request, request.dims) for m in (model, moved))
     except MemplanError:
         return model
     return moved if after.dynamic_bytes <= before.dynamic_bytes else model

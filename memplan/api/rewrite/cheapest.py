@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memplan.api.rewrite.goal import FORMS, Goal, Source
+from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import with_loops
 from memplan.api.rewrite.rewrite_candidates import Candidate, candidates, variants
 from memplan.api.rewrite.seconds import costs_for
@@ -16,7 +16,7 @@ from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
 from memplan.planning.costs import NodeCosts
-from memplan.planning.packed_masks import may_pack
+from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import in_file_order, plan_plain
 from memplan.planning.plan import Plan
@@ -133,7 +133,7 @@ def steps_of(candidate: Candidate, goal: Goal) -> tuple[PassStep, ...]:
     """
     chunk, tuned = candidate.chunk, goal.session.name == "tuned"
     passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
-    ran = PassManager(passes).run(candidate.model, candidate.timeline)
+    ran = PassManager(passes).run(candidate.model, candidate.timeline, goal.passing)
     if chunk is not None and not tuned:
         ran = (*ran, _pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
     return (*candidate.loops, *ran)
@@ -209,15 +209,8 @@ def _plan(
     costs = costs_for(model, last.timeline, goal)
     budget = goal.budget_bytes - goal.margin_bytes
     request = plan_request(model, goal.session, costs, budget, options.keep, options.recompute)
-    packs = goal.session.name == "tuned" and isinstance(goal.strategy, Search)
-    request = replace(
-        request,
-        lowest=goal.lowest,
-        rebuild=FORMS not in goal.without,
-        packs=packs and may_pack(model.prepared),
-        offload=options.offload,
-        at_hand=goal.at_hand,
-    )
+    forms = kinds_for(model.prepared, goal.forms)
+    request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
     plain: PlainModel | None = None
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, deadline, goal.progress)

@@ -13,8 +13,12 @@ from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import ALL, passes_for
+from memplan.passes.manager import ALL, NARROW, parse_passes, passes_for
 from memplan.planning.costs import NodeCosts
+from memplan.planning.forms.extend_graph import NO_KINDS
+from memplan.planning.forms.narrowed import NARROWED
+from memplan.planning.forms.on_host import ON_HOST
+from memplan.planning.forms.packed_masks import PACKED
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 from memplan.runtime.measure import check_time_limit
 from memplan.simulate.opened import OpenModel
@@ -100,9 +104,9 @@ class Source:
     analyzed: OpenModel | None = None
 
 
-FORMS = "other forms of tensors"
-"""Of :attr:`Goal.without`: masks in bits, copies on the host, nodes that rebuild a tensor."""
-_LEAST_SEARCH = 0.2  # of the time limit, for the search, however long the rest has taken
+_LEAST_SEARCH = 0.3  # of the time limit, for the search, however long the rest has taken
+# Of the time limit, until passes may begin that only save memory; and at least so many seconds.
+_PASSES, _LEAST_PASSES = 0.5, 2.0
 # The pass that orders nodes may take this share of the time left, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.1, 2.0
 
@@ -114,15 +118,16 @@ class Goal:
     ``budget_bytes`` bounds resident and dynamic bytes with workspace; 0: the least is asked for.
     ``costs`` is None where seconds are to be measured on the graph that is planned. ``loops`` is
     the policy for loops (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for
-    chunks, None: none.
+    chunks, None: none. ``forms``: kinds of other forms in which tensors may be kept
+    (:mod:`memplan.planning.forms`).
 
     ``deadline`` is that of the whole, and never passes where rounds are counted;
     ``closing_seconds`` of it are left for what comes behind the search: applying, simulating,
     proving and reading again.
 
     What was rejected before (:mod:`memplan.api.rewrite.proved`) is mended: ``without`` are the
-    parts that are left out, names of passes or :data:`FORMS`; ``margin_bytes`` stay free below the
-    budget; ``at_hand`` are the nodes of the plan to go on from, by name, as they run.
+    passes that are left out; ``margin_bytes`` stay free below the budget; ``at_hand`` are the nodes
+    of the plan to go on from, by name, as they run.
     """
 
     options: RewriteOptions
@@ -133,6 +138,7 @@ class Goal:
     loops: str
     deadline: Deadline
     closing_seconds: float = 0.0
+    forms: frozenset[str] = NO_KINDS
     chunk: Asked | None = None
     progress: Progress | None = None
     without: frozenset[str] = frozenset()
@@ -151,6 +157,12 @@ class Goal:
         seconds = self.deadline.share(_ORDER_SHARE, _ORDER_SECONDS).left
         every = passes_for(self.session, options.passes, options.wrt, seconds, options.effort)
         return tuple(each for each in every if each.name not in self.without)
+
+    @property
+    def passing(self) -> Deadline:
+        """For passes that only save memory: half of the time, counted from the beginning."""
+        seconds = max(_PASSES * self.deadline.seconds, _LEAST_PASSES)
+        return Deadline(seconds - self.deadline.spent, self.deadline.clock)
 
     @property
     def search(self) -> Deadline:
@@ -214,6 +226,16 @@ def strategy_for(options: RewriteOptions) -> Strategy:
                 f"leave out --{name}, or use --strategy auto",
             )
     return strategy
+
+
+def forms_for(options: RewriteOptions, strategy: Strategy) -> frozenset[str]:
+    """The kinds of other forms in which a plan may keep tensors: none in plain sessions, which
+    decide for themselves when a form is made."""
+    if options.session != "tuned" or not strategy.takes_forms:
+        return NO_KINDS
+    narrowed = NARROW in parse_passes(options.passes)
+    asked = {PACKED: True, NARROWED: narrowed, ON_HOST: options.offload}
+    return frozenset(kind for kind, wanted in asked.items() if wanted)
 
 
 def estimated_costs(options: RewriteOptions) -> NodeCosts:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from memplan.api.rewrite.cheapest import Planned, chunk_step, find_plan
-from memplan.api.rewrite.goal import FORMS, Goal, Source
+from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.reread import ensure_readable
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
@@ -22,6 +22,7 @@ from memplan.errors import InfeasibleError, MemplanError
 from memplan.passes.elide import Elide
 from memplan.passes.manager import REWIRING, recorded
 from memplan.planning.apply import apply_plan
+from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.verify import Rejected, ensure
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.shapes.dims import symbolic_dims
@@ -152,11 +153,10 @@ def _with_fewer_parts(goal: Goal, planned: Planned) -> tuple[Goal, str] | None:
     tensors, then the pass that removes copies, then those that change what nodes compute, then
     chunks. None: there is nothing to leave out."""
     again = replace(goal, at_hand=planned.plan.node_names)
-    parts = [(FORMS,)] if planned.plan.has_forms else []
-    present = {each.name for each in goal.passes}
-    for names in (*parts, (Elide.name,), REWIRING):
-        gone = [name for name in names if name in present or name == FORMS]
-        if gone:
+    if planned.plan.has_forms and (kinds := goal.forms - {ON_HOST}):
+        return replace(again, forms=goal.forms & {ON_HOST}), f"forms ({', '.join(sorted(kinds))})"
+    for names in ((Elide.name,), REWIRING):
+        if gone := [each.name for each in goal.passes if each.name in names]:
             return replace(again, without=goal.without | {*gone}), ", ".join(gone)
     return (replace(again, chunk=None), "chunks") if goal.chunk is not None else None
 

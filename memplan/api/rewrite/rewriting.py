@@ -30,6 +30,7 @@ from memplan.api.rewrite.goal import (
     Source,
     budget_bytes,
     check_offload,
+    forms_for,
     given_options,
     strategy_for,
 )
@@ -68,8 +69,10 @@ from memplan.solver.strategy import Progress
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
-_CLOSING = 3.0
+_CLOSING = 2.5
 """Applying, simulating, proving and reading again take about as many times what opening took."""
+_GRACE = 2.0
+"""Seconds that they may take behind the time limit."""
 
 
 def rewrite(
@@ -145,7 +148,8 @@ def _rewrite(
             costs=given_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
             deadline=deadline,
-            closing_seconds=_CLOSING * deadline.spent,
+            closing_seconds=max(0.0, _CLOSING * deadline.spent - _GRACE),
+            forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,
         )

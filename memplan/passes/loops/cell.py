@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -24,10 +24,12 @@ class ScanRecompute:
     """``--scan-recompute``: ``none``, ``all``, ``auto``, or names of cell tensors, in which ``*``
     stands for any letters, with ``+`` between them.
 
-    ``seen`` grows: the patterns that have matched; ``offered`` the cell tensors there are.
+    ``loops`` are those whose cells are meant. ``seen`` grows: the patterns that have matched;
+    ``offered`` the cell tensors there are.
     """
 
     text: str = "none"
+    loops: str = "Scan that is differentiated"
     seen: set[str] = field(default_factory=set)
     offered: dict[str, None] = field(default_factory=dict)
 
@@ -49,11 +51,11 @@ class ScanRecompute:
                 names = list(self.offered)
                 more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
                 raise UsageError(
-                    f"--scan-recompute {pattern}: no Scan that is differentiated computes such a "
-                    "tensor in its body",
+                    f"--scan-recompute {pattern}: no {self.loops} computes such a tensor in its "
+                    "body",
                     f"there are: {', '.join(names[:_LISTED])}{more}"
                     if names
-                    else "there is no such Scan",
+                    else f"there is no {self.loops}",
                 )
 
 
@@ -64,6 +66,8 @@ class Cell:
     ``nodes`` are in order; ``inputs`` are the states and slices that a step starts with, ``needed``
     all that the backward reads of the step; ``stacked`` are computed tensors that the loop gives
     out at every step anyway. Every other tensor that ``nodes`` read comes from outside the loop.
+    ``fixed`` are computed tensors that cannot be recomputed, whatever their operator; ``called``
+    the names that a computed tensor can be asked for by, where that is not its own alone.
     """
 
     nodes: Sequence[onnx.NodeProto]
@@ -71,6 +75,21 @@ class Cell:
     needed: frozenset[str]
     stacked: frozenset[str]
     types: Mapping[str, TensorType]
+    fixed: frozenset[str] = frozenset()
+    called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def computed(self) -> list[str]:
+        """What the nodes make, in order."""
+        return [name for node in self.nodes for name in node.output if name]
+
+    def names_of(self, tensor: str) -> tuple[str, ...]:
+        """The names that a computed tensor can be asked for by."""
+        return self.called.get(tensor, (tensor,))
+
+    def recomputes(self, node: onnx.NodeProto) -> bool:
+        """Whether a node may run a second time."""
+        return not _unsafe(node) and self.fixed.isdisjoint(node.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +117,10 @@ def decide(cell: Cell, policy: ScanRecompute) -> CellPlan:
             because it draws random numbers.
     """
     constant = constant_tensors(cell)
-    computed = [name for node in cell.nodes for name in node.output if name]
-    policy.offered.update(dict.fromkeys(name for name in computed if name not in constant))
+    offered = (name for name in cell.computed if name not in constant and cell.names_of(name))
+    policy.offered.update(dict.fromkeys(offered))
     if policy.text == "all":
-        safe = (node for node in cell.nodes if not _unsafe(node))
+        safe = (node for node in cell.nodes if cell.recomputes(node))
         chosen = {name for node in safe for name in node.output if name} - cell.stacked
     elif policy.text == "auto":
         chosen = _cheap(cell, constant)
@@ -166,10 +185,11 @@ def _named(cell: Cell, policy: ScanRecompute) -> set[str]:
     chosen: set[str] = set()
     for node in cell.nodes:
         outputs = [str(name) for name in node.output if name]
-        matched = {n: p for n in outputs for p in policy.patterns if fnmatchcase(n, p)}
+        asked = {p: _matching(cell, outputs, p) for p in policy.patterns}
+        matched = set().union(*asked.values())
         if not matched:
             continue
-        policy.seen.update(p for p in policy.patterns if any(fnmatchcase(n, p) for n in outputs))
+        policy.seen.update(pattern for pattern, names in asked.items() if names)
         missing = [name for name in outputs if name not in matched]
         if missing:
             raise UsageError(
@@ -177,14 +197,18 @@ def _named(cell: Cell, policy: ScanRecompute) -> set[str]:
                 f"all its outputs; not named: {', '.join(missing)}",
                 f"add them: --scan-recompute '{'+'.join((*policy.patterns, *missing))}'",
             )
-        if _unsafe(node):
+        if not cell.recomputes(node):
             raise UsageError(
-                f"--scan-recompute: {node.op_type} '{node.name}' gives other values when it is "
-                "recomputed",
+                f"--scan-recompute: {node.op_type} '{node.name}' cannot be recomputed: it draws "
+                "random numbers, has effects or holds a graph",
                 "leave it out",
             )
         chosen.update(outputs)
     return chosen - cell.stacked  # what is stored anyway is not recomputed
+
+
+def _matching(cell: Cell, outputs: Sequence[str], pattern: str) -> set[str]:
+    return {n for n in outputs if any(fnmatchcase(name, pattern) for name in cell.names_of(n))}
 
 
 def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
@@ -193,7 +217,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     A minimum cut between what the step is given and what its backward reads, as PyTorch's
     partitioner has it (``torch/_functorch/partitioners.py``), over one step.
     """
-    names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
+    names = [*cell.inputs, *cell.computed]
     # What is kept in any case costs nothing more. Of cuts of equal bytes the latest is taken, which
     # leaves the least to recompute.
     scale = len(names) ** 2 + 1
@@ -203,18 +227,31 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
         if name not in constant
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
     }
+    return least_stored(
+        cell,
+        weights,
+        lambda node: None if not cell.recomputes(node) or is_contraction(node.op_type) else 0,
+    )
+
+
+def least_stored(
+    cell: Cell, weights: Mapping[str, int], cost: Callable[[onnx.NodeProto], int | None]
+) -> set[str]:
+    """What to recompute so that the weights of what is stored and the costs of what runs again are
+    the least in sum; see :func:`memplan.solver.maxflow.cut`.
+
+    Args:
+        cell: the cell.
+        weights: of inputs and computed tensors; those that are the same at every step are left out.
+        cost: that of a node, None where it must not run again.
+    """
     runs = (
-        node_run(node, None if _unsafe(node) or is_contraction(node.op_type) else 0)
+        Run(reads_of(node), tuple(name for name in node.output if name), cost(node))
         for node in cell.nodes
     )
     found = cut(weights, cell.inputs, cell.needed, runs)
     assert found is not None
     return set(found.below)
-
-
-def node_run(node: onnx.NodeProto, cost: int | None) -> Run[str]:
-    """A node as the flow network has it; see :func:`memplan.solver.maxflow.cut`."""
-    return Run(reads_of(node), tuple(n for n in node.output if n), cost)
 
 
 def unit_bytes(found: TensorType) -> int:

@@ -16,18 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import onnx
 
 from memplan.errors import UsageError
-from memplan.passes.loops.cell import CellPlan, ScanRecompute, decide, node_run, plan_cell
+from memplan.passes.loops.cell import CellPlan, ScanRecompute, decide, least_stored, plan_cell
 from memplan.passes.loops.loop_step import PairStep
-from memplan.solver.maxflow import cut
 
-ALL, AUTO, FIT, NONE = "all", "auto", "fit", "none"
+FIT, NONE = "fit", "none"
 OPTION = "--scan-recompute"
-_LISTED = 12
 
 _SCALE = 1 << 16
 _MOST_POINTS = 8
@@ -53,76 +50,10 @@ def named(steps: Sequence[PairStep], text: str) -> list[CellPlan]:
             "what it stacked, with shapes and number of steps known",
             "memplan analyze lists such pairs",
         )
-    if text == ALL:
-        return [plan_cell(step.cell, _everything(step)) for step in steps]
-    if text == AUTO:
-        return [_cheap(step) for step in steps]
-    patterns = [part.strip() for part in text.split("+")]
-    for pattern in patterns:
-        if not any(_inner(step, [pattern]) for step in steps):
-            raise UsageError(
-                f"{OPTION} {pattern}: no forward loop of a pair computes such a tensor in its body",
-                f"there are: {_offered(steps)}",
-            )
-    return [_named(step, patterns) for step in steps]
-
-
-def _named(step: PairStep, patterns: Sequence[str]) -> CellPlan:
-    chosen = _inner(step, patterns)
-    fixed = sorted(name for name in chosen if name in step.fixed)
-    if fixed:
-        raise UsageError(
-            f"{OPTION}: what makes {fixed[0]} cannot be recomputed: it holds a graph, has "
-            "effects or draws random numbers",
-            "leave it out",
-        )
-    if not chosen:
-        return plan_cell(step.cell, step.constants)
-    return decide(step.cell, ScanRecompute("+".join(chosen)))
-
-
-def _inner(step: PairStep, patterns: Sequence[str]) -> list[str]:
-    """Tensors of the cell that patterns mean, by their own names or by those of their copies."""
-    call = step.pair.forward
-    called: dict[str, list[str]] = {}
-    for copy in call.copies:
-        called.setdefault(call.root(copy), []).append(copy)
-    for inner, found in call.stacked:
-        called.setdefault(inner, []).append(found.name)
-    # A slice of a product before the loop is not a tensor of the body: with ``all`` only.
-    return [
-        name
-        for node in step.cell.nodes
-        for name in node.output
-        if name
-        and name not in call.slices
-        and any(fnmatchcase(n, p) for n in (name, *called.get(name, ())) for p in patterns)
-    ]
-
-
-def _cheap(step: PairStep) -> CellPlan:
-    """As ``grad --scan-recompute auto`` decides, but for what cannot be recomputed."""
-    nodes = decide(step.cell, ScanRecompute(AUTO)).recomputed
-    chosen = {name for node in nodes for name in node.output if name} - step.fixed
-    return plan_cell(step.cell, chosen | step.constants)
-
-
-def _everything(step: PairStep) -> set[str]:
-    """All that can be recomputed, but for what is held anyway."""
-    computed = {name for node in step.cell.nodes for name in node.output if name}
-    return (computed - step.fixed - step.cell.stacked) | step.constants
-
-
-def _offered(steps: Sequence[PairStep]) -> str:
-    names = [
-        name
-        for step in steps
-        for node in step.cell.nodes
-        for name in node.output
-        if name and name not in step.constants and name not in step.pair.forward.slices
-    ]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    policy = ScanRecompute(text, "forward loop of a pair")
+    kept = [decide(step.cell, policy) for step in steps]
+    policy.require_matches()
+    return kept
 
 
 # -- by price --------------------------------------------------------------------------------------
@@ -186,21 +117,12 @@ def _cut(step: PairStep, price: float | None) -> set[str]:
     if price is None:
         return set()
     cell, constant = step.cell, step.constants
-    names = [*cell.inputs, *(o for node in cell.nodes for o in node.output if o)]
-    runs = (
-        node_run(
-            node,
-            None
-            if _first(node) in step.fixed
-            else int((price * step.seconds[_first(node)]) * _SCALE) + 1,
-        )
-        for node in cell.nodes
-    )
-    weights = {name: step.weights[name] * _SCALE for name in names if name not in constant}
-    found = cut(weights, cell.inputs, cell.needed, runs)
-    assert found is not None
-    return set(found.below)
+    names = (name for name in (*cell.inputs, *cell.computed) if name not in constant)
 
+    def cost(node: onnx.NodeProto) -> int | None:
+        if not cell.recomputes(node):
+            return None
+        first = next(str(name) for name in node.output if name)
+        return int((price * step.seconds[first]) * _SCALE) + 1
 
-def _first(node: onnx.NodeProto) -> str:
-    return next(str(name) for name in node.output if name)
+    return least_stored(cell, {name: step.weights[name] * _SCALE for name in names}, cost)

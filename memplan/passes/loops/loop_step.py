@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 import onnx
 
 from memplan.ir.graph import Graph, TensorKind
-from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
 from memplan.passes.loops.call import LoopCall
 from memplan.passes.loops.cell import Cell, constant_tensors
 from memplan.passes.loops.loop_pairs import RecurrentPair, sized_bytes
 from memplan.passes.loops.sequences import Projection, projection_of
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices
-from memplan.proto.nodes import operator_key, subgraphs
+from memplan.proto.nodes import subgraphs
 from memplan.shapes.tensor_type import TensorType
 
 Seconds = Callable[[Graph], list[float]]
@@ -32,8 +31,7 @@ class PairStep:
 
     ``weights`` are bytes per step that the backward part holds if a tensor is stored; 0 for what
     it holds anyway. ``seconds`` (by a node's first output) are those of recomputing it.
-    ``formals`` are names that projections read slices of ``Slices`` under. ``fixed`` are outputs
-    of nodes that cannot be recomputed.
+    ``formals`` are names that projections read slices of ``Slices`` under.
     """
 
     pair: RecurrentPair
@@ -41,7 +39,6 @@ class PairStep:
     weights: Mapping[str, int]
     seconds: Mapping[str, float]
     formals: Mapping[str, Slices]
-    fixed: frozenset[str]
 
     @property
     def constants(self) -> set[str]:
@@ -112,8 +109,22 @@ def read_step(
         needed=frozenset(reads),
         stacked=frozenset(n for n, weight in draft.weights.items() if not weight) - {*draft.inputs},
         types=draft.types,
+        fixed=frozenset(draft.fixed),
+        called=_called(call),
     )
-    return PairStep(pair, cell, draft.weights, draft.seconds, draft.formals, frozenset(draft.fixed))
+    return PairStep(pair, cell, draft.weights, draft.seconds, draft.formals)
+
+
+def _called(call: LoopCall) -> dict[str, tuple[str, ...]]:
+    """The names of tensors that have copies or are stacked. A slice of a product before the loop is
+    no tensor of the body, and has none."""
+    found: dict[str, tuple[str, ...]] = {}
+    for tensor, name in (
+        *((call.root(copy), copy) for copy in call.copies),
+        *((inner, item.name) for inner, item in call.stacked),
+    ):
+        found[tensor] = (*found.get(tensor, (tensor,)), name)
+    return found | dict.fromkeys(call.slices, ())
 
 
 def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[float]) -> None:
@@ -128,7 +139,7 @@ def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[floa
             clone.input[slot] = call.root(name)
         draft.nodes.append(clone)
         draft.seconds[outputs[0]] = cost.get(outputs[0], 0.0)
-        if operator_key(node) in RANDOM_OPS | EFFECT_OPS or subgraphs(node):
+        if subgraphs(node):
             draft.fixed.update(outputs)
 
 

@@ -11,7 +11,6 @@ from rich.console import Group, RenderableType
 from memplan.ir.contract import Role
 from memplan.report.terminal.loops_text import changed_table
 from memplan.report.terminal.passes import removed_lines
-from memplan.report.terminal.scans_text import scan_line
 from memplan.report.terminal.state_text import doubt_lines, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, echo_size, format_bytes, format_delta
@@ -46,7 +45,6 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
     parts += [line(text) for text in state_lines(result.timeline.graph)]
-    parts += [line(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(line(_added_line(result.plain)))
     parts += [line(text) for text in removed_lines(result, details)]

@@ -18,8 +18,8 @@ from helpers.random_graphs import models as random_models
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan
 from memplan.planning.encode_problem import Encoded, encode
+from memplan.planning.forms.extend_graph import Extended, extend
 from memplan.planning.plan import Plan
-from memplan.planning.rebuild_rules import Extended, extend
 from memplan.planning.verify import rewritten_graph
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel

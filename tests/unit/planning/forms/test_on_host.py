@@ -15,10 +15,11 @@ from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
 from memplan.ops.cost import DEVICES, copy_seconds, node_costs
 from memplan.planning.apply import apply_plan
-from memplan.planning.offload import offloadable
+from memplan.planning.forms.extend_graph import extend
+from memplan.planning.forms.on_host import ON_HOST, offloadable
+from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.planning.rebuild_rules import extend
 from memplan.planning.verify import Rejected, ensure
 from memplan.proto.metadata import node_metadata
 from memplan.shapes.fold import small_constants
@@ -84,7 +85,7 @@ class Bench:
             budget,
             lambda graph: node_costs(graph, device, "cuda"),
             forward=self.forward,
-            offload=offload,
+            forms=frozenset({ON_HOST} if offload else ()),
         )
 
     def prepared(self, budget: int) -> Prepared:
@@ -152,7 +153,7 @@ def test_a_read_back_costs_both_copies(drawn: tuple[Bench, Plan]) -> None:
     bench, plan = drawn
     prepared = bench.prepared(plan.budget_bytes)
     drawn = tensor(bench.model.graph, "r").id
-    copy = next(form for form in prepared.extended.copies if form.tensor == drawn)
+    copy = next(form for form in prepared.extended.of_kind(ON_HOST) if form.tensor == drawn)
     graph = prepared.extended.graph
     one = copy_seconds(graph, graph.nodes[copy.encode[0]], DEVICES["h200"])
     assert one == 16384 / DEVICES["h200"].host_bytes_per_second + DEVICES["h200"].kernel_seconds
@@ -193,14 +194,14 @@ def test_no_plan_has_a_copy_that_nobody_reads_back() -> None:
         read = {name for n in nodes if n.op_type == "MemcpyFromHost" for name in n.input}
         made = {n.output[0] for n in nodes if n.op_type == "MemcpyToHost"}
         assert made == read
-        assert 0 < len(made) == len(plan.offloaded) < len(plan.extended.copies)
+        assert 0 < len(made) == len(plan.offloaded) < len(plan.extended.forms)
 
 
 def test_where_the_budget_holds_nothing_is_copied() -> None:
     bench = Bench(deep())
     plan = bench.plan(bench.whole)
     assert not plan.offloaded
-    assert not plan.extended.copies
+    assert not plan.extended.forms
 
 
 def test_a_fast_link_is_used_and_a_slow_one_is_not() -> None:
@@ -362,15 +363,14 @@ step (float[64,64] x, float[64,64] w, float[64,64] v) => (float y)
 SECONDS = {"MatMul": 100.0, "MemcpyToHost": 10.0, "MemcpyFromHost": 10.0, "Tanh": 1.0}
 
 
-def mixed_plan(model: OpenModel, budget: int, *, packs: bool, offload: bool) -> Plan:
+def mixed_plan(model: OpenModel, budget: int, *forms: str) -> Plan:
     request = PlanRequest(
         model.graph,
         CUDA,
         budget,
         lambda graph: [SECONDS.get(node.op, 0.1) for node in graph.nodes],
         values=small_constants(model.prepared.bound.graph),
-        packs=packs,
-        offload=offload,
+        forms=frozenset(forms),
     )
     return make_plan(prepare(request), parse_strategy("search{iterations=12}"), 5.0)
 
@@ -380,10 +380,10 @@ def test_one_plan_packs_offloads_and_recomputes_and_beats_each_alone() -> None:
     # Two matrices and half of a mask are in the way.
     budget = simulate(model.graph, CUDA).peak_with_workspace_bytes - 2 * 64 * 64 * 4 - 2048
     with pytest.raises(InfeasibleError):
-        mixed_plan(model, budget, packs=False, offload=False)
-    packed = mixed_plan(model, budget, packs=True, offload=False)
-    copied = mixed_plan(model, budget, packs=False, offload=True)
-    both = mixed_plan(model, budget, packs=True, offload=True)
+        mixed_plan(model, budget)
+    packed = mixed_plan(model, budget, PACKED)
+    copied = mixed_plan(model, budget, ON_HOST)
+    both = mixed_plan(model, budget, PACKED, ON_HOST)
     assert both.extra_cost_fraction < min(packed.extra_cost_fraction, copied.extra_cost_fraction)
     assert [each.name for each in both.offloaded] == ["r"]
     assert "cheap" in both.recomputed

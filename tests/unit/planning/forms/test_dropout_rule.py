@@ -11,13 +11,16 @@ from helpers.graphs import TUNED, graph_of, names, node, open_text, tensor
 from helpers.plans import estimate
 from memplan.ir.graph import TensorKind
 from memplan.ops.memory import refusal
-from memplan.planning.dormant import Extended
 from memplan.planning.encode_problem import Encoded, encode
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.extend_graph import extend
+from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.rebuild_rules import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategies.builtin import parse_strategy
+
+ALL = frozenset({PACKED})
 
 
 def dropped(
@@ -249,7 +252,7 @@ def test_what_is_asked_for_is_rebuilt_by_all_of_its_rule(strategy: str) -> None:
     wanted = frozenset({tensor(model.graph, "a0").id, tensor(model.graph, "a1").id})
     peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
     values = small_constants(model.prepared.bound.graph)
-    request = PlanRequest(model.graph, TUNED, peak, estimate, values, force=wanted, packs=True)
+    request = PlanRequest(model.graph, TUNED, peak, estimate, values, force=wanted, forms=ALL)
     plan = make_plan(prepare(request), parse_strategy(strategy), 10.0)
     rules = {f"{each}/rebuild_{part}" for each in ("d0", "d1") for part in ("cast", "mul", "scale")}
     assert rules <= {name for name, count in plan.recomputed.items() if count}

@@ -11,10 +11,10 @@ from helpers.graphs import TUNED, open_text, tensor
 from helpers.plans import estimate
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.planning.apply import apply_plan
-from memplan.planning.dormant import Extended
-from memplan.planning.packed_masks import may_pack
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.extend_graph import NO_KINDS, extend, kinds_for
+from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.rebuild_rules import extend
 from memplan.planning.verify import ensure
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
@@ -28,6 +28,7 @@ from memplan.solver.search.lowest_peak import lowest_peak
 from memplan.solver.search.params import SearchOptions
 from memplan.solver.strategies.builtin import parse_strategy
 
+PACKS = frozenset({PACKED})
 DROPPED = """
 g ({shape} x) => (float[] z) <float ratio = {{0.25}}, bool on = {{1}}>
 {{
@@ -60,7 +61,7 @@ def model_of(shape: str = "float[64, 128]") -> OpenModel:
 
 
 def extended(model: OpenModel, provider: str = "cpu") -> Extended:
-    return extend(model.graph, small_constants(model.prepared.bound.graph), provider, packs=True)
+    return extend(model.graph, small_constants(model.prepared.bound.graph), provider, PACKS)
 
 
 def packable(make: str, more: str = "") -> bool:
@@ -102,10 +103,11 @@ def test_what_a_body_reads_is_left_alone() -> None:
 
 
 def test_bytes_need_an_opset_that_adds_them_and_shapes_that_hold() -> None:
-    assert may_pack(model_of().prepared)
+    assert kinds_for(model_of().prepared, PACKS) == PACKS
     text = '<ir_version: 8, opset_import: ["" : 13]>' + DROPPED.format(shape="float[64, 128]")
-    assert not may_pack(open_text(text).prepared)
-    assert not may_pack(open_text(DROPPED.format(shape="float[N, 128]"), dims={"N": 64}).prepared)
+    assert not kinds_for(open_text(text).prepared, PACKS)
+    symbolic = open_text(DROPPED.format(shape="float[N, 128]"), dims={"N": 64})
+    assert not kinds_for(symbolic.prepared, PACKS)
 
 
 @pytest.mark.parametrize(("provider", "last"), [("cpu", "GreaterOrEqual"), ("cuda", "Cast")])
@@ -120,13 +122,13 @@ def test_operators_that_the_provider_has(provider: str, last: str) -> None:
     assert mask.id not in found.makers
 
 
-def problem_of(model: OpenModel, budget: int = 1 << 40, *, packs: bool = True) -> Problem:
-    return prepare(request_for(model, budget, packs=packs)).encoded.problem(budget)
+def problem_of(model: OpenModel, budget: int = 1 << 40, forms: frozenset[str] = PACKS) -> Problem:
+    return prepare(request_for(model, budget, forms=forms)).encoded.problem(budget)
 
 
-def request_for(model: OpenModel, budget: int, *, packs: bool = True) -> PlanRequest:
+def request_for(model: OpenModel, budget: int, forms: frozenset[str] = PACKS) -> PlanRequest:
     values = small_constants(model.prepared.bound.graph)
-    return PlanRequest(model.graph, TUNED, budget, estimate, values, packs=packs)
+    return PlanRequest(model.graph, TUNED, budget, estimate, values, forms=forms)
 
 
 def test_all_packs_and_none() -> None:
@@ -140,7 +142,7 @@ def test_all_packs_and_none() -> None:
     assert decide(problem, full).peak == decide(problem, problem.order).peak
     priced = with_all_encoded(problem)
     assert decide(priced, priced.start).extra_cost == pytest.approx(0.0)
-    bare, plain = without_forms(problem), problem_of(model_of(), packs=False)
+    bare, plain = without_forms(problem), problem_of(model_of(), forms=NO_KINDS)
     for name in plain.arrays._fields:
         mine, theirs = getattr(bare.arrays, name), getattr(plain.arrays, name)
         if name in ("rank", "alike"):  # equal but for the numbers
@@ -170,9 +172,9 @@ def test_a_mask_that_is_to_stay_is_not_packed() -> None:
     assert len(prepare(request).encoded.forms) == 2
 
 
-def lowest(model: OpenModel, *, packs: bool) -> tuple[int, bool]:
+def lowest(model: OpenModel, forms: frozenset[str]) -> tuple[int, bool]:
     """The lowest peak that is found, verified and proved, and whether something is unpacked."""
-    request = replace(request_for(model, 0, packs=packs), lowest=True)
+    request = replace(request_for(model, 0, forms=forms), lowest=True)
     plan = make_plan(prepare(request), parse_strategy("search{iterations=6}"), 10.0)
     prepared = model.prepared
     rewritten = apply_plan(prepared.proto, plan, prepared.dims)
@@ -186,8 +188,8 @@ def lowest(model: OpenModel, *, packs: bool) -> tuple[int, bool]:
 @pytest.mark.slow
 def test_packing_goes_where_no_recomputation_does() -> None:
     model = model_of()
-    below, used = lowest(model, packs=True)
-    above, never = lowest(model, packs=False)
+    below, used = lowest(model, PACKS)
+    above, never = lowest(model, NO_KINDS)
     assert used
     assert not never
     assert below < above
@@ -203,7 +205,7 @@ def test_what_fits_without_is_not_packed() -> None:
 def test_plans_with_packs_are_no_cheaper_than_their_bound() -> None:
     """The certificate speaks of packed masks, too: else it would be above the best plan."""
     model = model_of()
-    low, _ = lowest(model, packs=True)
+    low, _ = lowest(model, PACKS)
     high = simulate(model.graph, TUNED).peak_with_workspace_bytes
     assert low < high
     strategy = parse_strategy("search{iterations=12}")

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from memplan.ir.graph import ABSENT, Graph, Tensor, TensorKind
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
+from memplan.planning.forms.dormant import Dormant
 from memplan.simulate.devices import place
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state_memory import unbound
+from memplan.solver.problem import Form
+
+ON_HOST = "on the host"
+"""The kind of these forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +96,13 @@ def _readers(graph: Graph, session: SessionKind, tensor: Tensor) -> set[int]:
             if not views:
                 found.add(reader)
     return found
+
+
+def add_copies(builder: Dormant, tensor: Tensor) -> None:
+    """A tensor to the host and back."""
+    first = len(builder.nodes)
+    stem = builder.fresh_stem(f"{tensor.name}/offload")
+    host = builder.add_tensor(f"{stem}_host", tensor, TensorKind.COMPUTED, first)
+    out = builder.add_node(f"{stem}_out", "MemcpyToHost", (tensor.id,), (host,))
+    back = builder.add_node(f"{stem}_back", "MemcpyFromHost", (host,), (tensor.id,))
+    builder.forms.append(Form(ON_HOST, tensor.id, (out,), back))

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
+import onnx
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.ir.graph_facts import Array
+from memplan.proto.elements import tensor_bytes
+from memplan.shapes.tensor_type import TensorType
 from memplan.solver.problem import Form
-
-PACKED, ON_HOST = "packed", "on the host"
-"""Kinds of forms."""
-
-Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +29,9 @@ class Extended:
     first_dormant: int
     forms: tuple[Form, ...] = ()
 
-    @property
-    def copies(self) -> tuple[Form, ...]:
-        """The forms that are copies on the host."""
-        return tuple(form for form in self.forms if form.kind == ON_HOST)
+    def of_kind(self, kind: str) -> tuple[Form, ...]:
+        """The forms of one kind."""
+        return tuple(form for form in self.forms if form.kind == kind)
 
 
 class Dormant:
@@ -49,6 +45,7 @@ class Dormant:
         self.makers: dict[int, int] = {}
         self.constants: dict[str, Array] = {}
         self.forms: list[Form] = []
+        self.by_content: dict[tuple[int, tuple[int, ...], bytes], int] = {}
         self.taken = {tensor.name for tensor in graph.tensors} | {n.name for n in graph.nodes}
 
     def fresh_stem(self, stem: str) -> str:
@@ -101,3 +98,48 @@ class Dormant:
         index = len(self.nodes)
         self.nodes.append(Node(index, name, "", op, inputs, outputs, (), dict(attributes or {})))
         return index
+
+
+class Writer:
+    """Writes the nodes of one form, one after the other; names begin with ``stem``."""
+
+    def __init__(self, builder: Dormant, stem: str) -> None:
+        self.builder, self.stem = builder, builder.fresh_stem(stem)
+
+    def add(self, op: str, reads: tuple[int, ...], kind: TensorType, **given: object) -> int:
+        """A node with one new output, whose id is returned."""
+        return self.add_parts(op, reads, (kind,), **given)[0]
+
+    def add_parts(
+        self, op: str, reads: tuple[int, ...], kinds: tuple[TensorType, ...], **given: object
+    ) -> tuple[int, ...]:
+        """A node with an output of each of these types; their ids."""
+        node = len(self.builder.nodes)
+        outputs = tuple(self._tensor(kind, TensorKind.COMPUTED, node) for kind in kinds)
+        self.builder.makers |= dict.fromkeys(outputs, node)
+        self.builder.add_node(f"{self.stem}_node{node}", op, reads, outputs, given)
+        return outputs
+
+    def make(self, op: str, reads: tuple[int, ...], tensor: int, **given: object) -> int:
+        """A node that makes ``tensor`` again; its id."""
+        name = f"{self.stem}_node{len(self.builder.nodes)}"
+        return self.builder.add_node(name, op, reads, (tensor,), given)
+
+    def constant(self, value: Array) -> int:
+        """An initializer of that content, one for all forms; its id."""
+        dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        key = dtype, value.shape, value.tobytes()
+        if key not in self.builder.by_content:
+            kind = TensorType(dtype, value.shape)
+            made = self._tensor(kind, TensorKind.INITIALIZER, ABSENT)
+            self.builder.constants[self.builder.tensors[made].name] = value
+            self.builder.by_content[key] = made
+        return self.builder.by_content[key]
+
+    def _tensor(self, kind: TensorType, where: TensorKind, producer: int) -> int:
+        place, shape = len(self.builder.tensors), kind.sizes or ()
+        nbytes, name = tensor_bytes(kind.dtype, shape), f"{self.stem}_{place}"
+        self.builder.tensors.append(
+            Tensor(place, name, kind.dtype, shape, nbytes, where, False, producer, ())
+        )
+        return place

@@ -282,6 +282,7 @@ def as_plan(
         resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
         offloaded=_offloaded(prepared, runs),
+        forms=Counter(form.kind for form in prepared.extended.forms if form.decode in runs),
     )
 
 

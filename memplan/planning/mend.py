@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.ir.graph import Graph
 from memplan.solver.problem import NONE, Ints, Problem
 from memplan.solver.strategies.builtin import Search
@@ -83,4 +84,4 @@ class Mend(Strategy):
 
         search = self.search
         options = SearchOptions(bool(search.order), seed=search.seed, iterations=search.iterations)
-        return Outcome(solve_from(problem, self.start, time_limit, options, progress))
+        return Outcome(solve_from(problem, self.start, Deadline(time_limit), options, progress))

@@ -39,10 +39,10 @@ class Table:
         first, count = self._vector(field, 1)
         return self.data[first : first + count]
 
-    def integer(self, field: int, form: str, default: int = 0) -> int:
-        """A number, of a form that :mod:`struct` knows."""
+    def integer(self, field: int, form: str) -> int:
+        """A number, of a form that :mod:`struct` knows; 0 if it is absent."""
         place = self._field(field)
-        return default if place is None else int(self._number(form, place))
+        return 0 if place is None else int(self._number(form, place))
 
     def real(self, field: int) -> float:
         """A float32; 0 if it is absent."""

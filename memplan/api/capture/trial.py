@@ -19,7 +19,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.api.capture.captured_file import Finished
-from memplan.ir.contract import STATE
+from memplan.ir.roles import STATE
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import inner_nodes
 from memplan.pytorch.draws import NORMAL, UNIFORM, Draw

@@ -20,8 +20,8 @@ _SCALE = 20  # generated floats are of scale 0.05
 
 
 def synthetic_batches(step: StepFile, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
-    """Arrays by name, with :data:`BATCHES` batches along the first axis. Integers that index something
-    are below the size of that; floats are normal.
+    """Arrays by name, with :data:`BATCHES` batches along the first axis. Integers that index
+    something are below the size of that; floats are normal.
 
     Raises:
         UsageError: a size is not known, or a type cannot be generated.

@@ -248,7 +248,7 @@ def _judge(
 def _may_keep(node: Node) -> bool:
     """Whether others may come to share what a node reads, in ways that no table tells."""
     known = node.domain in ("", "com.microsoft") or node.op in COPY_OPS
-    return operator(node.key).keeps or not known
+    return operator(node.key).into_sequence or not known
 
 
 def _views(graph: Graph, source: int, rules: MemorySemantics) -> set[int]:

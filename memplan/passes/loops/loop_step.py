@@ -148,7 +148,7 @@ def _weigh(call: LoopCall, draft: _Draft, held: _Held) -> None:
     """Bytes of what the body computes, and of the states before the step."""
     for name, found in call.types.items():
         draft.types[name] = found
-        draft.weights.setdefault(name, sized_bytes(found, {}) or 0)
+        draft.weights.setdefault(name, sized_bytes(found))
     for inner, item in call.stacked:
         if held.anyway(item.name):
             draft.weights[inner] = 0

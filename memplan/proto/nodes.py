@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 
@@ -58,6 +58,14 @@ def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
         elif kind == _GRAPHS:
             bodies.extend(attribute.graphs)
     return bodies
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of all bodies in it, each in front of those inside it."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
 
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -34,6 +35,8 @@ ASSIGNED = "assigned/"
 _SUGGESTED = "Suggested fixes:\n"
 _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _BOUND = re.compile(r"(min|max)=(\d+)")
+_Calling = Callable[[tuple[str, ...]], Callable[..., Any]]
+"""From the order of a batch's tensors to a function of these by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,30 +208,30 @@ def _require_names(model: nn.Module) -> None:
 
 def _calling(
     model: nn.Module, loss: Callable[..., Any] | None, batch: Any
-) -> tuple[tuple[str, ...], Callable[[tuple[str, ...]], Callable[..., Any]]]:
+) -> tuple[tuple[str, ...], _Calling]:
     """The names of the batch's tensors, and a function from their order to the call."""
     keywords = isinstance(batch, Mapping)
-    if loss is None:
 
-        def own(order: tuple[str, ...]) -> Callable[..., Any]:
+    def passed(function: Callable[..., Any], *first: Any) -> _Calling:
+        """A call with the tensors of the batch behind ``first``."""
+
+        def call(order: tuple[str, ...], /, **given: Any) -> Any:
             if keywords:
-                return lambda **given: model(**given)
-            return lambda **given: model(*(given[name] for name in order))
+                return function(*first, **{name: given[name] for name in order})
+            return function(*first, *(given[name] for name in order))
 
-        return parameter_names(model.forward, 0), own
+        return lambda order: partial(call, order)
+
+    if loss is None:
+        return parameter_names(model.forward, 0), passed(model)
     if isinstance(loss, nn.Module) or getattr(loss, "__module__", "") == functional.__name__:
         inputs = parameter_names(model.forward, 0)
         targets = parameter_names(loss.forward if isinstance(loss, nn.Module) else loss, 1)
         count = len(batch) if isinstance(batch, Mapping | Sequence) else 1
 
         def criterion(order: tuple[str, ...]) -> Callable[..., Any]:
-            def call(**given: Tensor) -> Any:
-                *first, last = order
-                rest = {name: given[name] for name in first}
-                result = model(**rest) if keywords else model(*rest.values())
-                return loss(result, given[last])
-
-            return call
+            predicted = passed(model)(order[:-1])
+            return lambda **given: loss(predicted(**given), given[order[-1]])
 
         return (*inputs[: count - 1], *targets[:1]), criterion
 
@@ -240,13 +243,7 @@ def _calling(
             return lambda **given: loss(model, tuple(given[name] for name in order))
 
         return (), whole
-
-    def function(order: tuple[str, ...]) -> Callable[..., Any]:
-        if keywords:
-            return lambda **given: loss(model, **given)
-        return lambda **given: loss(model, *(given[name] for name in order))
-
-    return parameter_names(loss, 1), function
+    return parameter_names(loss, 1), passed(loss, model)
 
 
 def _named(batch: Any, names: Sequence[str]) -> dict[str, Tensor]:

@@ -90,6 +90,11 @@ def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)
 
 
+def value_info(name: str, found: TensorType) -> onnx.ValueInfoProto:
+    """A tensor's name and type as a file states them."""
+    return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
+
+
 def known_shapes(types: Types) -> int:
     """How many tensors have a shape in ``types``."""
     return sum(value.shape is not None for value in types.values())

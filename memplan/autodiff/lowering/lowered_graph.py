@@ -35,7 +35,7 @@ from memplan.proto.nodes import domain_of, reads_of
 from memplan.shapes.infer import stated_types
 from memplan.shapes.prepare import FUNCTION_OPS, inline_functions, name_nodes
 from memplan.shapes.shape_checks import check_stated
-from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType, write_type
+from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType, value_info
 from memplan.shapes.training_ops import differentiated
 
 _BACKWARD_NAME = "_Grad/"  # in names of backward nodes, behind that of the forward node
@@ -206,7 +206,7 @@ class _Builder:
         keep_domains(self.model, {domain_of(node) for node in graph.node})
         graph.initializer.extend(emitter.initializers.values())
         for name, found in emitter.inputs.items():
-            graph.input.append(_value(walk.renamed.get(name, name), found))
+            graph.input.append(value_info(walk.renamed.get(name, name), found))
         there = {value.name for value in graph.output}
         names = [n for n in dict.fromkeys(self.boundary.outputs) if n not in there]
         names = sorted(names, key=lambda name: name != loss)
@@ -305,17 +305,13 @@ def _may_agree(first: TensorType, second: TensorType) -> bool:
     return len(first.shape) == len(second.shape) and sizes
 
 
-def _value(name: str, found: TensorType) -> onnx.ValueInfoProto:
-    return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
-
-
 def _output(name: str, found: TensorType) -> onnx.ValueInfoProto:
     if not found.dtype:
         raise ModelError(
             f"the type of the graph output '{name}' is not known",
             "add value_info for it, or run onnx.shape_inference",
         )
-    return _value(name, found)
+    return value_info(name, found)
 
 
 def _name_outputs(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
@@ -335,7 +331,7 @@ def _state_types(graph: onnx.GraphProto, emitter: Emitter, renamed: Mapping[str,
         for name in node.output:
             found = emitter.types.get(name) or emitter.types.get(own.get(name, ""), UNKNOWN)
             if name and name not in known and found.dtype:
-                graph.value_info.append(_value(name, found))
+                graph.value_info.append(value_info(name, found))
 
 
 def _cone(graph: onnx.GraphProto, outputs: Collection[str | None]) -> set[str]:

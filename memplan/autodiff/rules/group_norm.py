@@ -12,7 +12,6 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
-from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, TensorType
 
 _EPSILON = 1e-5
@@ -53,10 +52,7 @@ def instance_norm(ctx: Context) -> Gradients:
     """Every channel is a group."""
     channels = ctx.tensors[1].type.elements or ctx.tensors[0].shape[1]
     if not isinstance(channels, int):
-        raise ModelError(
-            f"the gradient of InstanceNormalization '{ctx.node.name}' needs the number of channels",
-            "bind the dimensions first: onnx.tools.update_model_dims",
-        )
+        raise ctx.needs("the number of channels")
     return _gradients(ctx, channels)
 
 

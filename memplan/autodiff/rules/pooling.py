@@ -28,10 +28,7 @@ def _sizes(ctx: Context, value: Value) -> tuple[int, ...]:
     sizes = tuple(dim for dim in value.shape[2:] if isinstance(dim, int))
     if len(sizes) == value.rank - 2:
         return sizes
-    raise ModelError(
-        f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes",
-        "bind the dimensions first: onnx.tools.update_model_dims",
-    )
+    raise ctx.needs("static shapes")
 
 
 # -- the largest -------------------------------------------------------------------------------
@@ -156,10 +153,7 @@ def _added(ctx: Context, grad: Value, windows: Windows, share: float) -> Value:
     x = ctx.tensors[0]
     channels = x.shape[1]
     if not isinstance(channels, int):
-        raise ModelError(
-            f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs the number of channels",
-            "bind the dimensions first: onnx.tools.update_model_dims",
-        )
+        raise ctx.needs("the number of channels")
     ctx.require_room(channels, *windows.kernel)
     weight = ctx.const(np.full((channels, 1, *windows.kernel), share), x.dtype)
     return spread(ctx, grad, weight, windows, x.shape, channels, x)
@@ -169,9 +163,7 @@ def _added(ctx: Context, grad: Value, windows: Windows, share: float) -> Value:
 def global_average_pool(ctx: Context) -> Gradients:
     """The same share to every element."""
     x = ctx.tensors[0]
-    count = ctx.count(x, range(2, x.rank), ctx.dy.dtype)
-    known = ctx.constant(count)
-    return (ctx.dy / count if known is None else ctx.dy * (1 / max(float(known.item()), 1)),)
+    return (ctx.over_count(ctx.dy, x, range(2, x.rank)),)
 
 
 @gradient("LpPool")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from memplan.errors import UsageError
 from memplan.ir.contract import averaged_by
+from memplan.pytorch.prepared_step import Prepared, first_names, user_name
 from memplan.pytorch.torch_step import Ema, TorchStep
-from memplan.pytorch.trace import Prepared, first_names, user_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memplan.pytorch.draws import Draw, Draws
+from memplan.pytorch.prepared_step import Prepared, user_name
 from memplan.pytorch.torch_checkpoints import marked_regions
-from memplan.pytorch.trace import Prepared, quiet, user_name
+from memplan.pytorch.trace import quiet
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,12 @@ from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.live import live
 from memplan.pytorch.meta import MadeOnCpu, on_cpu
 from memplan.pytorch.places import of_node
+from memplan.pytorch.prepared_step import Prepared
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.scopes import label_backward
 from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH
 from memplan.pytorch.torch_errors import refusal
-from memplan.pytorch.trace import STORED, Prepared, quiet
+from memplan.pytorch.trace import STORED, quiet
 
 aten = torch.ops.aten
 _COPIES = (

@@ -24,12 +24,13 @@ from torch.utils._pytree import tree_unflatten
 
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.forward_rules import forward_forms
+from memplan.pytorch.prepared_step import ASSIGNED, Prepared, first_names, user_name
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
 from memplan.pytorch.torch_errors import refusal
-from memplan.pytorch.trace import ASSIGNED, Prepared, first_names, quiet, user_name
+from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
 OPSET = 20

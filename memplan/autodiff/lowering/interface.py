@@ -68,7 +68,7 @@ def drop_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) ->
     sides = list(zip(graph.node, stays, strict=True))
     lost = {name for node, stay in sides if not stay for name in node.output}
     replace_nodes(graph, [node for node, stay in sides if stay])
-    _keep_outputs(graph, [value for value in graph.output if value.name not in lost])
+    keep_outputs(graph, [value for value in graph.output if value.name not in lost])
     _add_gradients(graph, found)
 
 
@@ -87,7 +87,7 @@ def keep_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) ->
     flags = _flags(graph)
     names = NameAuthority(defined_names(graph))
     types = {value.name: value for value in graph.input}
-    _keep_outputs(graph, [value for value in graph.output if value.name not in flags])
+    keep_outputs(graph, [value for value in graph.output if value.name not in flags])
     made = {}
     for node in graph.node:
         if node.op_type != ACCUMULATOR or node.input[0] not in types:
@@ -109,7 +109,8 @@ def _flags(graph: onnx.GraphProto) -> set[str]:
     return {node.output[0] for node in graph.node if node.op_type == ACCUMULATOR}
 
 
-def _keep_outputs(graph: onnx.GraphProto, kept: list[onnx.ValueInfoProto]) -> None:
+def keep_outputs(graph: onnx.GraphProto, kept: list[onnx.ValueInfoProto]) -> None:
+    """Let these be the outputs of a graph, in place."""
     copies = [copied(value) for value in kept]
     del graph.output[:]
     graph.output.extend(copies)

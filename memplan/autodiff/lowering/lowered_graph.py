@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -17,6 +17,7 @@ from memplan.autodiff.lowering.interface import (
     drop_accumulators,
     drop_buffers,
     keep_accumulators,
+    keep_outputs,
     offer_values,
     renew_statistics,
 )
@@ -28,10 +29,10 @@ from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
-from memplan.proto.edit import remove_unread, replace_nodes
+from memplan.proto.edit import live_nodes, remove_unread, replace_nodes
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata, set_metadata
 from memplan.proto.model_checks import find_fault, require_valid
-from memplan.proto.nodes import domain_of, reads_of
+from memplan.proto.nodes import domain_of
 from memplan.shapes.infer import stated_types
 from memplan.shapes.prepare import FUNCTION_OPS, inline_functions, name_nodes
 from memplan.shapes.shape_checks import check_stated
@@ -168,10 +169,7 @@ class _Builder:
         values = {base: walk.emitter.tensor(name) for name, base in gradients.items()}
         self.updates = fold_updates(walk.emitter, optimizer, values, self.graph.node)
         self.new_values |= self.updates.new_values
-        kept = [copy for copy in self.graph.output if copy.name not in gradients]
-        outputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-        del self.graph.output[:]
-        self.graph.output.extend(outputs)
+        keep_outputs(self.graph, [v for v in self.graph.output if v.name not in gradients])
 
     def _loss(self, emitter: Emitter) -> str | None:
         """The loss output: as named, as the boundary has it, or the scalar whose gradient is stored
@@ -227,7 +225,8 @@ class _Builder:
     ) -> None:
         """Say of every node behind the forward part what it is, and what it belongs to."""
         origins = {item.node.name: item.origin for item in made}
-        forward = _cone(self.graph, [loss, *self.boundary.outputs, *self._plain(gradients)])
+        ends = (loss or "", *self.boundary.outputs, *self._plain(gradients))
+        forward = {node.name for node in live_nodes(self.graph.node, ends)}
         names = {node.name for node in self.graph.node} | set(filter(None, origins.values()))
         for node in self.graph.node:
             if node.name in forward or PHASE_KEY in node_metadata(node):
@@ -332,16 +331,6 @@ def _state_types(graph: onnx.GraphProto, emitter: Emitter, renamed: Mapping[str,
             found = emitter.types.get(name) or emitter.types.get(own.get(name, ""), UNKNOWN)
             if name and name not in known and found.dtype:
                 graph.value_info.append(value_info(name, found))
-
-
-def _cone(graph: onnx.GraphProto, outputs: Collection[str | None]) -> set[str]:
-    """Names of the nodes that ``outputs`` depend on."""
-    needed, found = set(outputs), set[str]()
-    for node in reversed(graph.node):
-        if any(name in needed for name in node.output if name):
-            found.add(node.name)
-            needed.update(reads_of(node))
-    return found
 
 
 def _require_sound(model: onnx.ModelProto) -> None:

@@ -9,7 +9,7 @@ from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.rules.scattering import add_along
 
-_MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+_MODES = ("reflect", "edge", "wrap")
 
 
 @gradient("Pad", inputs=(0, 2))

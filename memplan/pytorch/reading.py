@@ -14,13 +14,13 @@ from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.joint import joint
 from memplan.pytorch.meta import check_constants, check_one_device
-from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.places import of_node
 from memplan.pytorch.prepared_step import Prepared, prepare, user_name
 from memplan.pytorch.program import Exported, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.torch_checkpoints import regions_of
+from memplan.pytorch.torch_optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.torch_step import FROZEN, TorchStep
 from memplan.pytorch.trace import export
 from memplan.pytorch.values import content, onnx_type, precision

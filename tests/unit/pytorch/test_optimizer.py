@@ -11,7 +11,7 @@ from memplan.errors import UsageError
 
 torch: Any = pytest.importorskip("torch")
 from memplan.pytorch import optimizer as under_test  # noqa: E402
-from memplan.pytorch.optimizer import read_optimizer  # noqa: E402
+from memplan.pytorch.torch_optimizer import read_optimizer  # noqa: E402
 
 
 def parameters() -> tuple[Any, Any, dict[int, str]]:

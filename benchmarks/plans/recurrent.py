@@ -25,8 +25,8 @@ from onnx import helper, numpy_helper
 
 import memplan
 from benchmarks.record import write_record
+from memplan.api.analysis import analyze
 from memplan.api.validate.validating import ValidateOptions, validate
-from memplan.passes.loops.loop_layers import scan_layers
 
 SETTINGS = ("none", "auto", "*", "all")
 _GATES = {"LSTM": 4, "GRU": 3}
@@ -101,7 +101,7 @@ def measure(case: Case, runs: int, folder: Path) -> list[Row]:
     stored: dict[str, Any] = {}
     for number, setting in enumerate(SETTINGS):
         model = memplan.gradients(forward, "loss", ["W", "R", "B"], scan_recompute=setting)
-        (stored[setting],) = scan_layers(model)
+        (stored[setting],) = analyze(model).recurrent
         paths[setting] = folder / f"{case.op}{number}.onnx"
         onnx.save(model, paths[setting])
     seconds = _seconds(list(paths.values()), case, runs)
@@ -116,8 +116,8 @@ def measure(case: Case, runs: int, folder: Path) -> list[Row]:
                 case.batch,
                 case.hidden,
                 setting,
-                stored[setting].step_bytes({}),
-                stored[setting].total_bytes({}),
+                stored[setting].step_bytes,
+                stored[setting].steps * stored[setting].step_bytes,
                 predicted or 0,
                 found.rewritten.measured_peak_bytes,
                 found.equality,

@@ -91,7 +91,7 @@ from memplan_cli.shared_options import (
     help="Cell tensors of recurrent layers to recompute at every step instead of storing them: "
     "all, auto, or names as in 'a+b*'.",
 )
-@dim_option("Give a symbolic dimension its size, for --checkpoints and byte counts.")
+@dim_option("Give a symbolic dimension its size, for --checkpoints.")
 @weights_option
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")
 @report_options(output=None, format_help="Form of the report on stdout.")

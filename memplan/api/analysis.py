@@ -18,7 +18,6 @@ from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases, count_phases
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
 from memplan.ops.sharp_edges import edge_notes, sharp_edges
-from memplan.passes.loops.loop_layers import ScanLayer, scan_layers
 from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load, narrow_types
 from memplan.processes.garbage import collector_paused
@@ -78,7 +77,6 @@ class Analysis(Summary):
     at_peak: tuple[Live, ...]
     stashes: tuple[Stash, ...]
     assumptions: tuple[str, ...]
-    scans: tuple[ScanLayer, ...] = ()
     recurrent: tuple[RecurrentPair, ...] = ()
     as_loaded: bool = True
     inexact: tuple[str, ...] = ()
@@ -190,7 +188,6 @@ class Analysis(Summary):
                 module: sum(stash.nbytes for stash in stashes)
                 for module, stashes in self.stashes_by_module.items()
             },
-            "scans": [pair.as_json(self.dims) for pair in self.scans],
             "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
             "assumptions": list(self.assumptions),
@@ -315,7 +312,6 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
             *no_backward_notes(model),
             *([_LOOPS_AS_THEY_ARE] if pairs else []),
         ),
-        scans=scan_layers(model.prepared.proto, model.prepared.types),
         recurrent=pairs,
         contract=contract,
         as_loaded=not changes,

@@ -16,8 +16,7 @@ import numpy as np
 from memplan.equivalence.loop_call import Call, attributes_of
 from memplan.equivalence.normal_forms import Applied
 from memplan.equivalence.terms import ABSENT, Array, Terms
-
-_IMAGES = 4  # rank: batch, channels, rows, columns
+from memplan.ops.pool_indices import IMAGES, is_unit_pool, plane_begins
 
 
 def first_index(call: Call) -> int | None:
@@ -31,16 +30,19 @@ def first_index(call: Call) -> int | None:
     if cut is None or not _takes(terms, cut, {2: (0, 1), 3: (0, 1)}):
         return None
     pool = terms.made_by(cut.reads[0], 1)
-    if pool is None or (pool.domain, pool.op) != ("", "MaxPool") or not _is_unit_pool(pool):
+    if pool is None or (pool.domain, pool.op) != ("", "MaxPool"):
+        return None
+    if not is_unit_pool(attributes_of(pool)):
         return None
     row = terms.made_by(pool.reads[0], 0)
     if row is None or not _takes(terms, row, {2: (0, 1)}):
         return None
     shape = terms.fact(row.reads[0]).shape
-    if shape is None or len(shape) != _IMAGES:
+    if shape is None or len(shape) != IMAGES:
         return None
     batch, channels, rows, columns = shape
-    if not _sum_is(added, plane_begins(batch, channels, (rows - 1) * columns)):
+    by_batch, by_channel = plane_begins(batch, channels, (rows - 1) * columns)
+    if not _sum_is(added, by_batch + by_channel):
         return None
     indices = terms.output(replace(pool, reads=(row.reads[0],)), 1)
     return terms.output(replace(cut, reads=(indices, *cut.reads[1:])), 0)
@@ -55,14 +57,9 @@ def takes_first_index(terms: Terms, term: int, source: int) -> bool:
     return (
         pool is not None
         and pool.op == "MaxPool"
-        and _is_unit_pool(pool)
+        and is_unit_pool(attributes_of(pool))
         and (not pool.domain and pool.reads[0] == source)
     )
-
-
-def plane_begins(batch: int, channels: int, size: int) -> Array:
-    """The indices at which planes of ``size`` elements begin, if they follow each other."""
-    return (np.arange(batch * channels, dtype=np.int64) * size).reshape(batch, channels, 1, 1)
 
 
 def _is_constant(terms: Terms, term: int) -> bool:
@@ -102,21 +99,9 @@ def _takes(terms: Terms, applied: Applied, spans: dict[int, tuple[int, int]]) ->
     if not len(starts) == len(ends) == len(axes) == len(spans):
         return False
     taken = zip(axes, starts, ends, strict=True)
-    return {axis % _IMAGES: (start, end) for axis, start, end in taken} == spans
+    return {axis % IMAGES: (start, end) for axis, start, end in taken} == spans
 
 
 def _ints(terms: Terms, term: int) -> Sequence[int] | None:
     value = None if term == ABSENT else terms.value(term)
     return None if value is None else [int(v) for v in value.reshape(-1)]
-
-
-def _is_unit_pool(pool: Applied) -> bool:
-    """Whether a pool of images looks at each element by itself, and counts along rows."""
-    given = attributes_of(pool)
-    windows = [*given.get("kernel_shape", [0]), *given.get("strides", [1])]
-    return (
-        len(given.get("kernel_shape", [])) == _IMAGES - 2
-        and all(size == 1 for size in windows)
-        and not any(given.get("pads", []))
-        and not given.get("storage_order", 0)
-    )

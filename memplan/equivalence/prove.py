@@ -29,6 +29,7 @@ from memplan.equivalence.numbering import (
 )
 from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
+from memplan.ops.book import operator
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
 from memplan.shapes.dims import symbolic_dims
@@ -36,7 +37,6 @@ from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
 
 _OVERRIDABLE_FROM_IR = 4
-_SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,12 +326,10 @@ def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None
 
     ``other``: what it is the reference for. If that is for one size only, so is the reference.
     """
-    symbolic = bool(symbolic_dims(prepared.proto))
-    if symbolic and other is not None and not symbolic_dims(other):
-        prepared, symbolic = replace(prepared, proto=prepared.bound), False
-    exact = not symbolic and not prepared.bounded
+    if symbolic_dims(prepared.proto) and other is not None and not symbolic_dims(other):
+        prepared = replace(prepared, proto=prepared.bound)
     facts = {
-        name: Fact(value.dtype, value.sizes if exact else None)
+        name: Fact(value.dtype, value.sizes if prepared.exact else None)
         for name, value in prepared.types.items()
     }
     return Side(prepared.proto, prepared.folder, facts)
@@ -370,7 +368,7 @@ def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[ob
     for place, numbered in enumerate(nodes):
         if numbered.draws and (not kept or numbered.applied.occurrence in kept):
             drawn = unseeded(numbered.node, place)
-            places = tuple(None if op in _SHARED_STREAM else where for op, where in drawn)
+            places = tuple(None if operator(key).shared_stream else where for key, where in drawn)
             found.append((numbered.applied.occurrence, places))
     return found
 

@@ -8,13 +8,11 @@ from typing import Protocol, TypeVar
 
 import onnx
 
-from memplan.passes.no_ops import Facts
+from memplan.ir.graph_facts import Array, Facts
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import Nodes
-from memplan.proto.graph_edit import Array as Array
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
-from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import small_constants
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
@@ -58,9 +56,8 @@ class Change:
 
 def facts_of(model: OpenModel) -> Facts:
     """What is known of a model's graph."""
-    proto = model.prepared.proto
-    exact = not symbolic_dims(proto) and not model.prepared.bounded
-    return Facts(model.graph, small_constants(model.prepared.bound.graph), exact)
+    values = small_constants(model.prepared.bound.graph)
+    return Facts(model.graph, values, model.prepared.exact)
 
 
 def name_authority(model: OpenModel) -> NameAuthority:

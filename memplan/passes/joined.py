@@ -14,8 +14,8 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import Node, TensorKind
+from memplan.ir.graph_facts import Facts
 from memplan.passes.change import Change, facts_of, name_authority
-from memplan.passes.no_ops import Facts
 from memplan.passes.surgery import node_protos
 from memplan.proto.edit import copied
 from memplan.proto.names import NameAuthority

@@ -19,11 +19,11 @@ from typing import ClassVar
 import numpy as np
 
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
-from memplan.passes.change import Array, Change, facts_of, with_most
+from memplan.ir.graph_facts import Array, Facts
+from memplan.passes.change import Change, facts_of, with_most
 from memplan.passes.early import early_results
 from memplan.passes.graph_pass import Applied, peak_did_not_rise, peak_fell
 from memplan.passes.joined import joined_masks
-from memplan.passes.no_ops import Facts
 from memplan.passes.order import in_order
 from memplan.passes.surgery import node_protos
 from memplan.proto.edit import copied

@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.graph_facts import Facts
+from memplan.ops.book import VIEWS
 
-Array = npt.NDArray[np.generic]
-
-VIEWS = frozenset({":Reshape", ":Squeeze", ":Unsqueeze", ":Flatten"})
-"""Operators that keep the elements in their order in memory, and decide the shape only."""
 # With one input these hand it on as it is.
 _OF_ONE = frozenset({":Concat", ":Sum", ":Max", ":Min"})
 # These keep every element where it is if the shape stays.
 _BY_SHAPE = VIEWS | {":Expand", ":Tile", ":Split"}
 _STEPS_SLOT = 4  # of Slice, from opset 10 on
 _TRAINING_MODE_OPSET = 12  # from here on Dropout has training_mode as its third input
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a graph. ``values``: contents of small constants by name. ``exact``: every
-    shape is the one of each run (no symbolic dimension, no upper bound)."""
-
-    graph: Graph
-    values: Mapping[str, Array]
-    exact: bool
-
-    def shape_stays(self, node: Node) -> bool:
-        """Whether input and output have the same shape in every run."""
-        tensors = self.graph.tensors
-        return self.exact and tensors[node.inputs[0]].shape == tensors[node.outputs[0]].shape
-
-    def value(self, node: Node, slot: int) -> Array | None:
-        """The constant in an input slot; None where there is none or it is not known."""
-        if slot >= len(node.inputs) or node.inputs[slot] == ABSENT:
-            return None
-        return self.values.get(self.graph.tensors[node.inputs[slot]].name)
-
-    def absent(self, node: Node, slot: int) -> bool:
-        """Whether an optional input is left out."""
-        return slot >= len(node.inputs) or node.inputs[slot] == ABSENT
 
 
 def same_value(facts: Facts, node: Node) -> bool:

@@ -20,10 +20,10 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.graph_facts import Facts
+from memplan.ops.pool_indices import IMAGES, is_unit_pool, plane_begins, takes_first
 from memplan.passes.change import Change, facts_of, name_authority, with_most
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
-from memplan.passes.no_ops import Facts
-from memplan.passes.pools import IMAGES, is_unit_pool, plane_begins, takes_first
 from memplan.passes.surgery import node_protos
 from memplan.proto.edit import copied
 from memplan.proto.names import NameAuthority
@@ -94,7 +94,7 @@ def _first_index_readers(facts: Facts, node: Node) -> list[Node]:
     """The ``Slice`` nodes that take the first index of each plane, if nothing else is read of a
     pool of windows of one element; else none."""
     graph = facts.graph
-    if node.key != ":MaxPool" or not is_unit_pool(node) or len(node.outputs) != 2:
+    if node.key != ":MaxPool" or not is_unit_pool(node.attributes) or len(node.outputs) != 2:
         return []
     shape = graph.tensors[node.inputs[0]].shape
     values, indices = (None if t == ABSENT else graph.tensors[t] for t in node.outputs)

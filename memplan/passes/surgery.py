@@ -16,7 +16,6 @@ from memplan.proto.graph_edit import Array, GraphEdit
 from memplan.proto.graph_edit import node_protos as node_protos
 from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import bind_dims, symbolic_dims
-from memplan.shapes.prepare import fingerprint
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import rebound
@@ -85,14 +84,12 @@ def reopened(
     prepared = model.prepared
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
-    bound = bind_dims(proto, dims)
+    bound = bind_dims(proto, dims) if known else proto
     graph = rebound(build_graph(bound, prepared.types), model.graph)
     place = {node.name: node.id for node in model.graph.nodes} | dict(origin or {})
     ids = [place[node.name] for node in graph.nodes]
     return OpenModel(
-        replace(
-            prepared, proto=proto, bound=bound, dims=dims, fingerprint=fingerprint(proto, dims)
-        ),
+        replace(prepared, proto=proto, bound=bound, dims=dims),
         graph,
         _carried(model, graph, ids, frozen),
         tuple(model.modules[n] for n in ids),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memplan.planning.dormant import Extended
-from memplan.planning.offload import Offloaded
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.on_host import Offloaded
 from memplan.simulate.floor import Floor
 
 
@@ -20,7 +20,7 @@ class Plan:
     ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
     ``tags`` are ``metadata_props`` by which the strategy marks what is recomputed. ``offloaded``:
     tensors that are copied to the host and read back; the extra cost counts both copies for every
-    time that one is read back.
+    time that one is read back. ``forms``: how many tensors are kept in another form, by kind.
     """
 
     extended: Extended
@@ -39,6 +39,7 @@ class Plan:
     planning_seconds: float
     tags: Mapping[str, str] = field(default_factory=dict)
     offloaded: tuple[Offloaded, ...] = ()
+    forms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def clones(self) -> int:

@@ -16,11 +16,11 @@ from memplan.ir.graph import Graph
 from memplan.ir.matching import matching_tensors
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
-from memplan.planning.dormant import Extended
 from memplan.planning.encode_problem import Encoded, encode, without_outputs
-from memplan.planning.offload import Offloaded, offloadable
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.extend_graph import NO_KINDS, extend
+from memplan.planning.forms.on_host import ON_HOST, Offloaded, offloadable
 from memplan.planning.plan import Plan
-from memplan.planning.rebuild_rules import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
@@ -45,9 +45,8 @@ class PlanRequest:
     ``differentiated`` those of them that gradients flow through (None: all), which only some
     strategies need to know. ``outputs_reserved``: graph outputs take their memory from the start,
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
-    budget is what the lowest plan takes, not ``budget_bytes``. ``packs``: masks may be kept packed,
-    see :func:`~memplan.planning.rebuild_rules.extend`. ``offload``:
-    tensors may be copied to the host (:mod:`memplan.planning.offload`); for tuned sessions on CUDA.
+    budget is what the lowest plan takes, not ``budget_bytes``. ``forms``: kinds of other
+    forms in which tensors may be kept (:mod:`memplan.planning.forms`), for tuned sessions.
     """
 
     graph: Graph
@@ -62,8 +61,7 @@ class PlanRequest:
     differentiated: frozenset[int] | None = None
     outputs_reserved: bool = False
     lowest: bool = False
-    packs: bool = False
-    offload: bool = False
+    forms: frozenset[str] = NO_KINDS
 
 
 def plan_request(
@@ -113,20 +111,18 @@ class Prepared:
 
 
 def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
-    """Encode a request and find its floor; ``rebuild``: with rules for random operators and for
-    what is offloaded."""
-    values, offload = (request.values if rebuild else {}), frozenset[int]()
-    if request.offload and rebuild:
+    """Encode a request and find its floor; ``rebuild``: with rules and forms."""
+    values, kinds = (request.values, request.forms) if rebuild else ({}, NO_KINDS)
+    offload = frozenset[int]()
+    if ON_HOST in kinds:
         kept = request.keep | request.force
         offload = offloadable(request.graph, request.session, request.forward, kept)
-    packs = rebuild and request.packs
-    provider = request.session.provider
-    extended = extend(request.graph, values, provider, packs=packs, offload=offload)
+    extended = extend(request.graph, values, request.session.provider, kinds, offload)
     costs = list(request.estimate(extended.graph))
     for node in extended.graph.nodes:
         costs[node.id] = request.costs.get(node.name, costs[node.id])
     copy_seconds: dict[int, tuple[float, float]] = {}
-    for copy in extended.copies:
+    for copy in extended.of_kind(ON_HOST):
         (out,), back = copy.encode, copy.decode
         copy_seconds[copy.tensor] = costs[out], costs[back]
         costs[back] += costs[out]
@@ -277,12 +273,13 @@ def as_plan(
         resident_bytes=prepared.resident_bytes,
         planning_seconds=seconds,
         offloaded=_offloaded(prepared, runs),
+        forms=Counter(form.kind for form in prepared.extended.forms if form.decode in runs),
     )
 
 
 def _recomputed(extended: Extended, runs: Mapping[int, int]) -> dict[str, int]:
     graph = extended.graph
-    copies = {node for copy in extended.copies for node in (*copy.encode, copy.decode)}
+    copies = {node for copy in extended.of_kind(ON_HOST) for node in (*copy.encode, copy.decode)}
     return {
         graph.nodes[node].name: count - (node < extended.first_dormant)
         for node, count in sorted(runs.items())
@@ -300,7 +297,7 @@ def _offloaded(prepared: Prepared, runs: Mapping[int, int]) -> tuple[Offloaded, 
             runs[copy.decode],
             *prepared.copy_seconds[copy.tensor],
         )
-        for copy in prepared.extended.copies
+        for copy in prepared.extended.of_kind(ON_HOST)
         if copy.decode in runs
     )
 

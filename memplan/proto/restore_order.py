@@ -7,6 +7,8 @@ and so keeps every activation alive. The original order is the exporter's, and n
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from typing import Any
 
 import onnx
 
@@ -27,7 +29,7 @@ def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.Mod
     nodes = list(model.graph.node)
     keys = _keys(nodes, place, len(original.graph.node))
     result = copied(model)
-    replace_nodes(result.graph, (nodes[k] for k in _sorted(nodes, keys)))
+    replace_nodes(result.graph, (nodes[k] for k in sorted_nodes(nodes, keys)))
     return result
 
 
@@ -44,8 +46,9 @@ def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[
     return keys
 
 
-def _sorted(nodes: list[onnx.NodeProto], keys: list[float]) -> list[int]:
-    """Kahn's algorithm with a queue by key; ties by present position."""
+def sorted_nodes(nodes: Sequence[onnx.NodeProto], keys: Sequence[Any]) -> list[int]:
+    """The places of nodes, sorted topologically by Kahn's algorithm with a queue by key; ties by
+    present place."""
     producer = {name: k for k, node in enumerate(nodes) for name in node.output if name}
     waiting = [0] * len(nodes)
     readers: list[list[int]] = [[] for _ in nodes]

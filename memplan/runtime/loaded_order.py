@@ -7,15 +7,16 @@ is read from what it saves. Imports onnxruntime.
 
 from __future__ import annotations
 
-import heapq
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from memplan.processes.scratch import scratch_folder
+from memplan.proto.edit import copied
+from memplan.proto.restore_order import sorted_nodes
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.session_options import session_options
+from memplan.runtime.session_options import point_to_weights, session_options
 from memplan.runtime.sessions import open_session
 
 _EAGER = frozenset({"Shape", "Size"})  # run as soon as they can (graph_viewer.cc)
@@ -50,26 +51,20 @@ def loaded_graph(
         options.add_session_config_entry("session.save_model_format", "ORT")
         point_to_weights(options, folder)
         open_session(_without_large(model).SerializeToString(), request, options)
-        nodes = _saved_nodes(saved)
+        nodes = [_node(node) for node in _by_index(_saved_graph(saved))]
     result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     result.graph.input.extend(model.graph.input)
     result.graph.output.extend(model.graph.output)
-    result.graph.node.extend(nodes[index] for index in _order(nodes))
+    # As the runtime has it: Shape and Size first, then by index.
+    ranks = [(node.op_type not in _EAGER, index) for index, node in enumerate(nodes)]
+    result.graph.node.extend(nodes[index] for index in sorted_nodes(nodes, ranks))
     return result
-
-
-def point_to_weights(options: Any, folder: Path | None) -> None:
-    """Let a session that is given a model's bytes find its external data."""
-    if folder is not None:
-        name = "session.model_external_initializers_file_folder_path"
-        options.add_session_config_entry(name, str(folder.resolve()))
 
 
 def _without_large(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its large constants as inputs: which nodes there are does not depend on what
     they hold."""
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
+    shown = copied(model)
     kept: list[onnx.TensorProto] = []
     large: list[onnx.TensorProto] = []
     for tensor in shown.graph.initializer:
@@ -85,15 +80,39 @@ def _without_large(model: onnx.ModelProto) -> onnx.ModelProto:
     return shown
 
 
-def _saved_nodes(path: Path) -> list[onnx.NodeProto]:
-    """The nodes of the main graph in a file of ONNX Runtime's own format, by their index."""
+def outputs_by_index(path: Path) -> tuple[str, ...]:
+    """The first output of every node in a ``.ort`` file, graph by graph, by node index: the order
+    of a tuned session."""
+    found: list[str] = []
+
+    def collect(graph: Any) -> None:
+        for node in _by_index(graph):
+            names = (node.Outputs(slot).decode() for slot in range(node.OutputsLength()))
+            found.append(next((name for name in names if name), ""))
+            for body in _bodies(node):
+                collect(body)
+
+    collect(_saved_graph(path))
+    return tuple(found)
+
+
+def _saved_graph(path: Path) -> Any:
+    """The main graph in a file of ONNX Runtime's own format: files in ONNX hold no indices."""
     from onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.InferenceSession import (
         InferenceSession,
     )
 
-    graph = InferenceSession.GetRootAs(bytearray(path.read_bytes()), 0).Model().Graph()
-    nodes = [graph.Nodes(place) for place in range(graph.NodesLength())]
-    return [_node(node) for node in sorted(nodes, key=lambda node: int(node.Index()))]
+    return InferenceSession.GetRootAs(bytearray(path.read_bytes()), 0).Model().Graph()
+
+
+def _by_index(graph: Any) -> list[Any]:
+    nodes = (graph.Nodes(place) for place in range(graph.NodesLength()))
+    return sorted(nodes, key=lambda node: int(node.Index()))
+
+
+def _bodies(node: Any) -> list[Any]:
+    found = (node.Attributes(place).G() for place in range(node.AttributesLength()))
+    return [body for body in found if body is not None]
 
 
 def _node(node: Any) -> onnx.NodeProto:
@@ -105,33 +124,7 @@ def _node(node: Any) -> onnx.NodeProto:
         output=[node.Outputs(slot).decode() for slot in range(node.OutputsLength())],
     )
     inside = [node.ImplicitInputs(k).decode() for k in range(node.ImplicitInputsLength())]
-    attributes = (node.Attributes(place) for place in range(node.AttributesLength()))
-    if inside or any(attribute.G() is not None for attribute in attributes):
+    if inside or _bodies(node):
         body = onnx.GraphProto(output=[onnx.ValueInfoProto(name=name) for name in inside])
         made.attribute.append(onnx.helper.make_attribute("body", body))
     return made
-
-
-def _order(nodes: list[onnx.NodeProto]) -> list[int]:
-    """Kahn's algorithm as the runtime has it: Shape and Size first, then by index."""
-    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    readers: list[list[int]] = [[] for _ in nodes]
-    waiting = [0] * len(nodes)
-    for index, node in enumerate(nodes):
-        inside = [value.name for a in node.attribute for value in a.g.output]
-        for name in {*node.input, *inside}:
-            if name in maker:
-                readers[maker[name]].append(index)
-                waiting[index] += 1
-    ranks = [(node.op_type not in _EAGER, index) for index, node in enumerate(nodes)]
-    ready = [rank for rank, count in zip(ranks, waiting, strict=True) if not count]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, index = heapq.heappop(ready)
-        order.append(index)
-        for reader in readers[index]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, ranks[reader])
-    return order

@@ -171,25 +171,16 @@ class CudaMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(ProfiledRuns):
     """What one model did in one kind of session.
 
-    All that :class:`ProfiledRuns` has is as there. ``rss_growth_bytes``: how far the resident set
-    of the process grew in a run without the profiler; ``seconds_median``: of the timed runs.
+    ``rss_growth_bytes``: how far the resident set of the process grew in a run without the
+    profiler; ``seconds_median``: of the timed runs.
     """
 
-    output_names: tuple[str, ...]
-    nodes: tuple[NodeRun, ...]
-    base_bytes: int
-    dynamic_bytes: int
-    second_run_dynamic_bytes: int
-    arena_bytes: int
-    rss_growth_bytes: int
-    seconds_median: float | None
+    rss_growth_bytes: int = 0
+    seconds_median: float | None = None
     cuda: CudaMeasurement | None = None
-    further_dynamic_bytes: tuple[int, ...] = ()
-    second_run_digests: tuple[str, ...] = ()
-    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

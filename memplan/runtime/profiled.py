@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +17,11 @@ from memplan.runtime.archive import digests
 from memplan.runtime.messages import NodeRun, ProfiledRuns, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.runtime.sessions import open_session, run_step
+from memplan.runtime.times import Event, node_name, split_runs
 
 Feeds = dict[str, npt.NDArray[np.generic]]
 Keep = Callable[[list[Any]], None]
 Step = Callable[[Feeds], list[Any]]
-Events = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,7 @@ def profiled_runs(
         more: further options of the provider.
         further: draws for the runs after the second. The first that fails ends them.
 
-    Figures are of the memory of the provider that was asked for: a node that ran elsewhere reports
-    another memory.
+    Figures are of the memory of the provider that was asked for.
     """
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as folder:
@@ -67,18 +65,16 @@ def profiled_runs(
         second = digests(step(feeds))
         done, failed = _run_further(step, further)
         events = json.loads(Path(session.end_profiling()).read_text())
-    runs = _split(events)[: 2 + done]
-    here = PROVIDER_NAMES[request.provider]
-    own = [[e for e in run if e["args"].get("provider", here) == here] for run in runs]
-    base = _base(own[0])
-    dynamic = [_peak(run) - base for run in own]
+    first = split_runs(events)[0][1]
+    own = own_nodes(first, request.provider)
+    dynamic = dynamic_peaks(events, request.provider)[: 2 + done]
     return ProfiledRuns(
         output_names=tuple(names),
-        nodes=tuple(_node_run(event) for event in runs[0]),
-        base_bytes=base,
+        nodes=tuple(_node_run(event) for event in first),
+        base_bytes=_base(own),
         dynamic_bytes=dynamic[0],
         second_run_dynamic_bytes=dynamic[1],
-        arena_bytes=max((int(e["args"].get("mem_arena_held", 0)) for e in own[0]), default=0),
+        arena_bytes=max((int(e["args"].get("mem_arena_held", 0)) for e in own), default=0),
         further_dynamic_bytes=tuple(dynamic[2:]),
         second_run_digests=second,
         failed=failed,
@@ -105,43 +101,35 @@ def _run_further(step: Step, further: Sequence[FurtherDraw]) -> tuple[int, str]:
     return len(further), ""
 
 
-def dynamic_peaks(events: Events, provider: str) -> list[int]:
+def dynamic_peaks(events: Sequence[Event], provider: str) -> list[int]:
     """Dynamic bytes at the peak of every run that ended, from the events of a profile."""
-    here = PROVIDER_NAMES[provider]
-    runs = [[e for e in r if e["args"].get("provider", here) == here] for r in _split(events)]
+    runs = [own_nodes(nodes, provider) for _, nodes in split_runs(events)]
     base = _base(runs[0]) if runs else 0
     return [_peak(run) - base for run in runs]
 
 
-def _split(events: Events) -> list[Events]:
-    """The nodes of every run that ended, in the profiler's order."""
-    steps = sorted((e["ts"] + e["dur"]) for e in events if e.get("name") == "model_run")
-    runs: list[Events] = [[] for _ in steps]
-    for event in events:
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
-            continue
-        place = bisect_left(steps, event["ts"])
-        if place < len(runs):
-            runs[place].append(event)
-    return runs
+def own_nodes(nodes: Sequence[Event], provider: str) -> list[Event]:
+    """The events of nodes that the provider ran: others report another memory."""
+    here = PROVIDER_NAMES[provider]
+    return [event for event in nodes if event["args"].get("provider", here) == here]
 
 
-def _node_run(event: dict[str, Any]) -> NodeRun:
+def _node_run(event: Event) -> NodeRun:
     arguments = event["args"]
     return NodeRun(
-        name=event["name"].removesuffix("_kernel_time"),
+        name=node_name(event),
         op=arguments.get("op_name", ""),
         provider=arguments.get("provider", ""),
         nbytes=_in_use(event),
     )
 
 
-def _in_use(event: dict[str, Any]) -> int:
+def _in_use(event: Event) -> int:
     """Requested bytes in use when a node ended."""
     return int(event["args"].get("mem_bytes_requested_in_use", 0))
 
 
-def _base(events: list[dict[str, Any]]) -> int:
+def _base(events: Sequence[Event]) -> int:
     """Bytes in use before the first node of a run: small initializers.
 
     The runtime keeps initializers of 128 B and more outside the arena that it profiles. Nodes of a
@@ -153,5 +141,5 @@ def _base(events: list[dict[str, Any]]) -> int:
     )
 
 
-def _peak(events: list[dict[str, Any]]) -> int:
+def _peak(events: Sequence[Event]) -> int:
     return max(map(_in_use, events), default=0)

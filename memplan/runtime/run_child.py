@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from memplan.runtime.messages import (
 )
 from memplan.runtime.profiled import Feeds, FurtherDraw, Keep, profiled_runs
 from memplan.runtime.providers import PROVIDER_NAMES
-from memplan.runtime.session_options import session_options
+from memplan.runtime.session_options import point_to_weights, session_options
 from memplan.runtime.sessions import open_session, run_step
 from memplan.runtime.times import run_times
 
@@ -116,7 +117,7 @@ def _load(task: LoadTask) -> Saved:
     load(task.output, {})
     if not task.indices:
         return Saved(ort.__version__)
-    from memplan.runtime.node_indices import outputs_by_index
+    from memplan.runtime.loaded_order import outputs_by_index
 
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "loaded.ort"
@@ -136,8 +137,7 @@ def _model(task: MeasureTask | TimeTask | OptimizeTask | LoadTask, options: Any)
     """The model as a session takes it: its path, or its bytes where its weights lie elsewhere."""
     if task.weights is None:
         return task.model
-    name = "session.model_external_initializers_file_folder_path"
-    options.add_session_config_entry(name, task.weights)
+    point_to_weights(options, Path(task.weights))
     return Path(task.model).read_bytes()
 
 
@@ -191,20 +191,9 @@ def _measurement(
     seconds: list[float],
     cuda: CudaMeasurement | None = None,
 ) -> Measurement:
-    return Measurement(
-        output_names=runs.output_names,
-        nodes=runs.nodes,
-        base_bytes=runs.base_bytes,
-        dynamic_bytes=runs.dynamic_bytes,
-        second_run_dynamic_bytes=runs.second_run_dynamic_bytes,
-        arena_bytes=runs.arena_bytes,
-        rss_growth_bytes=rss_growth,
-        seconds_median=statistics.median(seconds) if seconds else None,
-        cuda=cuda,
-        further_dynamic_bytes=runs.further_dynamic_bytes,
-        second_run_digests=runs.second_run_digests,
-        failed=runs.failed,
-    )
+    median = statistics.median(seconds) if seconds else None
+    profiled = {field.name: getattr(runs, field.name) for field in fields(runs)}
+    return Measurement(**profiled, rss_growth_bytes=rss_growth, seconds_median=median, cuda=cuda)
 
 
 def _time(task: TimeTask) -> Timed:

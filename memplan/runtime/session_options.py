@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
@@ -38,3 +39,10 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
     for name, value in (dims or {}).items():
         options.add_free_dimension_override_by_name(name, value)
     return options
+
+
+def point_to_weights(options: Any, folder: Path | None) -> None:
+    """Let a session that is given a model's bytes find its external data."""
+    if folder is not None:
+        name = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(name, str(folder.resolve()))

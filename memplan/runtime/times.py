@@ -6,6 +6,7 @@ import platform
 import shutil
 import statistics
 import subprocess
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ _FAR = 3.0
 _QUIET = 0.05
 # The profiler cuts durations to whole microseconds: half of one is lost on average.
 _CUT = 0.5e-6
+_KERNEL = "_kernel_time"
+
+Event = Mapping[str, Any]
+"""Of the profiler."""
 
 
 def time_nodes(
@@ -44,26 +49,36 @@ def time_nodes(
     return [*run_child(task, Timed, what, environment, time_limit).runs]
 
 
-def run_times(events: Sequence[Mapping[str, Any]]) -> list[RunTimes]:
+def split_runs(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
+    """The profiler's events of every run that ended: of the run, and of its nodes, in the
+    profiler's order."""
+    runs = [event for event in events if event.get("name") == "model_run"]
+    runs.sort(key=lambda event: event["ts"])
+    ends = [event["ts"] + event["dur"] for event in runs]
+    nodes: list[list[Event]] = [[] for _ in runs]
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL):
+            place = bisect_left(ends, event["ts"])
+            if place < len(ends):
+                nodes[place].append(event)
+    return list(zip(runs, nodes, strict=True))
+
+
+def node_name(event: Event) -> str:
+    """The node that an event of :func:`split_runs` is of."""
+    return str(event["name"]).removesuffix(_KERNEL)
+
+
+def run_times(events: Sequence[Event]) -> list[RunTimes]:
     """The profiler's events, run by run. A node that ran several times counts with their sum."""
-    steps = sorted(
-        (event["ts"], event["dur"]) for event in events if event.get("name") == "model_run"
-    )
-    runs: list[dict[str, float]] = [{} for _ in steps]
-    nodes = (
-        event
-        for event in events
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
-    )
-    current = 0
-    for event in sorted(nodes, key=lambda event: event["ts"]):
-        while current < len(steps) and event["ts"] > sum(steps[current]):
-            current += 1
-        if current == len(steps):
-            break  # of a run that did not end
-        name = event["name"].removesuffix("_kernel_time")
-        runs[current][name] = runs[current].get(name, 0.0) + event["dur"] * 1e-6 + _CUT
-    return [RunTimes(dur * 1e-6, run) for (_, dur), run in zip(steps, runs, strict=True)]
+    found = []
+    for run, nodes in split_runs(events):
+        seconds: dict[str, float] = {}
+        for event in nodes:
+            name = node_name(event)
+            seconds[name] = seconds.get(name, 0.0) + event["dur"] * 1e-6 + _CUT
+        found.append(RunTimes(run["dur"] * 1e-6, seconds))
+    return found
 
 
 def steady(runs: Sequence[RunTimes]) -> list[RunTimes]:

@@ -19,11 +19,10 @@ import onnxruntime as ort
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.bound import placed
-from memplan.runtime.loaded_order import point_to_weights
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.profiled import dynamic_peaks
 from memplan.runtime.run_failures import explain, failed_node
-from memplan.runtime.session_options import session_options
+from memplan.runtime.session_options import point_to_weights, session_options
 from memplan.runtime.sessions import as_array, open_session, shared
 
 Array = npt.NDArray[Any]

@@ -65,10 +65,19 @@ class PreparedModel:
     dims: Mapping[str, int]
     types: Types
     assumptions: tuple[str, ...]
-    fingerprint: str
     bounded: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     weights: Path | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of structure and dimensions, made when it is asked for: few ask."""
+        return fingerprint(self.proto, self.dims)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every shape is the one of each run: no symbolic dimension, no upper bound."""
+        return not symbolic_dims(self.proto) and not self.bounded
 
     @property
     def beside(self) -> Path:
@@ -169,7 +178,6 @@ def prepare(
         dict(dims),
         types,
         tuple(assumptions),
-        fingerprint(model, dims),
         tuple(bounded),
         uncounted,
         weights,

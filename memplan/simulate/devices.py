@@ -9,6 +9,7 @@ with the real provider over a stub of the CUDA runtime (tests/gpu).
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
@@ -140,18 +141,11 @@ def _stays_on_host(graph: Graph, node: Node, kernels: Kernels, host: set[int]) -
             return False
         if tensor.kind is TensorKind.INPUT:
             continue
-        if tensor.kind is TensorKind.INITIALIZER and _elements(tensor) <= _SMALL:
+        if tensor.kind is TensorKind.INITIALIZER and math.prod(tensor.shape) <= _SMALL:
             continue
         if index not in host or slot in wanted:
             return False
     return True
-
-
-def _elements(tensor: Tensor) -> int:
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    return count
 
 
 def fallback_notes(devices: Devices | None) -> list[str]:

@@ -11,8 +11,6 @@ from memplan.ir.phases import Phases
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.timeline import Timeline
 
-_SMALL_CONSTANT_DIMS = 1
-
 
 class TensorClass(StrEnum):
     """What a tensor is for; every byte of a peak is in exactly one class."""

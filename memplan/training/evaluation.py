@@ -14,14 +14,13 @@ from onnx import helper
 
 from memplan.ir.contract import Role
 from memplan.ir.graph import Graph
-from memplan.proto.edit import rename_reads
+from memplan.ops.book import SAME_ELEMENTS
+from memplan.proto.edit import live_nodes, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_standard, reads_of
+from memplan.proto.nodes import operator_key
 from memplan.training.step_file import StepFile
 
-_THROUGH = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
-)
+_THROUGH = SAME_ELEMENTS | {":Add", ":Sub", ":Mul", ":Div", ":Cast"}
 
 
 def use_running_statistics(
@@ -40,7 +39,7 @@ def use_running_statistics(
         by something that ``wanted`` depends on.
     """
     makers = {name: node for node in proto.graph.node for name in node.output if name}
-    needed = _made_for(proto.graph, wanted)
+    needed = {name for node in live_nodes(proto.graph.node, wanted) for name in node.output}
     pairs = {given: output for output, given in step.contract.new_values.items()}
     names = NameAuthority(defined_names(proto.graph))
     lost: list[str] = []
@@ -58,17 +57,6 @@ def use_running_statistics(
     for node in proto.graph.node:
         rename_reads(node, renamed)
     return lost
-
-
-def _made_for(graph: onnx.GraphProto, wanted: Sequence[str]) -> set[str]:
-    """What is made by the nodes that ``wanted`` depends on."""
-    needed = set(wanted)
-    made: set[str] = set()
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            made.update(node.output)
-            needed.update(reads_of(node))
-    return made
 
 
 def _is_operator(maker: onnx.NodeProto | None) -> bool:
@@ -89,7 +77,7 @@ def _frontier(
             found.add(name)
             continue
         maker = makers.get(name)
-        if maker is None or not is_standard(maker.domain) or maker.op_type not in _THROUGH:
+        if maker is None or operator_key(maker) not in _THROUGH:
             continue
         for read in maker.input:
             if read and read != statistic and read not in seen:

@@ -16,31 +16,39 @@ from onnx import numpy_helper
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Role, averaged_by
 from memplan.ir.graph import Phase
+from memplan.proto.edit import copied, live_nodes, replace_nodes
 from memplan.proto.metadata import PREFIX
-from memplan.proto.nodes import captured_names, is_standard, reads_of
+from memplan.proto.nodes import captured_names, is_standard, names_read
 from memplan.proto.weights import embed_weights
 from memplan.proto.write import check_output, spare, write_model
 from memplan.runtime.archive import BFLOAT16
-from memplan.shapes.dims import symbolic_dims
-from memplan.shapes.prepare import prepare
 from memplan.shapes.tensor_type import FLOATS
-from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.opened import OpenModel
 from memplan.training.evaluation import use_running_statistics
-from memplan.training.step_file import StepFile
+from memplan.training.step_file import StepFile, opened_step
 
 Array = npt.NDArray[Any]
 
 _LARGEST_BYTES = 2**31 - 1
-_PLACEHOLDER = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A file that was written: its ``outputs``, and the running statistics that were not found a
-    place, so that the file normalizes by the batch that it is given."""
+    """A file that was written at ``path``: its ``outputs``, and the running statistics that were
+    not found a place, so that the file normalizes by the batch that it is given."""
 
+    path: Path
     outputs: tuple[str, ...]
     without_place: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about it."""
+        if not self.without_place:
+            return ()
+        names = ", ".join(f"'{name}'" for name in self.without_place[:3])
+        how = "normalizes by the batch that it is given"
+        return (f"{self.path} {how}: no place was found for {names}",)
 
 
 def export_forward(
@@ -69,10 +77,9 @@ def export_forward(
     """
     spare([Path(path)], step.files, "is a file of this step")
     check_output(Path(path), force)
-    model = _opened(step)
+    model = opened_step(step.whole, step.path, step.dims)
     wanted = list(outputs) or _predictions(model, step)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.prepared.proto)
+    proto = copied(model.prepared.proto)
     kept = use_running_statistics(proto, wanted, step, model.graph)
     _keep_what_makes(proto, wanted, model)
     _evaluate(proto)
@@ -89,7 +96,7 @@ def export_forward(
             "take state_dict() instead",
         )
     write_model(proto, Path(path), force=force)
-    return Exported(tuple(wanted), tuple(kept))
+    return Exported(Path(path), tuple(wanted), tuple(kept))
 
 
 def averaged(step: StepFile, state: Mapping[str, Array]) -> dict[str, Array]:
@@ -106,13 +113,6 @@ def averaged(step: StepFile, state: Mapping[str, Array]) -> dict[str, Array]:
     if not found:
         raise UsageError("the step keeps no averages of its weights", "capture it with --ema DECAY")
     return {**state, **found}
-
-
-def _opened(step: StepFile) -> OpenModel:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(step.whole)
-    sizes = dict.fromkeys(symbolic_dims(copy), _PLACEHOLDER) | dict(step.dims)
-    return opened(prepare(copy, step.path, sizes, partly=True))
 
 
 def _predictions(model: OpenModel, step: StepFile) -> list[str]:
@@ -164,13 +164,9 @@ def _from_labels(model: OpenModel, step: StepFile) -> set[int]:
 def _keep_what_makes(proto: onnx.ModelProto, wanted: Sequence[str], model: OpenModel) -> None:
     """Remove all nodes, inputs and initializers that ``wanted`` does not depend on."""
     graph = proto.graph
-    needed = set(wanted)
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(reads_of(node))
-    made = {name for node in kept for name in node.output}
+    nodes = live_nodes(graph.node, wanted)
+    needed = {*wanted, *names_read(nodes)}
+    made = {name for node in nodes for name in node.output}
     types = {value.name: value for value in (*graph.value_info, *graph.output)}
     missing = [name for name in wanted if name not in made]
     if missing:
@@ -179,7 +175,6 @@ def _keep_what_makes(proto: onnx.ModelProto, wanted: Sequence[str], model: OpenM
     inputs = [value for value in graph.input if value.name in needed]
     initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
     known = [value for value in graph.value_info if value.name in made and value.name not in wanted]
-    nodes = kept[::-1]
     for field, values in (
         (graph.node, nodes),
         (graph.input, inputs),
@@ -187,15 +182,9 @@ def _keep_what_makes(proto: onnx.ModelProto, wanted: Sequence[str], model: OpenM
         (graph.value_info, known),
         (graph.output, results),
     ):
-        copies = [_copy(value) for value in values]
+        copies = [copied(value) for value in values]
         del field[:]
         field.extend(copies)
-
-
-def _copy(value: Any) -> Any:
-    made = type(value)()
-    made.CopyFrom(value)
-    return made
 
 
 def _stated(name: str, model: OpenModel) -> onnx.ValueInfoProto:
@@ -226,9 +215,7 @@ def _evaluate(proto: onnx.ModelProto) -> None:
         kept.append(node)
     for node in kept:
         node.input[:] = [renamed.get(name, name) for name in node.input]
-    copies = [_copy(node) for node in kept]
-    del proto.graph.node[:]
-    proto.graph.node.extend(copies)
+    replace_nodes(proto.graph, kept)
 
 
 def _fill(proto: onnx.ModelProto, step: StepFile, state: Mapping[str, Array]) -> None:
@@ -237,11 +224,11 @@ def _fill(proto: onnx.ModelProto, step: StepFile, state: Mapping[str, Array]) ->
     inside = {name for name in state if any(value.name == name for value in graph.input)}
     inside |= {t.name for t in graph.initializer if t.name in state}
     inputs = [
-        _copy(value)
+        copied(value)
         for value in graph.input
         if value.name not in inside and step.slots[value.name].role is not Role.HYPERPARAMETER
     ]
-    others = [_copy(tensor) for tensor in graph.initializer if tensor.name not in inside]
+    others = [copied(tensor) for tensor in graph.initializer if tensor.name not in inside]
     tensors = [_tensor(name, state[name], step) for name in state if name in inside]
     del graph.input[:], graph.initializer[:]
     graph.input.extend(inputs)

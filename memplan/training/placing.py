@@ -10,29 +10,19 @@ import onnx
 
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.ops.book import MOVING
+from memplan.proto.nodes import operator_key
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import explain
 from memplan.simulate.state_memory import EARLY
 from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
-from memplan.training.predict import bytes_between, predict, stand_in_sizes
+from memplan.training.predict import bytes_between, predict
 
 PLAIN = "the session decides on the order of its nodes"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
 
 
-_SAME_VALUES = frozenset(
-    (
-        "Cast",
-        "Identity",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Expand",
-        "Slice",
-    )
-)
+_SAME_VALUES = MOVING | {":Cast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +117,7 @@ def find_failed(
         made = maker.get(each := todo.pop())
         if made is None:
             found.setdefault(each)
-        elif made.op_type in _SAME_VALUES:
+        elif operator_key(made) in _SAME_VALUES:
             todo.append(made.input[0])
     return FailedNode(early, tuple(found))
 
@@ -144,9 +134,8 @@ def _with_loss_early(
     moved = with_loss_before(model, loss, safe)
     if moved is model:
         return model
-    sizes = stand_in_sizes(model, request)
     try:
-        before, after = (predict(m, pairs, reasons, request, sizes) for m in (model, moved))
+        before, after = (predict(m, pairs, reasons, request, request.dims) for m in (model, moved))
     except MemplanError:
         return model
     return moved if after.dynamic_bytes <= before.dynamic_bytes else model

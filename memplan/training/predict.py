@@ -11,13 +11,10 @@ import onnx
 from memplan.errors import MemplanError
 from memplan.proto.nodes import is_constant
 from memplan.runtime.messages import RunRequest
-from memplan.shapes.dims import symbolic_dims
-from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import on_devices, opened, with_state
+from memplan.simulate.opened import on_devices, with_state
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import Timeline, simulate
-
-_PLACEHOLDER = 2  # for a size that only a batch decides
+from memplan.training.step_file import opened_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ def predict(
         pairs: output → the input whose next value it is.
         reasons: outputs that have a second buffer, and why.
         request: the provider.
-        sizes: of all symbolic dimensions.
+        sizes: of symbolic dimensions; others are small.
 
     Raises:
         ModelError: a shape stays unknown.
@@ -66,7 +63,7 @@ def bytes_between(
     """Dynamic bytes that are in use, at most, before each node of the graph; None where the session
     would run other nodes, or a shape is not known. Arguments as of :func:`predict`."""
     try:
-        timeline = _timeline(model, pairs, reasons, request, stand_in_sizes(model, request))
+        timeline = _timeline(model, pairs, reasons, request, request.dims)
     except MemplanError:
         return None
     count = sum(not is_constant(node) for node in model.graph.node)
@@ -77,11 +74,6 @@ def bytes_between(
     return [min(before, after) for before, after in zip([0, *each], each, strict=False)]
 
 
-def stand_in_sizes(model: onnx.ModelProto, request: RunRequest) -> dict[str, int]:
-    """Sizes of all symbolic dimensions, small ones for those that only a batch decides."""
-    return dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(request.dims)
-
-
 def _timeline(
     model: onnx.ModelProto,
     pairs: Mapping[str, str],
@@ -89,10 +81,8 @@ def _timeline(
     request: RunRequest,
     sizes: Mapping[str, int],
 ) -> Timeline:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
     kind = session_kind("tuned", request.provider)
-    found = opened(prepare(copy, Path("step.onnx"), sizes, partly=True))
+    found = opened_step(model, Path("step.onnx"), sizes)
     # What is made before the loss has its reason among the others, where it is guarded.
     bound = with_state(found, pairs, reasons, loss_first=False)
     placed = on_devices(bound, kind)

@@ -20,6 +20,7 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role
 from memplan.ir.doubts import sound_contract
+from memplan.proto.edit import copied
 from memplan.proto.external import files_of_weights
 from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.nodes import reads_of
@@ -28,11 +29,11 @@ from memplan.proto.weights import external_content
 from memplan.runtime.archive import BFLOAT16
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import opened
+from memplan.simulate.opened import OpenModel, opened
 
 Array = npt.NDArray[Any]
 
-_PLACEHOLDER = 2  # for a symbolic dimension, where only the roles of tensors are asked for
+_PLACEHOLDER = 2  # for a size that only a batch decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,7 @@ class StepFile:
 
     def without_values(self) -> StepFile:
         """The same without first values of state, which would be in memory beside the state."""
-        lean = onnx.ModelProto()
-        lean.CopyFrom(self.model)
+        lean = copied(self.model)
         names = {slot.name for slot in self.state}
         lean.graph.initializer.extend(
             tensor
@@ -208,8 +208,7 @@ def read_step(
         folder = None if in_memory else path.parent
         slots = _slots(whole, contract, found, path.parent)
         files = () if in_memory else (path, *files_of_weights(whole, path))
-    stripped = onnx.ModelProto()
-    stripped.CopyFrom(whole)
+    stripped = copied(whole)
     kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
     del stripped.graph.initializer[:]
     stripped.graph.initializer.extend(kept)
@@ -244,11 +243,18 @@ def _contract(
     dims: Mapping[str, int],
     state: Mapping[str, str],
 ) -> Contract:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(dims)
-    graph = opened(prepare(copy, path, sizes, partly=True))
+    graph = opened_step(model, path, dims)
     return sound_contract(shown, graph.graph, graph.phases, get_metadata(model), state)
+
+
+def opened_step(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> OpenModel:
+    """The graph and phases of a step, with small sizes for dimensions that ``dims`` leave open.
+
+    Raises:
+        ModelError: see :func:`memplan.shapes.prepare.prepare`, which a ``model`` is copied for.
+    """
+    sizes = dict.fromkeys(symbolic_dims(model), _PLACEHOLDER) | dict(dims)
+    return opened(prepare(copied(model), path, sizes, partly=True))
 
 
 def _slots(

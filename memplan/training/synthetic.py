@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from memplan.errors import UsageError
 from memplan.ir.contract import Role
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.room import require_room
-from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import opened
 from memplan.training.batches import Array
-from memplan.training.step_file import StepFile
+from memplan.training.step_file import StepFile, opened_step
 
 BATCHES = 4
 _SCALE = 20  # generated floats are of scale 0.05
@@ -39,9 +36,7 @@ def synthetic_batches(
         raise UsageError(
             f"the step leaves the size '{open_sizes[0]}' open", f"--dim {open_sizes[0]}=SIZE"
         )
-    copy = onnx.ModelProto()
-    copy.CopyFrom(step.whole)
-    graph = opened(prepare(copy, step.path, sizes, partly=True)).graph
+    graph = opened_step(step.whole, step.path, sizes).graph
     names = {slot.name for slot in slots}
     ids = tuple(index for index in graph.inputs if graph.tensors[index].name in names)
     nbytes = sum(graph.tensors[index].nbytes for index in ids)

@@ -139,9 +139,9 @@ def ran(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[list[Any], int]:
     return outputs, found.dynamic_bytes
 
 
-def reopened(model: onnx.ModelProto) -> OpenModel:
+def reopened(model: onnx.ModelProto, **dims: int) -> OpenModel:
     """A rewritten model, opened."""
-    return opened(prepare(model, Path("test.onnx"), {}))
+    return opened(prepare(model, Path("test.onnx"), dims))
 
 
 def recompute_in_scans(model: onnx.ModelProto, wish: str, **dims: int) -> onnx.ModelProto:

@@ -12,9 +12,9 @@ from helpers.graphs import TUNED, open_text
 from helpers.plans import estimate, outputs_of
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.planning.apply import apply_plan
-from memplan.planning.packed_masks import may_pack
+from memplan.planning.forms.extend_graph import extend, kinds_for
+from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.rebuild_rules import extend
 from memplan.planning.verify import ensure
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
@@ -24,6 +24,7 @@ from memplan.solver.strategies.builtin import parse_strategy
 pytestmark = pytest.mark.ort
 
 ROWS = 1024
+PACKS = frozenset({PACKED})
 
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])
@@ -33,7 +34,7 @@ def test_every_byte_comes_back(provider: str) -> None:
     g (float[8192] x) => (bool[8192] z) <float ratio = {0.5}, bool on = {1}>
     { [d] y, mask = Dropout(x, ratio, on) [z] z = Not(mask) }""")
     values = small_constants(model.prepared.bound.graph)
-    found = extend(model.graph, values, provider, packs=True)
+    found = extend(model.graph, values, provider, PACKS)
     names = [tensor.name for tensor in found.graph.tensors]
     nodes = [
         helper.make_node(
@@ -98,9 +99,9 @@ def masked_net(layers: list[tuple[str, bool]], size: int) -> OpenModel:
 def test_plans_with_packed_masks_hold(layers: list[tuple[str, bool]], size: int) -> None:
     """The lowest peak with packs is proved, simulated as planned, and gives the same bits."""
     model = masked_net(layers, size)
-    assert may_pack(model.prepared)
+    assert kinds_for(model.prepared, PACKS)
     values = small_constants(model.prepared.bound.graph)
-    request = PlanRequest(model.graph, TUNED, 0, estimate, values, lowest=True, packs=True)
+    request = PlanRequest(model.graph, TUNED, 0, estimate, values, lowest=True, forms=PACKS)
     prepared = model.prepared
     plan = make_plan(prepare(request), parse_strategy("search{iterations=3,certify=0}"), 10.0)
     rewritten = apply_plan(prepared.proto, plan, prepared.dims)

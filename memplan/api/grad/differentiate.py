@@ -31,7 +31,6 @@ from memplan.autodiff.stated_losses import KINDS as LOSSES
 from memplan.autodiff.stated_losses import add_loss
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import ModelError, UsageError
-from memplan.passes.loops.loop_layers import scan_layers
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.paths import as_output
 from memplan.proto.read import read_model
@@ -203,8 +202,6 @@ def _grad(
         new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
         new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
         class_axis=class_axis,
-        scans=scan_layers(result),
-        dims=dims,
         contract=contract,
         hyperparameters=built.hyperparameters,
         not_decayed=tuple(name for name, member in built.members.items() if not member.decays),

@@ -14,7 +14,6 @@ from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
-from memplan.passes.loops.loop_layers import ScanLayer
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 
 SCHEMA = "memplan.grad/1"
@@ -99,8 +98,6 @@ class TrainingGraph(Summary):
     new_inputs: tuple[str, ...]
     new_outputs: tuple[str, ...]
     class_axis: int | None
-    scans: tuple[ScanLayer, ...] = ()
-    dims: Mapping[str, int] = field(default_factory=dict)
     contract: Contract = NOTHING_STATED
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     not_decayed: tuple[str, ...] = ()
@@ -151,7 +148,6 @@ class TrainingGraph(Summary):
             "loss_scale": self.options.loss_scale,
             "checkpoints": self.options.checkpoints,
             "scan_recompute": self.options.scan_recompute,
-            "scans": [pair.as_json(self.dims) for pair in self.scans],
             "not_trained": list(self.not_trained),
             "running_statistics": dict(self.statistics.renewed),
             "new_values": dict(self.new_values),

@@ -16,7 +16,7 @@ from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
 from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
-from memplan.planning.packed_masks import may_pack
+from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import in_file_order, plan_plain
 from memplan.planning.plan import Plan
@@ -205,9 +205,8 @@ def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds
     request = plan_request(
         model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
     )
-    packs = goal.session.name == "tuned" and isinstance(goal.strategy, Search)
-    packs = packs and may_pack(model.prepared)
-    request = replace(request, lowest=goal.lowest, packs=packs, offload=options.offload)
+    forms = kinds_for(model.prepared, goal.forms)
+    request = replace(request, lowest=goal.lowest, forms=forms)
     plain: PlainModel | None = None
     if goal.session.name == "default":
         plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)

@@ -13,8 +13,12 @@ from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import ALL
+from memplan.passes.manager import ALL, NARROW, parse_passes
 from memplan.planning.costs import NodeCosts
+from memplan.planning.forms.extend_graph import NO_KINDS
+from memplan.planning.forms.narrowed import NARROWED
+from memplan.planning.forms.on_host import ON_HOST
+from memplan.planning.forms.packed_masks import PACKED
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 from memplan.runtime.measure import check_time_limit
 from memplan.simulate.opened import OpenModel
@@ -106,6 +110,7 @@ class Goal:
     ``budget_bytes`` bounds resident and dynamic bytes with workspace. ``costs`` is None where
     seconds are to be measured on the graph that is planned. ``loops`` is the policy for loops
     (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for chunks, None: none.
+    ``forms``: kinds of other forms in which tensors may be kept (:mod:`memplan.planning.forms`).
     """
 
     options: RewriteOptions
@@ -115,6 +120,7 @@ class Goal:
     budget_bytes: int
     costs: NodeCosts | None
     loops: str
+    forms: frozenset[str] = NO_KINDS
     chunk: Asked | None = None
     progress: Progress | None = None
 
@@ -184,6 +190,16 @@ def strategy_for(options: RewriteOptions) -> Strategy:
                 f"leave out --{name}, or use --strategy auto",
             )
     return strategy
+
+
+def forms_for(options: RewriteOptions, strategy: Strategy) -> frozenset[str]:
+    """The kinds of other forms in which a plan may keep tensors: none in plain sessions, which
+    decide for themselves when a form is made."""
+    if options.session != "tuned" or not strategy.takes_forms:
+        return NO_KINDS
+    narrowed = NARROW in parse_passes(options.passes)
+    asked = {PACKED: True, NARROWED: narrowed, ON_HOST: options.offload}
+    return frozenset(kind for kind, wanted in asked.items() if wanted)
 
 
 def estimated_costs(options: RewriteOptions) -> NodeCosts:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.ops.cost import Device
-from memplan.planning.offload import Offloaded
+from memplan.planning.forms.on_host import Offloaded
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted, format_bytes
 

@@ -17,6 +17,7 @@ from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.elide import Elide
 from memplan.passes.manager import REWIRING, recorded
 from memplan.planning.apply import apply_plan
+from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.verify import ensure
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.shapes.dims import symbolic_dims
@@ -121,6 +122,8 @@ def _more_provable(goal: Goal) -> tuple[Goal, str] | None:
         if len(kept) < len(goal.passes):
             gone = [each.name for each in goal.passes if each.name in left_out]
             return replace(goal, passes=kept), ", ".join(gone)
+    if proved_forms := goal.forms - {ON_HOST}:
+        return replace(goal, forms=goal.forms & {ON_HOST}), f"forms ({', '.join(proved_forms)})"
     return (replace(goal, chunk=None), "chunks") if goal.chunk is not None else None
 
 

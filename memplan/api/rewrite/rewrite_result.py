@@ -21,7 +21,6 @@ from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
 from memplan.passes import manager as free
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
-from memplan.passes.loops.loop_layers import ScanLayer, scan_layers
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plan import Plan
@@ -99,11 +98,6 @@ class Rewrite(Summary):
         return self.costs.measured_nodes(self.planned)
 
     @property
-    def scans(self) -> tuple[ScanLayer, ...]:
-        """The recurrent layers of the rewritten model."""
-        return scan_layers(self.model)
-
-    @property
     def pairs(self) -> tuple[PairChange, ...]:
         """The loops that were changed: what they stored before, and what after."""
         return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
@@ -166,10 +160,10 @@ class Rewrite(Summary):
             "chunk": self.options.chunk,
             "chunk_cost_fraction": self.chunk_cost,
             "offload": None if self.offload is None else self.offload.as_json(),
+            "forms": dict(plan.forms),
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,
-            "scans": [pair.as_json(self.original.dims) for pair in self.scans],
             "recurrent": [pair.as_json() for pair in self.pairs],
             "recomputed": dict(plan.recomputed),
             "refusals": dict(plan.refusals),

@@ -29,6 +29,7 @@ from memplan.api.rewrite.goal import (
     Source,
     budget_bytes,
     check_offload,
+    forms_for,
     given_options,
     strategy_for,
 )
@@ -141,6 +142,7 @@ def _rewrite(
             budget_bytes=budget,
             costs=given_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
+            forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,
         )

@@ -17,7 +17,6 @@ from memplan.autodiff.lowering.interface import (
     drop_accumulators,
     drop_buffers,
     keep_accumulators,
-    keep_outputs,
     offer_values,
     renew_statistics,
 )
@@ -29,7 +28,7 @@ from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
-from memplan.proto.edit import live_nodes, remove_unread, replace_nodes
+from memplan.proto.edit import drop_named, live_nodes, remove_unread, replace_nodes
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata, set_metadata
 from memplan.proto.model_checks import find_fault, require_valid
 from memplan.proto.nodes import domain_of
@@ -169,7 +168,7 @@ class _Builder:
         values = {base: walk.emitter.tensor(name) for name, base in gradients.items()}
         self.updates = fold_updates(walk.emitter, optimizer, values, self.graph.node)
         self.new_values |= self.updates.new_values
-        keep_outputs(self.graph, [v for v in self.graph.output if v.name not in gradients])
+        drop_named(self.graph.output, gradients)
 
     def _loss(self, emitter: Emitter) -> str | None:
         """The loss output: as named, as the boundary has it, or the scalar whose gradient is stored

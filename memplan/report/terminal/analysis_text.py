@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from memplan.api.analysis import NO_BACKWARD
 from memplan.report.terminal.loops_text import stored_tables
 from memplan.report.terminal.passes import narrowing_table
-from memplan.report.terminal.scans_text import scan_line, untabled_scans
 from memplan.report.terminal.state_text import doubt_lines, offer_line, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.simulate.explain import Live, TensorClass
@@ -47,7 +46,7 @@ def render(
     ``points`` are those of a frontier; ``details`` leaves nothing out.
     """
     parts: list[RenderableType] = [line(headline(analysis), "bold")]
-    parts += [line(fact) for fact in _facts(analysis, details)]
+    parts += [line(fact) for fact in _facts(analysis)]
     parts += section(_class_table(analysis))
     if analysis.stashes:
         parts += section(_module_table(analysis))
@@ -67,7 +66,7 @@ def render(
     return group([*parts, *notes(told, details)])
 
 
-def _facts(analysis: Analysis, details: bool) -> list[str]:
+def _facts(analysis: Analysis) -> list[str]:
     timeline = analysis.timeline
     workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
@@ -88,7 +87,7 @@ def _facts(analysis: Analysis, details: bool) -> list[str]:
         facts += [note for note in analysis.assumptions if note.startswith(NO_BACKWARD)]
     if analysis.later is not None:
         facts.insert(facts.index(floor), _later_line(analysis.later))
-    return facts + [scan_line(pair, analysis.dims, details) for pair in untabled_scans(analysis)]
+    return facts
 
 
 def _inexact(analysis: Analysis) -> list[str]:

@@ -9,7 +9,6 @@ from rich.console import Group
 
 from memplan.ir.contract import Contract, Role
 from memplan.ir.graph import Phase
-from memplan.report.terminal.scans_text import scan_line
 from memplan.report.terminal.tables import group, line, listed
 from memplan.units import counted
 
@@ -24,7 +23,6 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
     parts = ", ".join(f"{count:,} {phase}" for count, phase in counts) + total
     headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
     lines = [*_differentiated(result, details), *_interface(result, details)]
-    lines += [scan_line(pair, result.dims, details) for pair in result.scans]
     if result.placement.note:
         lines.append(result.placement.note)
     if result.update is not None:

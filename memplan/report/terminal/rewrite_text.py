@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from memplan.ir.contract import Role
+from memplan.planning.forms.on_host import ON_HOST
 from memplan.report.terminal.loops_text import changed_table
 from memplan.report.terminal.passes import removed_lines
-from memplan.report.terminal.scans_text import scan_line
 from memplan.report.terminal.state_text import doubt_lines, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, echo_size, format_bytes, format_delta
@@ -46,7 +46,6 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
     if result.plan.refusals:
         parts.append(line(_refusal_line(result)))
     parts += [line(text) for text in state_lines(result.timeline.graph)]
-    parts += [line(scan_line(pair, result.original.dims, details)) for pair in result.scans]
     if result.plain is not None:
         parts.append(line(_added_line(result.plain)))
     parts += [line(text) for text in removed_lines(result, details)]
@@ -68,6 +67,8 @@ def _headline(result: Rewrite) -> str:
         what += [f"{counted(plan.clones, 'node')} recomputed"] if plan.clones else []
         if result.offload:
             what.append(f"{counted(len(result.offload.tensors), 'tensor')} offloaded")
+        forms = {kind: n for kind, n in plan.forms.items() if kind != ON_HOST}
+        what += [f"{counted(n, 'tensor')} {kind}" for kind, n in forms.items()]
         if loops:
             what.append(f"{counted(loops, 'loop')} {'stores' if loops == 1 else 'store'} less")
         source = "from measured seconds" if result.measured_nodes else "estimated"

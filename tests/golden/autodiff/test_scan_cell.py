@@ -17,15 +17,15 @@ import pytest
 
 import memplan
 from helpers.gradients import runtime
+from helpers.loops import pairs_of, reopened
 from memplan.errors import UsageError
-from memplan.passes.loops.loop_layers import scan_layers
 
 FOLDER = Path(__file__).parent
 SETTINGS = {"none": "none", "names": "left+right+g+n", "all": "all", "auto": "auto"}
 STORED = {
     "none": ["m", "g", "n"],
     "names": ["m", "p"],
-    "all": ["out"],
+    "all": ["h"],
     "auto": ["m", "p"],
 }
 
@@ -43,7 +43,7 @@ def test_expected_text(name: str) -> None:
     if os.environ.get("MEMPLAN_UPDATE_GOLDEN") == "1":
         path.write_text(text)
     assert text == path.read_text(), "set MEMPLAN_UPDATE_GOLDEN=1 to accept it"
-    (pair,) = scan_layers(model)
+    (pair,) = pairs_of(reopened(model))
     assert [item.tensor for item in pair.stored] == STORED[name]
 
 

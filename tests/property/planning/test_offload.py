@@ -22,10 +22,10 @@ from memplan.errors import InfeasibleError
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
 from memplan.planning.encode_problem import encode
-from memplan.planning.offload import offloadable
+from memplan.planning.forms.extend_graph import extend
+from memplan.planning.forms.on_host import ON_HOST, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.rebuild_rules import extend
 from memplan.planning.verify import ensure, rewritten_graph
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel, on_devices
@@ -60,7 +60,7 @@ def test_any_reads_back_written_and_simulated_are_as_evaluated(
     costs = [1.0] * len(extended.graph.nodes)
     encoded = encode(extended, timeline, costs)
     sequence = with_forms(encoded.problem(0), np.asarray(encoded.order, np.int64)).tolist()
-    for copy in extended.copies:
+    for copy in extended.forms:
         (out,) = copy.encode
         for _ in range(draw.randrange(3)):
             sequence.insert(draw.randrange(sequence.index(out) + 1, len(sequence) + 1), copy.decode)
@@ -116,7 +116,7 @@ def test_plans_keep_their_budget_and_are_no_worse_than_without(
             CUDA,
             int(share * whole),
             lambda graph: node_costs(graph, device, "cuda"),
-            offload=offload,
+            forms=frozenset({ON_HOST} if offload else ()),
         )
         try:
             plans.append(make_plan(prepare(request), parse_strategy("greedy"), 5.0))

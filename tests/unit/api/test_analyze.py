@@ -15,7 +15,7 @@ from helpers.odd_models import FLOAT, INT64, WORKING, constant, feeds_of, info, 
 from memplan.api.analysis import Analysis, analyze
 from memplan.errors import ModelError
 from memplan.ir.graph import TensorKind
-from memplan.planning.rebuild_rules import extend
+from memplan.planning.forms.extend_graph import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import open_model
 

@@ -7,12 +7,13 @@ from onnx import helper
 
 from helpers.graphs import TUNED, open_text, parse, tensor, timeline_of
 from helpers.passes import applied, nodes
+from memplan.ir.graph_facts import Facts
 from memplan.passes.elide import Elide, find_edits
 from memplan.passes.graph_pass import peak_did_not_rise, peak_fell
 from memplan.passes.manager import (
     PassManager,
 )
-from memplan.passes.no_ops import Facts, same_value
+from memplan.passes.no_ops import same_value
 from memplan.passes.prune import Prune
 from memplan.proto.metadata import CHECKPOINT_KEY
 from memplan.simulate.timeline import Timeline, simulate

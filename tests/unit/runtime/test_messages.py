@@ -45,8 +45,8 @@ def test_a_task_arrives_as_it_was_sent(task: object) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Measurement(("y",), NODES, 4, 8, 9, 16, 100, None),
-        Measurement((), (), 0, 0, 0, 0, 0, 0.5, CudaMeasurement(1, 2, None)),
+        Measurement(("y",), NODES, 4, 8, 9, 16, rss_growth_bytes=100),
+        Measurement((), (), 0, 0, 0, 0, seconds_median=0.5, cuda=CudaMeasurement(1, 2, None)),
         Timed((RunTimes(0.5, {"a": 0.25}),)),
         Saved("1.31.1"),
         Started("1.31.1", True, None, 5),

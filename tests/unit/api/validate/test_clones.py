@@ -20,7 +20,7 @@ from memplan.simulate.timeline import simulate
 
 TEXT = """g (float[4] x) => (float[4] y) {
   [a] a = Exp(x)  [b] b = Neg(a)  [again] c = Exp(x)  [d] y = Mul(b, c) }"""
-NOTHING = Measurement((), (), 0, 0, 0, 0, 0, None)
+NOTHING = Measurement((), (), 0, 0, 0, 0)
 
 
 def measured(*names: str, elsewhere: str = "") -> Measurement:

@@ -25,7 +25,7 @@ def ran(folder: Path, label: str, *draws: Arrays, second: Arrays | None = None) 
         paths.append(folder / f"{label}.{k}.npz")
         save_arrays(paths[-1], {f"o{i}": value for i, value in enumerate(outputs)})
     bits = digests(second if second is not None else draws[0])
-    measured = Measurement(("p", "q"), (), 0, 0, 0, 0, 0, None, None, (), bits)
+    measured = Measurement(("p", "q"), (), 0, 0, 0, 0, second_run_digests=bits)
     return Ran(measured, tuple(paths))
 
 

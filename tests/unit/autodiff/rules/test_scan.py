@@ -10,10 +10,10 @@ import onnx.parser
 import pytest
 
 from helpers.gradients import check, draw, reference, runtime
+from helpers.loops import pairs_of, reopened
 from helpers.scans import MIXED, ODD, RNN, feeds_for, model_of_text
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.errors import ModelError, UsageError
-from memplan.passes.loops.loop_layers import scan_layers
 
 
 @pytest.mark.parametrize("wish", ["none", "all", "auto"])
@@ -118,7 +118,7 @@ def test_random_masks_are_kept() -> None:
     model = model_of_text(text)
     feeds = {"x": np.ones((4, 8), np.float32), "h0": np.zeros(8, np.float32)}
     trained = build_gradients(model, Request(("all",), ("x",), (), "all"))
-    (pair,) = scan_layers(trained)
+    (pair,) = pairs_of(reopened(trained))
     assert [item.tensor for item in pair.stored if item.shape == (8,)][-2:] == ["d", "d/1"]
     found = runtime(trained, feeds)["x_grad"]
     assert 0 < (found == 0).sum() < found.size
@@ -134,13 +134,13 @@ def test_states_alone_are_stored() -> None:
     stored = {}
     for wish in ("none", "all", "e", "t"):
         request = Request(("last",), ("w", "r", "b"), (), wish)
-        (pair,) = scan_layers(build_gradients(model, request))
-        stored[wish] = ([item.tensor for item in pair.stored], pair.step_bytes({}))
+        (pair,) = pairs_of(reopened(build_gradients(model, request)))
+        stored[wish] = ([item.tensor for item in pair.stored], pair.step_bytes)
     assert stored == {
-        "none": (["out", "e", "t"], 96),
-        "all": (["out"], 32),
-        "e": (["out", "z", "t"], 96),
-        "t": (["out", "e"], 64),
+        "none": (["h", "e", "t"], 96),
+        "all": (["h"], 32),
+        "e": (["h", "z", "t"], 96),
+        "t": (["h", "e"], 64),
     }
 
 

@@ -1,0 +1,124 @@
+"""The knapsack of torch's partitioner: against all subsets, and worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.models import load_benchmark
+from helpers.problems import Case, Op
+from helpers.steps import problem_of
+from memplan.solver.strategies.mincut import MinCut
+
+_knapsack = load_benchmark("plans.knapsack")
+Knapsack, Packing, spread = _knapsack.Knapsack, _knapsack.Packing, _knapsack.spread
+
+SECONDS = 30.0
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "room", "best"),
+    [
+        ([1.0, 5.0, 3.0], [4, 4, 2], 6, [1, 2]),
+        ([1.0, 5.0, 3.0], [4, 4, 2], 10, [0, 1, 2]),
+        ([1.0, 5.0, 3.0], [4, 4, 2], 5, [1]),
+        ([1.0, 5.0, 3.0], [4, 4, 2], 3, [2]),
+        ([1.0, 5.0, 3.0], [4, 4, 2], 1, []),
+        ([6.0, 10.0, 12.0], [1, 2, 3], 5, [1, 2]),  # by value per weight it would be 0 and 1
+        ([2.0, 9.0], [0, 11], 10, [0]),  # nothing weighs nothing; too heavy for any room
+    ],
+)
+def test_a_knapsack(values: list[float], weights: list[int], room: int, best: list[int]) -> None:
+    assert Packing(values, weights, most=10).chosen(room) == best
+
+
+def test_a_knapsack_against_all_subsets() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(20):
+        values = draw.integers(1, 30, 8).astype(float)
+        weights = draw.integers(0, 9, 8)
+        packing = Packing(values.tolist(), weights.tolist(), most=20)
+        subsets = (np.arange(256)[:, None] >> np.arange(8)) & 1
+        for room in (0, 7, 20):
+            best = (subsets @ values)[subsets @ weights <= room].max()
+            chosen = packing.chosen(room)
+            assert values[chosen].sum() == best
+            assert weights[chosen].sum() <= room
+
+
+def test_shares_are_spread_from_the_start() -> None:
+    shares = spread(40, 10_000)
+    assert sorted(shares) == [250 * k for k in range(41)]
+    assert shares[:4] == [0, 10_000, 5000, 2500]
+
+
+SIZES = Case(
+    Op("a", "x", 4, 1.0),
+    Op("b", "a", 4, 5.0),
+    Op("c", "b", 2, 3.0),
+    Op("loss", "c", 0),
+    Op("gc", "loss c b", 2),
+    Op("gb", "gc a", 4),
+    Op("ga", "gb a", 4, output=True),
+    resident="x",
+)
+
+
+def test_the_plain_knapsack_keeps_what_is_worth_most() -> None:
+    # Of ten bytes of stash six may stay: b and c, worth eight seconds; a runs again.
+    problem = problem_of(SIZES, 10)
+    assert SIZES.peak(SIZES.order) == 12
+    decision = Knapsack(budget=60, cut=0).solve(problem, SECONDS).decision
+    assert SIZES.text(decision.sequence) == "a b c loss gc a gb ga"
+    assert decision.extra_cost == 1.0
+
+
+def test_a_sweep_takes_the_cheapest_share_that_fits() -> None:
+    for budget in (12, 10, 9):
+        swept = Knapsack(cut=0).solve(problem_of(SIZES, budget), SECONDS).decision
+        each = [
+            Knapsack(budget=share, cut=0).solve(problem_of(SIZES, budget), SECONDS).decision
+            for share in range(1, 101)
+        ]
+        costs = [decision.extra_cost for decision in each if decision.feasible]
+        assert swept.feasible == bool(costs)
+        assert swept.extra_cost == min(costs, default=swept.extra_cost)
+
+
+def test_the_knapsack_frees_banned_nodes_that_do_not_fit() -> None:
+    # m1 and m2 are banned; a share for one of them keeps the dearer one.
+    case = Case(
+        Op("m1", "x", 400, 2.0),
+        Op("m2", "m1", 400, 7.0),
+        Op("loss", "m2", 0),
+        Op("g2", "loss m2 m1", 400),
+        Op("g1", "g2 m1", 400, output=True),
+        resident="x",
+    )
+    problem = problem_of(case, 1, intensive="m1 m2")
+    plans = {
+        share: case.text(Knapsack(budget=share).solve(problem, SECONDS).decision.sequence)
+        for share in (40, 60, 100)
+    }
+    assert plans == {
+        40: "m1 m2 loss m1 m2 g2 g1",
+        60: "m1 m2 loss m1 g2 g1",
+        100: "m1 m2 loss g2 g1",
+    }
+
+
+def test_the_whole_share_is_the_minimum_cut() -> None:
+    # Both products together are more than the whole (their sum), but they are not run again.
+    case = Case(
+        Op("m1", "x", 400, 2.0),
+        Op("m2", "x", 400, 7.0),
+        Op("sum", "m1 m2", 500),
+        Op("loss", "sum", 0, output=True),
+        Op("g", "loss sum", 400, output=True),
+        resident="x",
+    )
+    problem = problem_of(case, 1, intensive="m1 m2")
+    whole = Knapsack(budget=100).solve(problem, SECONDS).decision
+    assert whole.sequence.tolist() == case.order.tolist()
+    assert MinCut().solve(problem, SECONDS).decision.sequence.tolist() == case.order.tolist()
+    assert Knapsack(budget=99).solve(problem, SECONDS).decision.extra_cost > 0

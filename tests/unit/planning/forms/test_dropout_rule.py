@@ -1,0 +1,258 @@
+"""When Dropout can be rebuilt from its mask, and with which nodes and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.graphs import TUNED, graph_of, names, node, open_text, tensor
+from helpers.plans import estimate
+from memplan.ir.graph import TensorKind
+from memplan.ops.memory import refusal
+from memplan.planning.encode_problem import Encoded, encode
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.extend_graph import extend
+from memplan.planning.forms.packed_masks import PACKED
+from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.shapes.fold import small_constants
+from memplan.simulate.timeline import simulate
+from memplan.solver.strategies.builtin import parse_strategy
+
+ALL = frozenset({PACKED})
+
+
+def dropped(
+    call: str = "d, m = Dropout(a, ratio, training)",
+    *,
+    constants: str = "float ratio = {0.25}, bool training = {1}",
+    inputs: str = "",
+    provider: str = "cpu",
+    dtype: str = "float",
+) -> Extended:
+    """A Dropout between two nodes, with its mask read in the end, extended."""
+    text = f"""
+    g ({dtype}[256] x {inputs}) => ({dtype}[256] y) <{constants}>
+    {{
+        [a] a = Neg(x)
+        [drop] {call}
+        [b] b = Neg(d)
+        [mf] mf = Cast<to = {1 if dtype == "float" else 10 if dtype == "float16" else 11}>(m)
+        [y] y = Mul(b, mf)
+    }}"""
+    model = open_text(text)
+    return extend(model.graph, small_constants(model.prepared.bound.graph), provider)
+
+
+def encoded(found: Extended, keep: frozenset[int] = frozenset()) -> Encoded:
+    """The problem of a graph with its rules; every node costs a second."""
+    live = replace(found.graph, nodes=found.graph.nodes[: found.first_dormant])
+    return encode(found, simulate(live, TUNED), [1.0] * len(found.graph.nodes), keep)
+
+
+def test_the_rule_adds_dormant_nodes_behind_the_graph() -> None:
+    found = dropped()
+    graph = found.graph
+    assert found.first_dormant == 5
+    assert names(graph, range(5)) == ["a", "drop", "b", "mf", "y"]
+    cast, product, scale = graph.nodes[5:]
+    assert [n.name for n in (cast, product, scale)] == [
+        "drop/rebuild_cast",
+        "drop/rebuild_mul",
+        "drop/rebuild_scale",
+    ]
+    assert [n.op for n in (cast, product, scale)] == ["Cast", "Mul", "Div"]
+    assert dict(cast.attributes) == {"to": 1}
+    read = [[graph.tensors[t].name for t in n.inputs] for n in (cast, product, scale)]
+    made = [[graph.tensors[t].name for t in n.outputs] for n in (cast, product, scale)]
+    # (cast(mask) · a) / (1 - ratio), in the order of the kernel.
+    assert read == [
+        ["m"],
+        ["drop/rebuild_mask", "a"],
+        ["drop/rebuild_kept", "drop/rebuild_scale"],
+    ]
+    assert made == [["drop/rebuild_mask"], ["drop/rebuild_kept"], ["d"]]
+    assert len(graph.metadata) == len(graph.nodes)
+
+
+def test_the_new_tensors_are_sized_like_the_output() -> None:
+    graph = dropped().graph
+    for name in ("drop/rebuild_mask", "drop/rebuild_kept"):
+        found = tensor(graph, name)
+        assert (found.shape, found.dtype, found.nbytes) == ((256,), 1, 1024)
+        assert found.kind is TensorKind.COMPUTED
+        assert not found.is_output
+    scale = tensor(graph, "drop/rebuild_scale")
+    assert (scale.shape, scale.nbytes, scale.kind) == ((), 4, TensorKind.INITIALIZER)
+    # The output itself still belongs to the Dropout.
+    assert tensor(graph, "d").producer == node(graph, "drop").id
+
+
+def test_makers_name_who_makes_each_tensor_again() -> None:
+    found = dropped()
+    by_name = {
+        found.graph.tensors[t].name: found.graph.nodes[n].name for t, n in found.makers.items()
+    }
+    assert by_name == {
+        "d": "drop/rebuild_scale",
+        "drop/rebuild_kept": "drop/rebuild_mul",
+        "drop/rebuild_mask": "drop/rebuild_cast",
+    }
+
+
+def scale_of(found: Extended) -> np.ndarray:
+    """The constant of the rule."""
+    assert set(found.constants) == {"drop/rebuild_scale"}
+    return np.asarray(found.constants["drop/rebuild_scale"])
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.5, 0.0, 0.9])
+def test_on_the_cpu_it_divides_by_the_kept_share(ratio: float) -> None:
+    found = dropped(constants=f"float ratio = {{{ratio}}}, bool training = {{1}}")
+    scale = scale_of(found)
+    assert scale.dtype == np.float32
+    assert scale.shape == ()
+    # The kernel subtracts in float32.
+    assert scale == np.float32(1) - np.float32(ratio)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.9])
+def test_on_cuda_it_multiplies_by_the_inverse(ratio: float) -> None:
+    found = dropped(constants=f"float ratio = {{{ratio}}}, bool training = {{1}}", provider="cuda")
+    assert [n.op for n in found.graph.nodes[5:]] == ["Cast", "Mul", "Mul"]
+    scale = scale_of(found)
+    assert scale.dtype == np.float32
+    assert scale == np.float32(1) / (np.float32(1) - np.float32(ratio))
+
+
+def test_without_a_ratio_it_is_a_half() -> None:
+    found = dropped('d, m = Dropout(a, "", training)', constants="bool training = {1}")
+    assert scale_of(found) == np.float32(0.5)
+
+
+NOT_REBUILT = {
+    "no mask": {"call": "d = Dropout(a, ratio, training)\n m = Greater(a, ratio)"},
+    "not training": {"constants": "float ratio = {0.25}, bool training = {0}"},
+    "training is data": {"constants": "float ratio = {0.25}", "inputs": ", bool training"},
+    "no training flag": {"call": "d, m = Dropout(a, ratio)"},
+    "ratio is data": {"constants": "bool training = {1}", "inputs": ", float ratio"},
+    "float16": {"dtype": "float16"},
+    "double": {"dtype": "double"},
+}
+
+
+@pytest.mark.parametrize("reason", NOT_REBUILT)
+def test_no_rule_where_the_bits_could_differ(reason: str) -> None:
+    found = dropped(**NOT_REBUILT[reason])
+    assert found.makers == {}
+    assert found.constants == {}
+    assert len(found.graph.nodes) == found.first_dormant
+
+
+def test_a_graph_without_dropout_is_left_alone() -> None:
+    graph = graph_of("g (float[4] x) => (float[4] y) { [y] y = Neg(x) }")
+    found = extend(graph, {}, "cpu")
+    assert found.graph == graph
+    assert found.first_dormant == 1
+
+
+def test_dropout_is_never_run_again_itself() -> None:
+    assert refusal(":Dropout") == "draws random numbers"
+    found = dropped()
+    problem = encoded(found)
+    assert problem.refusals == {"drop": "draws random numbers"}
+    graph, maker = found.graph, problem.arrays.maker
+    assert maker[tensor(graph, "d").id] == node(graph, "drop/rebuild_scale").id
+    assert maker[tensor(graph, "m").id] == -1
+    assert maker[tensor(graph, "a").id] == node(graph, "a").id
+    # Dormant nodes do not run of themselves, and are ranked between drop and its first reader.
+    assert len(problem.order) == found.first_dormant
+    ranks = [
+        problem.arrays.rank[node(graph, name).id]
+        for name in (
+            "a",
+            "drop",
+            "drop/rebuild_cast",
+            "drop/rebuild_mul",
+            "drop/rebuild_scale",
+            "b",
+        )
+    ]
+    assert ranks == sorted(set(ranks))
+
+
+def test_what_is_to_be_kept_is_not_rebuilt() -> None:
+    found = dropped()
+    keep = frozenset({tensor(found.graph, "d").id})
+    assert encoded(found, keep).arrays.maker[tensor(found.graph, "d").id] == -1
+
+
+def test_names_of_an_earlier_rewrite_are_left_alone() -> None:
+    """A file that was rewritten has the constants and nodes of the rule already."""
+    once = dropped()
+    scale = once.graph.tensors[once.graph.nodes[7].inputs[1]].name
+    again = extend(
+        replace(once.graph, nodes=once.graph.nodes[:5]),
+        {"ratio": np.float32(0.25), "training": np.bool_(True)},  # type: ignore[dict-item]
+        "cpu",
+    )
+    assert scale == "drop/rebuild_scale"
+    assert set(again.constants) == {"drop/rebuild2_scale"}
+    made = [n.name for n in again.graph.nodes[5:]]
+    assert made == ["drop/rebuild2_cast", "drop/rebuild2_mul", "drop/rebuild2_scale"]
+
+
+def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
+    model = open_text("""
+    g (float[256] x) => (float[256] y) <float r = {0.25}, float s = {0.5}, bool training = {1}>
+    {
+        [a] a = Neg(x)
+        [d1] b, m1 = Dropout(a, r, training)
+        [d2] c, m2 = Dropout(b, s, training)
+        [f1] f1 = Cast<to = 1>(m1)
+        [f2] f2 = Cast<to = 1>(m2)
+        [g1] g1 = Mul(c, f2)
+        [y] y = Mul(g1, f1)
+    }""")
+    found = extend(model.graph, small_constants(model.prepared.bound.graph), "cpu")
+    assert {name: float(value) for name, value in found.constants.items()} == {
+        "d1/rebuild_scale": 0.75,
+        "d2/rebuild_scale": 0.5,
+    }
+    assert len(found.graph.nodes) == 7 + 6
+    ranks = encoded(found).arrays.rank
+    assert len(set(ranks.tolist())) == 13
+    second = node(found.graph, "d2/rebuild_cast").id
+    assert ranks[node(found.graph, "d2").id] < ranks[second] < ranks[node(found.graph, "g1").id]
+
+
+CHAIN = """
+g (float[65536] x) => (float[] z) <float ratio = {0.25}, bool on = {1}>
+{
+    [d0] a0, m0 = Dropout<seed: int = 0>(x, ratio, on)
+    [t0] t0 = Tanh(a0)
+    [d1] a1, m1 = Dropout<seed: int = 1>(t0, ratio, on)
+    [t1] t1 = Tanh(a1)
+    [f1] f1 = Cast<to: int = 1>(m1)
+    [h1] h1 = Mul(t1, f1)
+    [g1] g1 = Mul(h1, a1)
+    [f0] f0 = Cast<to: int = 1>(m0)
+    [h0] h0 = Mul(g1, f0)
+    [g0] g0 = Mul(h0, a0)
+    [z] z = ReduceSum<keepdims: int = 0>(g0)
+}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "search{iterations=3}"])
+def test_what_is_asked_for_is_rebuilt_by_all_of_its_rule(strategy: str) -> None:
+    """Neither a plan of the certificate nor half a rule takes its place."""
+    model = open_text(CHAIN)
+    wanted = frozenset({tensor(model.graph, "a0").id, tensor(model.graph, "a1").id})
+    peak = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    values = small_constants(model.prepared.bound.graph)
+    request = PlanRequest(model.graph, TUNED, peak, estimate, values, force=wanted, forms=ALL)
+    plan = make_plan(prepare(request), parse_strategy(strategy), 10.0)
+    rules = {f"{each}/rebuild_{part}" for each in ("d0", "d1") for part in ("cast", "mul", "scale")}
+    assert rules <= {name for name, count in plan.recomputed.items() if count}

@@ -1,0 +1,228 @@
+"""Which masks may be kept packed, what stands for it in a problem, and plans that use it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.graphs import TUNED, open_text, tensor
+from helpers.plans import estimate
+from memplan.deadline import Deadline
+from memplan.equivalence.prove import Side, prove, reference_side
+from memplan.planning.apply import apply_plan
+from memplan.planning.forms.dormant import Extended
+from memplan.planning.forms.extend_graph import NO_KINDS, extend, kinds_for
+from memplan.planning.forms.packed_masks import PACKED
+from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.planning.verify import ensure
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import simulate
+from memplan.solver.bound.milp import Effort
+from memplan.solver.evaluate import decide
+from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
+from memplan.solver.problem import Problem
+from memplan.solver.search.anytime import solve
+from memplan.solver.search.lowest_peak import lowest_peak
+from memplan.solver.search.params import SearchOptions
+from memplan.solver.strategies.builtin import parse_strategy
+
+PACKS = frozenset({PACKED})
+DROPPED = """
+g ({shape} x) => (float[] z) <float ratio = {{0.25}}, bool on = {{1}}>
+{{
+    [d1] a, m1 = Dropout<seed: int = 1>(x, ratio, on)
+    [e1] b = Tanh(a)
+    [d2] c, m2 = Dropout<seed: int = 2>(b, ratio, on)
+    [e2] d = Tanh(c)
+    [d3] e, m3 = Dropout<seed: int = 3>(d, ratio, on)
+    [f3] f3 = Cast<to: int = 1>(m3)
+    [g3] g3 = Mul(e, f3)
+    [f2] f2 = Cast<to: int = 1>(m2)
+    [g2] g2 = Mul(g3, f2)
+    [f1] f1 = Cast<to: int = 1>(m1)
+    [g1] g1 = Mul(g2, f1)
+    [z] z = ReduceSum<keepdims: int = 0>(g1)
+}}"""
+MASKED = """
+g (float[8192] x) => (float[] z{more})
+<float ratio = {{0.5}}, bool on = {{1}}, float half = {{0.5}}>
+{{
+    {make}
+    [e] e = Tanh(x)
+    [w] w = Where(m, e, x)
+    [z] z = ReduceSum<keepdims: int = 0>(w)
+}}"""
+
+
+def model_of(shape: str = "float[64, 128]") -> OpenModel:
+    return open_text(DROPPED.format(shape=shape))
+
+
+def extended(model: OpenModel, provider: str = "cpu") -> Extended:
+    return extend(model.graph, small_constants(model.prepared.bound.graph), provider, PACKS)
+
+
+def packable(make: str, more: str = "") -> bool:
+    return bool(extended(open_text(MASKED.format(make=make, more=more))).forms)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "[d] y, m = Dropout(x, ratio, on)",
+        "[r] r = RandomUniformLike(x) [m] m = Less(r, half)",
+        "[b] m = Bernoulli<dtype: int = 9>(x)",
+    ],
+)
+def test_what_was_drawn_may_be_packed(make: str) -> None:
+    assert packable(make)
+
+
+def test_what_can_be_compared_again_is_not_packed() -> None:
+    assert not packable("[m] m = Less(x, half)")
+
+
+def test_the_interface_is_not_packed() -> None:
+    assert not packable("[d] y, m = Dropout(x, ratio, on)", more=", bool[8192] m")
+
+
+@pytest.mark.parametrize("shape", ["float[61, 129]", "float[8, 128]"])
+def test_odd_and_small_masks_are_left_alone(shape: str) -> None:
+    assert not extended(model_of(shape)).forms
+
+
+def test_what_a_body_reads_is_left_alone() -> None:
+    inner = "{ [i] t = Where(m, x, x) }"
+    make = f"""[d] y, m = Dropout(x, ratio, on)
+    [if] q = If(on) <then_branch: graph = g1 () => (float[8192] t) {inner},
+                    else_branch: graph = g2 () => (float[8192] t) {inner}>"""
+    text = MASKED.format(make=make, more=", float[8192] q")
+    assert not extended(open_text(text)).forms
+
+
+def test_bytes_need_an_opset_that_adds_them_and_shapes_that_hold() -> None:
+    assert kinds_for(model_of().prepared, PACKS) == PACKS
+    text = '<ir_version: 8, opset_import: ["" : 13]>' + DROPPED.format(shape="float[64, 128]")
+    assert not kinds_for(open_text(text).prepared, PACKS)
+    symbolic = open_text(DROPPED.format(shape="float[N, 128]"), dims={"N": 64})
+    assert not kinds_for(symbolic.prepared, PACKS)
+
+
+@pytest.mark.parametrize(("provider", "last"), [("cpu", "GreaterOrEqual"), ("cuda", "Cast")])
+def test_operators_that_the_provider_has(provider: str, last: str) -> None:
+    found = extended(model_of(), provider)
+    mask = tensor(found.graph, "m1")
+    form = found.forms[0]
+    assert form.tensor == mask.id
+    assert found.graph.nodes[form.decode].op == last
+    packed = found.graph.tensors[found.graph.nodes[form.encode[-1]].outputs[0]]
+    assert (packed.nbytes, packed.dtype) == (mask.nbytes // 8, 2)
+    assert mask.id not in found.makers
+
+
+def problem_of(model: OpenModel, budget: int = 1 << 40, forms: frozenset[str] = PACKS) -> Problem:
+    return prepare(request_for(model, budget, forms=forms)).encoded.problem(budget)
+
+
+def request_for(model: OpenModel, budget: int, forms: frozenset[str] = PACKS) -> PlanRequest:
+    values = small_constants(model.prepared.bound.graph)
+    return PlanRequest(model.graph, TUNED, budget, estimate, values, forms=forms)
+
+
+def test_all_packs_and_none() -> None:
+    problem = problem_of(model_of())
+    assert len(problem.forms) == 3
+    full = with_forms(problem, problem.order)
+    assert len(full) == len(problem.order) + sum(len(form.encode) for form in problem.forms)
+    assert np.array_equal(with_forms(problem, full), full)
+    assert np.array_equal(stripped(problem, full), problem.order)
+    # Unread they hold nothing: only steps of their own are added.
+    assert decide(problem, full).peak == decide(problem, problem.order).peak
+    priced = with_all_encoded(problem)
+    assert decide(priced, priced.start).extra_cost == pytest.approx(0.0)
+    bare, plain = without_forms(problem), problem_of(model_of(), forms=NO_KINDS)
+    for name in plain.arrays._fields:
+        mine, theirs = getattr(bare.arrays, name), getattr(plain.arrays, name)
+        if name in ("rank", "alike"):  # equal but for the numbers
+            mine, theirs = (np.unique(each, return_inverse=True)[1] for each in (mine, theirs))
+        assert np.array_equal(mine, theirs), name
+    assert bare.labels == plain.labels or bare.labels is None
+    assert not bare.forms
+    assert without_forms(bare) is bare
+
+
+def test_a_plan_that_packs_may_be_driven_lower() -> None:
+    """Its nodes are none of the problem without packs, which is searched first."""
+    problem = problem_of(model_of(), 1)
+    begin = decide(problem, with_forms(problem, problem.order))
+    options = SearchOptions(iterations=2)
+    found = lowest_peak(problem, begin, Effort(), options)
+    assert found.peak <= begin.peak
+    bare = without_forms(problem)
+    with pytest.raises(ValueError, match="does not have"):
+        solve(replace(bare, start=begin.sequence), Deadline(1.0), options)
+
+
+def test_a_mask_that_is_to_stay_is_not_packed() -> None:
+    model = model_of()
+    keep = frozenset({tensor(model.graph, "m2").id})
+    request = replace(request_for(model, 1 << 40), keep=keep)
+    assert len(prepare(request).encoded.forms) == 2
+
+
+def lowest(model: OpenModel, forms: frozenset[str]) -> tuple[int, bool]:
+    """The lowest peak that is found, verified and proved, and whether something is unpacked."""
+    request = replace(request_for(model, 0, forms=forms), lowest=True)
+    plan = make_plan(prepare(request), parse_strategy("search{iterations=6}"), 10.0)
+    prepared = model.prepared
+    rewritten = apply_plan(prepared.proto, plan, prepared.dims)
+    timeline = ensure(prepared.proto, rewritten, plan, prepared.types, TUNED)
+    found = prove(reference_side(prepared, rewritten), Side(rewritten, prepared.folder))
+    assert found.proved, found.reason
+    used = any(node.name.startswith("m1/pack") for node in rewritten.graph.node)
+    return timeline.peak_with_workspace_bytes, used
+
+
+@pytest.mark.slow
+def test_packing_goes_where_no_recomputation_does() -> None:
+    model = model_of()
+    below, used = lowest(model, PACKS)
+    above, never = lowest(model, NO_KINDS)
+    assert used
+    assert not never
+    assert below < above
+
+
+def test_what_fits_without_is_not_packed() -> None:
+    model = model_of()
+    plan = make_plan(prepare(request_for(model, 1 << 40)), parse_strategy("search"), 10.0)
+    assert not plan.clones
+
+
+@pytest.mark.slow
+def test_plans_with_packs_are_no_cheaper_than_their_bound() -> None:
+    """The certificate speaks of packed masks, too: else it would be above the best plan."""
+    model = model_of()
+    low, _ = lowest(model, PACKS)
+    high = simulate(model.graph, TUNED).peak_with_workspace_bytes
+    assert low < high
+    strategy = parse_strategy("search{iterations=12}")
+    for share in (0.1, 0.3, 0.6):
+        budget = int(low + share * (high - low))
+        plan = make_plan(prepare(request_for(model, budget)), strategy, 10.0)
+        assert plan.bound_fraction <= plan.extra_cost_fraction + 1e-9
+        assert plan.bound_kind in ("order-free", "trivial")
+
+
+def test_a_mask_that_is_to_be_recomputed_is_drawn_once() -> None:
+    """``--recompute '*'`` means masks, too; a search must not begin with one made of nothing."""
+    model = model_of()
+    encoded = prepare(request_for(model, 1 << 40)).encoded
+    masks = frozenset(tensor(model.graph, name).id for name in ("m1", "m2"))
+    assert masks <= {form.tensor for form in encoded.forms}
+    problem = encoded.problem(10**9, masks)
+    assert np.array_equal(problem.start, problem.order)
+    assert not problem.protected.any()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memplan.errors import UsageError
 from memplan.ir.contract import averaged_by
-from memplan.pytorch.prepared_step import Prepared, first_names, user_name
+from memplan.pytorch.prepared_step import PreparedStep, first_names, user_name
 from memplan.pytorch.torch_step import Ema, TorchStep
 
 
@@ -35,7 +35,9 @@ class Averages:
         return str(source), 1 - self.decay
 
 
-def read_averages(step: TorchStep, prepared: Prepared, trained: Collection[str]) -> Averages | None:
+def read_averages(
+    step: TorchStep, prepared: PreparedStep, trained: Collection[str]
+) -> Averages | None:
     """Read a step's averages, under the names of the graph.
 
     Args:

@@ -24,7 +24,7 @@ UNIFORM, NORMAL = "uniform", "normal"
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class TorchDraw:
     """One draw: ``family`` is ``uniform`` (in [0, 1)) or ``normal`` (standard), ``operator`` what
     PyTorch called for it."""
 
@@ -55,7 +55,7 @@ class Draws(TorchDispatchMode):
         """Begin a step; ``number`` tells its draws from those of other steps."""
         super().__init__()
         self.number = number
-        self.made: list[Draw] = []
+        self.made: list[TorchDraw] = []
         self.unknown: list[str] = []
 
     def __torch_dispatch__(
@@ -81,7 +81,9 @@ class Draws(TorchDispatchMode):
         self, family: str, operator: str, shape: Sequence[int], like: Tensor | None = None
     ) -> Tensor:
         """The next numbers of a family, in the type of ``like``."""
-        draw = Draw(family, tuple(int(n) for n in shape), operator, (self.number, len(self.made)))
+        draw = TorchDraw(
+            family, tuple(int(n) for n in shape), operator, (self.number, len(self.made))
+        )
         self.made.append(draw)
         found = torch.from_numpy(np.asarray(draw.values()))
         if like is None:

@@ -148,6 +148,13 @@ def cdist(
     return torch.where(near, 0.0, torch.where(near, 1.0, apart).sqrt())
 
 
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """``torch.pdist``: the distances of all pairs of rows."""
+    count = input.shape[0]
+    first, second = torch.triu_indices(count, count, 1, device=input.device).unbind(0)
+    return vector_norm(input.index_select(0, first) - input.index_select(0, second), p, -1)
+
+
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:
     """``torch.logaddexp`` without an overflow."""
     return torch.stack(torch.broadcast_tensors(input, other)).logsumexp(0)
@@ -201,6 +208,7 @@ CALLED: dict[Any, Callable[..., Any]] = {
     **NAMED,
     torch.linalg.vector_norm: vector_norm,
     torch.cdist: cdist,
+    torch.pdist: pdist,
     **dict.fromkeys((torch.logaddexp, Tensor.logaddexp), logaddexp),
     **dict.fromkeys((torch.logaddexp2, Tensor.logaddexp2), logaddexp2),
 }

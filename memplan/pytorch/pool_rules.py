@@ -32,8 +32,8 @@ def pool_table() -> dict[Any, Callable[..., Any]]:
     return {
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
         aten.max_pool3d_with_indices_backward.default: max_pool_backward,
-        aten.adaptive_max_pool2d_backward.default: partial(adaptive_max_pool_backward, 2),
-        aten.adaptive_max_pool3d_backward.default: partial(adaptive_max_pool_backward, 3),
+        aten.adaptive_max_pool2d_backward.default: partial(scattered, 2),
+        aten.adaptive_max_pool3d_backward.default: partial(scattered, 3),
         aten.avg_pool2d_backward.default: avg_pool_backward,
         aten.avg_pool3d_backward.default: avg_pool_backward,
         aten._adaptive_avg_pool2d_backward.default: partial(adaptive_avg_pool_backward, 2),
@@ -54,30 +54,17 @@ def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return (x.transpose(axis, -1) @ matrix).transpose(axis, -1)
 
 
-def max_pool_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def scattered(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
     """Scatter the gradient to where the maxima were."""
-    return _scattered(grad, x, indices, len(kernel))
-
-
-def adaptive_max_pool_backward(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """The same."""
-    return _scattered(grad, x, indices, rank)
-
-
-def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     lead = list(x.shape[:-rank])
     flat = grad.new_zeros([*lead, math.prod(x.shape[-rank:])])
     rows = [*lead, -1]
     return flat.scatter_add(-1, indices.reshape(rows), grad.reshape(rows)).reshape(x.shape)
+
+
+def max_pool_backward(grad: Tensor, x: Tensor, kernel: Sizes, *settings: Any) -> Tensor:
+    """The same of windows; the last of the settings are the indices."""
+    return scattered(len(kernel), grad, x, settings[-1])
 
 
 def adaptive_max_pool(x: Tensor, output_size: Sizes) -> Any:

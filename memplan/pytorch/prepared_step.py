@@ -24,7 +24,7 @@ _Calling = Callable[[tuple[str, ...]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedStep:
     """A step whose parts were checked.
 
     ``batch`` are tensors by the names of the graph's inputs. ``module`` computes the loss from
@@ -148,7 +148,7 @@ def metrics_of(result: Any) -> dict[str, Tensor]:
     return {str(name): value.detach().clone() for name, value in found.items()}
 
 
-def prepare(step: TorchStep) -> Prepared:
+def prepare(step: TorchStep) -> PreparedStep:
     """Check the parts of a step and name its inputs.
 
     Raises:
@@ -181,7 +181,7 @@ def prepare(step: TorchStep) -> Prepared:
                 f"'{name}' names a tensor of the batch and something else, too",
                 "rename that of the batch",
             )
-    return Prepared(step, module, batch, _dynamic(step.dynamic, batch))
+    return PreparedStep(step, module, batch, _dynamic(step.dynamic, batch))
 
 
 def _require_names(model: nn.Module) -> None:

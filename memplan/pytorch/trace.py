@@ -17,7 +17,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.custom_backward import CustomBackward, noted
 from memplan.pytorch.places import lines_told
-from memplan.pytorch.prepared_step import Prepared, first_names
+from memplan.pytorch.prepared_step import PreparedStep, first_names
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.torch_errors import reason_of, refusal
@@ -28,7 +28,7 @@ _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _BOUND = re.compile(r"(min|max)=(\d+)")
 
 
-def export(prepared: Prepared) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
+def export(prepared: PreparedStep) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
     """The ``torch.export.ExportedProgram`` of the forward part, what limits dynamic sizes, and what
     changes gradients and stands in no forward part.
 
@@ -59,7 +59,7 @@ def export(prepared: Prepared) -> tuple[Any, tuple[str, ...], tuple[CustomBackwa
     return program, notes, tuple(custom)
 
 
-def _exported(prepared: Prepared, limits: Mapping[str, Mapping[str, int]]) -> Any:
+def _exported(prepared: PreparedStep, limits: Mapping[str, Mapping[str, int]]) -> Any:
     names = sorted({label for axes in prepared.dynamic.values() for label in axes.values()})
     dims = {name: torch.export.Dim(name, **{"min": 1, **limits.get(name, {})}) for name in names}
     shapes = None
@@ -113,7 +113,7 @@ def _merge_tied(program: Any, names: Mapping[str, str]) -> None:
         program._graph_signature = ExportGraphSignature(specs, outputs)
 
 
-def _require_runs(prepared: Prepared) -> None:
+def _require_runs(prepared: PreparedStep) -> None:
     """Tell a model that fails by itself from one that cannot be exported."""
     try:
         with torch.enable_grad():  # a step may take a gradient by itself

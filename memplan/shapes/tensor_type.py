@@ -17,6 +17,8 @@ Shape = tuple[Dim, ...]
 _T = onnx.TensorProto
 FLOATS = frozenset({_T.FLOAT, _T.DOUBLE, _T.FLOAT16, _T.BFLOAT16})
 """The element types that gradients flow through."""
+NARROW_FLOATS = frozenset({_T.FLOAT16, _T.BFLOAT16})
+"""Those of them in which a long sum stands still: 1 + ... + 1 ends at 256 in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)

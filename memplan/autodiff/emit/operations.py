@@ -94,6 +94,13 @@ class Operations:
         """``value`` in the shape of ``like``."""
         return self.reshape(value, like.shape, like)
 
+    def rows(self, value: Value, last: int) -> Value:
+        """All dimensions but the last, which is known to be ``last``, as one."""
+        if value.rank == 2:
+            return value
+        count = value.type.elements
+        return self.reshape(value, (count // last if count is not None and last else "", last))
+
     def expand_like(self, value: Value, like: Value) -> Value:
         """``value`` broadcast to the shape of ``like``, whatever its rank turns out to be."""
         if value.type.shape is not None and value.type.shape == like.type.shape:

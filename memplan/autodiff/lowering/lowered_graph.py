@@ -23,7 +23,7 @@ from memplan.autodiff.lowering.interface import (
 from memplan.autodiff.lowering.ort_checkpoint import Checkpoint, apply_checkpoint
 from memplan.autodiff.lowering.recurrent_lowering import RECURRENT, Recurrent
 from memplan.autodiff.lowering.update import Folded, fold_updates
-from memplan.autodiff.lowering.walk import LOSSES, Made, Walk, require_lowerings
+from memplan.autodiff.lowering.walk import LOSSES, PlacedNode, Walk, require_lowerings
 from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract, Role
@@ -42,7 +42,7 @@ _BACKWARD_NAME = "_Grad/"  # in names of backward nodes, behind that of the forw
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoweringRequest:
     """The loss where a user names it, the optimizer, whether sums of gradients stay, and values of
     parameters."""
 
@@ -67,7 +67,7 @@ class Lowered:
     seeded: str | None = None
 
 
-def lower_model(model: onnx.ModelProto, request: Request) -> Lowered:
+def lower_model(model: onnx.ModelProto, request: LoweringRequest) -> Lowered:
     """Lower a model; it is not changed.
 
     Raises:
@@ -75,11 +75,11 @@ def lower_model(model: onnx.ModelProto, request: Request) -> Lowered:
             for the optimizer.
         UsageError: the loss is not a scalar output of the forward part.
     """
-    return _Builder(model, request).run()
+    return _GraphLowering(model, request).run()
 
 
-class _Builder:
-    def __init__(self, model: onnx.ModelProto, request: Request) -> None:
+class _GraphLowering:
+    def __init__(self, model: onnx.ModelProto, request: LoweringRequest) -> None:
         self.request = request
         self.model = _prepared(model)
         self.graph = self.model.graph
@@ -195,7 +195,7 @@ class _Builder:
         return next(iter((*begun, *scalars)), None)
 
     def _assemble(
-        self, walk: Walk, made: list[Made], loss: str | None, gradients: Mapping[str, str]
+        self, walk: Walk, made: list[PlacedNode], loss: str | None, gradients: Mapping[str, str]
     ) -> None:
         """Put nodes, inputs, outputs and types into the model."""
         graph, emitter, updates = self.graph, walk.emitter, self.updates
@@ -220,7 +220,7 @@ class _Builder:
         self._mark_phases(made, loss, gradients)
 
     def _mark_phases(
-        self, made: list[Made], loss: str | None, gradients: Mapping[str, str]
+        self, made: list[PlacedNode], loss: str | None, gradients: Mapping[str, str]
     ) -> None:
         """Say of every node behind the forward part what it is, and what it belongs to."""
         origins = {item.node.name: item.origin for item in made}

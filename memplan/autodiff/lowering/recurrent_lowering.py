@@ -17,7 +17,7 @@ from onnx import helper
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter
-from memplan.autodiff.lowering.lowering_registry import Entry, Results
+from memplan.autodiff.lowering.lowering_registry import LoweringEntry, Results
 from memplan.errors import ModelError
 from memplan.ir.graph import Phase
 from memplan.proto.edit import copied
@@ -89,10 +89,10 @@ class Recurrent:
         self.waiting: dict[str, _Part] = {}
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, LoweringEntry]:
         """What the walk takes it for."""
-        layers = dict.fromkeys(_KINDS, Entry(self.layer, 3))
-        return layers | {k.gradient: Entry(self.gradient, 3) for k in _KINDS.values()}
+        layers = dict.fromkeys(_KINDS, LoweringEntry(self.layer, 3))
+        return layers | {k.gradient: LoweringEntry(self.gradient, 3) for k in _KINDS.values()}
 
     def layer(self, ctx: Context) -> Results:
         """The forward part; ONNX's own operator, if there is no gradient."""

@@ -18,11 +18,11 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.statistics import trains
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 _EPSILON = 1e-5
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity"})
 _CASTS = frozenset({"Cast"})
-_LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @expansion("BatchNormalization", when=trains, everywhere=True)
@@ -31,7 +31,7 @@ def training_mode(ctx: Context) -> Sequence[Value | None]:
     x, scale, bias, mean_before, variance_before = ctx.tensors
     axes = [0, *range(2, x.rank)]
     kind = mean_before.dtype
-    numbers = ctx.cast(x, kind) if x.dtype in _LOW else x
+    numbers = ctx.cast(x, kind) if x.dtype in NARROW_FLOATS else x
     mean = ctx.reduce("ReduceMean", numbers, axes)
     variance = _variance(ctx, numbers - mean, axes)
     mean = ctx.reshape(mean, (x.shape[1],))

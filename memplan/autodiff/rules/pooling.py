@@ -10,9 +10,10 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
-from memplan.autodiff.rules.scattering import ADDING, NARROW, add_along
+from memplan.autodiff.rules.scattering import ADDING, add_along
 from memplan.autodiff.rules.windows import Windows, spread, windows_of
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 _INT32 = onnx.TensorProto.INT32
 _INT32_LIMIT = 2**31
@@ -48,7 +49,7 @@ def max_pool(ctx: Context) -> Gradients:
         return (_by_taps(ctx, x, indices, windows, columns),)
     places, numbers = (ctx.reshape(v, (v.type.elements or "",)) for v in (indices, ctx.dy))
     # Narrow types are added in float32; where windows lie apart, nothing needs to be added.
-    adding = ctx.opset >= ADDING and not (apart and x.dtype in NARROW)
+    adding = ctx.opset >= ADDING and not (apart and x.dtype in NARROW_FLOATS)
     flat = ctx.reshape(ctx.full_like(x) if columns or not adding else ctx.base(0), (count or "",))
     if adding:
         total = add_along(ctx, flat, places, numbers, 0)

@@ -11,10 +11,10 @@ from memplan.autodiff.emit.value import Value
 from memplan.autodiff.lowering.lowering_registry import Results, lowering
 from memplan.autodiff.rules.scattering import add_along
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 _CLASSES = 1
 _FLOAT = onnx.TensorProto.FLOAT
-_HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @lowering("SoftmaxGrad", inputs=2)
@@ -155,7 +155,7 @@ def _scores_grad(ctx: Context, ignored: Value | None, bias: Value | None) -> Val
 def _wide(ctx: Context, value: Value | None) -> Value | None:
     """``value`` in float32 at least, as in the kernels: half a precision has no number for many
     labels."""
-    return ctx.cast(value, _FLOAT) if value is not None and value.dtype in _HALVES else value
+    return ctx.cast(value, _FLOAT) if value is not None and value.dtype in NARROW_FLOATS else value
 
 
 def _minus_one_at(ctx: Context, logs: Value, labels: Value, share: Value, axis: int) -> Value:

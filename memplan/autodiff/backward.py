@@ -14,8 +14,8 @@ from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import Expanded, differentiable, expand_all
 from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import PHASE_KEY
 

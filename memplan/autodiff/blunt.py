@@ -35,7 +35,7 @@ Key = tuple[str, str]
 
 def make_blunt(model: onnx.ModelProto) -> None:
     """Write such nodes otherwise, in place."""
-    nodes = list(all_nodes(model.graph))
+    nodes = list(all_nodes(model.graph.node))
     edges = {(found.op, found.output): found.edge for found in sharp_edges(model)}
     narrow: dict[Key, int] = {}
     if any(node.op_type in _SCATTERS for node in nodes):

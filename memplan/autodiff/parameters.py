@@ -78,7 +78,7 @@ def find_candidates(
     floats = {n for n in known if types.get(n, UNKNOWN).is_float and n not in statistics}
     active = find_activity(list(graph.node), types, ys, floats).tensors
     placed = _placed(graph)
-    left = {node.input[0] for node in all_nodes(graph) if node.op_type in _EITHER_SIDE}
+    left = {node.input[0] for node in all_nodes(graph.node) if node.op_type in _EITHER_SIDE}
     trained = {
         name
         for name in initializers
@@ -99,7 +99,7 @@ def _placed(graph: onnx.GraphProto) -> set[str]:
     """Tensors that stand in a weight's place, directly or as a view."""
     found = {
         name
-        for node in all_nodes(graph)
+        for node in all_nodes(graph.node)
         for slot, name in enumerate(node.input)
         if slot in _PLACES.get(node.op_type, ())
     }

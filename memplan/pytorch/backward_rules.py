@@ -48,6 +48,7 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
                 table[op] = decomposition_table[op]
     table |= {**pool_table(), **sampling_table(), **selection_table()}
     table[aten.convolution_backward.default] = convolution_backward
+    table[aten.embedding_dense_backward.default] = embedding_backward
     table[aten.index_put.default] = index_put
     table[aten._unsafe_index_put.default] = index_put
     table[aten.scatter_add.default] = scatter_add
@@ -79,6 +80,22 @@ def squeeze(x: Tensor, dims: Sizes) -> Tensor:
     """One reshape instead of one squeeze per dimension."""
     dims = [d % x.dim() for d in dims]
     return x.reshape([n for d, n in enumerate(x.shape) if d not in dims or n != 1])
+
+
+def embedding_backward(
+    grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Rows added up where a token occurs more than once, in fewer nodes than torch writes it in."""
+    if padding_idx >= 0:
+        grad = grad * (indices != padding_idx).unsqueeze(-1).to(grad.dtype)
+    if scale_grad_by_freq:
+        flat = indices.reshape(-1).to(torch.int64)
+        ones = torch.ones(flat.shape, dtype=torch.float32, device=grad.device)
+        counts = torch.zeros([rows], device=grad.device).scatter_add(0, flat, ones)
+        share = counts.index_select(0, flat).reshape([*indices.shape, 1])
+        grad = grad / share.to(grad.dtype)
+    zeros = grad.new_zeros([rows, grad.shape[-1]])
+    return index_put(zeros, [indices], grad, True)
 
 
 def index_put(

@@ -65,7 +65,7 @@ def tidy(
     for value in (*graph.input, *graph.output, *graph.value_info):
         del value.metadata_props[:]
         value.doc_string = ""
-    _seed(graph)
+    _seed(graph.node)
     _name_symbols(graph, dynamic)
     return mark(graph, region_of) if regions else 0
 
@@ -104,9 +104,8 @@ def _name_nodes_apart(nodes: Iterable[onnx.NodeProto]) -> None:
         seen.add(node.name)
 
 
-def _seed(graph: onnx.GraphProto) -> None:
-    """Seeds for the operators that draw, those in bodies among them."""
-    for index, node in enumerate(n for n in all_nodes(graph) if n.op_type in RANDOM):
+def _seed(nodes: Iterable[onnx.NodeProto]) -> None:
+    for index, node in enumerate(n for n in all_nodes(nodes) if n.op_type in RANDOM):
         kept = [item for item in node.attribute if item.name != "seed"]
         kind = int if node.op_type in INTEGER_SEEDS else float
         made = helper.make_attribute("seed", kind(FIRST_SEED + index))

@@ -22,4 +22,11 @@ def test_all_nodes_goes_into_bodies_behind_their_node() -> None:
             >
         }"""
     )
-    assert [node.op_type for node in all_nodes(graph)] == ["Neg", "If", "If", "Abs", "Exp", "Sin"]
+    assert [node.op_type for node in all_nodes(graph.node)] == [
+        "Neg",
+        "If",
+        "If",
+        "Abs",
+        "Exp",
+        "Sin",
+    ]

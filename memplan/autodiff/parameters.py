@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -11,7 +11,8 @@ import onnx
 
 from memplan.autodiff.activity import find_activity
 from memplan.errors import ModelError, UsageError
-from memplan.proto.nodes import subgraphs
+from memplan.ops.book import SAME_ELEMENTS
+from memplan.proto.nodes import all_nodes, operator_key
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 # Operators and the input slots where weights stand.
@@ -34,7 +35,7 @@ _PLACES: dict[str, frozenset[int]] = {
 # Constants are weights on either side; graph inputs on the left are rather data.
 _EITHER_SIDE = frozenset({"MatMul", "Gemm"})
 # Shape and type only: what is behind them is still the weight.
-_VIEWS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Split"})
+_VIEWS = SAME_ELEMENTS | {":Transpose", ":Cast", ":Split"}
 # How frameworks name parameters: by a path of modules, or by what they are.
 _NAMED = re.compile(r"[./]|weight|bias|kernel|embed|gamma|beta|scale", re.IGNORECASE)
 _OFFERED = 8
@@ -77,7 +78,7 @@ def find_candidates(
     floats = {n for n in known if types.get(n, UNKNOWN).is_float and n not in statistics}
     active = find_activity(list(graph.node), types, ys, floats).tensors
     placed = _placed(graph)
-    left = {node.input[0] for node in _nodes(graph) if node.op_type in _EITHER_SIDE}
+    left = {node.input[0] for node in all_nodes(graph.node) if node.op_type in _EITHER_SIDE}
     trained = {
         name
         for name in initializers
@@ -98,22 +99,14 @@ def _placed(graph: onnx.GraphProto) -> set[str]:
     """Tensors that stand in a weight's place, directly or as a view."""
     found = {
         name
-        for node in _nodes(graph)
+        for node in all_nodes(graph.node)
         for slot, name in enumerate(node.input)
         if slot in _PLACES.get(node.op_type, ())
     }
     for node in reversed(graph.node):
-        if node.op_type in _VIEWS and any(name in found for name in node.output):
+        if operator_key(node) in _VIEWS and any(name in found for name in node.output):
             found.add(node.input[0])
     return found
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the bodies in it, which read tensors of the graph."""
-    for node in graph.node:
-        yield node
-        for body in subgraphs(node):
-            yield from _nodes(body)
 
 
 def choose(candidates: Candidates, patterns: Sequence[str]) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ and that needs nothing else that comes later.
 from __future__ import annotations
 
 from memplan.ir.graph import ABSENT, Node, Tensor, TensorKind
-from memplan.ops.memory import RANDOM_OPS, has_effects
+from memplan.ops.book import RANDOM_OPS, SHAPE_READERS
+from memplan.ops.memory import has_effects
 from memplan.simulate.timeline import Timeline
 
 _MOST_LATE = 64  # readers of one tensor that are made early together
 _ROUNDS = 4  # a result that was made early may itself be read by one that makes less of it
-_STAYS = RANDOM_OPS | {":Shape", ":Size"}  # the latter run as soon as they can
+_STAYS = RANDOM_OPS | SHAPE_READERS  # the latter run as soon as they can
 
 
 def early_results(timeline: Timeline, *, alone: bool = True) -> list[int]:

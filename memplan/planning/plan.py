@@ -20,7 +20,7 @@ class Plan:
     ``bound_fraction`` is a certified lower bound on the extra cost, valid as ``bound_kind`` says.
     ``tags`` are ``metadata_props`` by which the strategy marks what is recomputed. ``offloaded``:
     tensors that are copied to the host and read back; the extra cost counts both copies for every
-    time that one is read back.
+    time that one is read back. ``forms``: how many tensors are kept in another form, by kind.
     """
 
     extended: Extended
@@ -39,8 +39,21 @@ class Plan:
     planning_seconds: float
     tags: Mapping[str, str] = field(default_factory=dict)
     offloaded: tuple[Offloaded, ...] = ()
+    forms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def clones(self) -> int:
         """Recomputed nodes, each as often as it is recomputed."""
         return sum(self.recomputed.values())
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes in execution order, recomputations repeated."""
+        nodes = self.extended.graph.nodes
+        return tuple(nodes[node].name for node in self.sequence)
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether a tensor is rebuilt by nodes that the graph did not have: from bits, from a copy
+        on the host, or by a rule of its operator."""
+        return max(self.sequence, default=-1) >= self.extended.first_dormant

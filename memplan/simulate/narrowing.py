@@ -14,13 +14,13 @@ buffer's answer is worked out once for each range of groups in which it is the s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
-from memplan.ops.memory import OPTIONAL_OUTPUTS
+from memplan.ops.book import operator
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.timeline import Timeline
@@ -42,13 +42,8 @@ class Narrowing:
 
     def as_json(self) -> dict[str, object]:
         """All fields, by name."""
-        return {
-            "module": self.module,
-            "parameters": list(self.parameters),
-            "freed_bytes": self.freed_bytes,
-            "freed_with_earlier_bytes": self.freed_with_earlier_bytes,
-            "stashes": [{"name": name, "nbytes": nbytes} for name, nbytes in self.stashes],
-        }
+        stashes = [{"name": name, "nbytes": nbytes} for name, nbytes in self.stashes]
+        return {**asdict(self), "parameters": list(self.parameters), "stashes": stashes}
 
 
 def narrowings(timeline: Timeline, phases: Phases) -> tuple[Narrowing, ...]:
@@ -180,7 +175,7 @@ class _Freed:
         read = _Tally(of[r] for r in readers)
         late = _Tally(of[r] for r in readers if step_of[r] >= peak)
         node = self.graph.nodes[tensors[0].producer]
-        optional = node.outputs.index(buffer.root) in OPTIONAL_OUTPUTS.get(node.key, ())
+        optional = node.outputs.index(buffer.root) in operator(node.key).optional_outputs
 
         def goes(made: bool, held: bool, read: bool, late: bool) -> bool:
             if not made:

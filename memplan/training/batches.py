@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -240,6 +240,26 @@ class Batches:
         self.epoch, self.index = state["epoch"], state["index"]
 
 
+def batches_of(
+    slots: Sequence[Slot],
+    data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
+    *,
+    size: int | None,
+    shuffle: bool,
+    seed: int,
+) -> Iterable[Batch]:
+    """Batches as they are; arrays by name, and a file of them, as :class:`Batches`.
+
+    Raises:
+        UsageError: the data does not fit.
+    """
+    if isinstance(data, str | PathLike):
+        data = load_data(data, slots)
+    if isinstance(data, Mapping):
+        return Batches(slots, data, size=size, shuffle=shuffle, seed=seed)
+    return data
+
+
 def load_data(path: PathLike[str] | str, slots: Sequence[Slot] | None = None) -> dict[str, Array]:
     """The arrays of an ``.npz`` file, which are read if ``slots``, the inputs that make up a batch,
     can take them by their headers.
@@ -272,7 +292,7 @@ def _kind(slot: Slot, header: Header) -> str:
         UsageError: it is of another type, or none of them.
     """
     shape, dtype = header.shape, header.dtype
-    if dtype != slot.dtype and not (slot.dtype == BFLOAT16 and dtype == np.dtype("V2")):
+    if not header.is_of(slot.dtype):
         raise UsageError(f"'{slot.name}' of the data is {dtype}, the step wants {slot.dtype}")
     if len(shape) == len(slot.shape) + 1 and _like(shape[1:], slot.shape):
         return "batches"

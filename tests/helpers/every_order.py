@@ -96,19 +96,14 @@ def asked_case(seed: int) -> Asked:
         packed = []
     elif draw.random() < 0.6:
         ops = [replace(op, again=False) if op in packed else op for op in ops]
+    nodes = []
     for op in packed:
-        small, cost = draw.randint(0, op.nbytes - 1), float(draw.randint(0, 3))
-        name = f"{op.name}small"
-        pack = Op(name, op.name, small, cost, again=False, fleeting=True)
-        ops.append(replace(pack, rebuilds=name, behind=op.name))
-        ops.append(Op(f"{op.name}back", name, op.nbytes, float(draw.randint(1, 3))))
-        ops[-1] = replace(ops[-1], rebuilds=op.name)
+        encode, decode = _chain(op, draw)
+        first = len(ops)
+        ops += [*encode, *decode]
+        nodes.append((op.name, tuple(range(first, first + len(encode))), len(ops) - 1))
     case = Case(*ops, resident="x")
-    forms = tuple(
-        Form("other", case.tensors[op.behind], (k,), k + 1)
-        for k, op in enumerate(ops)
-        if op.behind and not op.again
-    )
+    forms = tuple(Form("other", case.tensors[name], *chain) for name, *chain in nodes)
     maker = case.arrays.maker.copy()
     for form in forms:
         node = next(k for k, op in enumerate(ops) if case.tensors[op.name] == form.tensor)
@@ -124,6 +119,20 @@ def asked_case(seed: int) -> Asked:
         if evaluate(case.arrays, there).total.max() < IMPOSSIBLE:
             start, protected[node] = there, True
     return Asked(case, forms, start, protected)
+
+
+def _chain(op: Op, draw: Random) -> tuple[list[Op], list[Op]]:
+    """Nodes that encode a tensor and that decode it, at times with one in between: what is taken
+    off a number before it is narrowed and added again, or bytes that are put together."""
+    parts = [draw.random() < 0.3 for _ in range(2)]
+    small, cost = draw.randint(0, op.nbytes - 1), float(draw.randint(0, 3))
+    name, half, wide = f"{op.name}small", f"{op.name}half", f"{op.name}wide"
+    pack = Op(name, half if parts[0] else op.name, small, cost, again=False, fleeting=True)
+    encode = [Op(half, f"{op.name} x", op.nbytes, 1.0, rebuilds=half, behind=op.name)] * parts[0]
+    encode.append(replace(pack, rebuilds=name, behind=op.name))
+    decode = [Op(wide, name, op.nbytes, 1.0, rebuilds=wide, behind=op.name)] * parts[1]
+    back = Op(f"{op.name}back", wide if parts[1] else name, op.nbytes, float(draw.randint(1, 3)))
+    return encode, [*decode, replace(back, rebuilds=op.name)]
 
 
 def _write_over(case: Case, draw: Random) -> None:

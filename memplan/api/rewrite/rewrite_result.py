@@ -160,6 +160,7 @@ class Rewrite(Summary):
             "chunk": self.options.chunk,
             "chunk_cost_fraction": self.chunk_cost,
             "offload": None if self.offload is None else self.offload.as_json(),
+            "forms": dict(plan.forms),
             **free.removed(self.passes),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,

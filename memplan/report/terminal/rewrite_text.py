@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
+from memplan.planning.forms.on_host import ON_HOST
 from memplan.report.terminal.loops_text import changed_table
 from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.state_text import doubt_lines, state_lines
@@ -66,6 +67,8 @@ def _headline(result: Rewrite) -> str:
         what += [f"{counted(plan.clones, 'node')} recomputed"] if plan.clones else []
         if result.offload:
             what.append(f"{counted(len(result.offload.tensors), 'tensor')} offloaded")
+        forms = {kind: n for kind, n in plan.forms.items() if kind != ON_HOST}
+        what += [f"{counted(n, 'tensor')} {kind}" for kind, n in forms.items()]
         if loops:
             what.append(f"{counted(loops, 'loop')} {'stores' if loops == 1 else 'store'} less")
         source = "from measured seconds" if result.measured_nodes else "estimated"

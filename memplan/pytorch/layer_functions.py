@@ -141,7 +141,7 @@ def cdist(
     large = x1.shape[-2] > _BY_PAIR or x2.shape[-2] > _BY_PAIR
     if_necessary = compute_mode.endswith("if_necessary") and large
     if p != 2 or not (if_necessary or compute_mode == "use_mm_for_euclid_dist"):
-        return vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+        return _distance(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
     squares = x1.square().sum(-1, keepdim=True) + x2.square().sum(-1).unsqueeze(-2)
     apart = squares - 2 * (x1 @ x2.transpose(-2, -1))
     near = apart <= 0
@@ -152,7 +152,18 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """``torch.pdist``: the distances of all pairs of rows."""
     count = input.shape[0]
     first, second = torch.triu_indices(count, count, 1, device=input.device).unbind(0)
-    return vector_norm(input.index_select(0, first) - input.index_select(0, second), p, -1)
+    return _distance(input.index_select(0, first) - input.index_select(0, second), p)
+
+
+def _distance(apart: Tensor, p: float) -> Tensor:
+    """The norm of the last axis. By the largest element, every one that is largest has all of the
+    gradient: those of PyTorch's distances do, where its norms share it."""
+    if p != math.inf:
+        return vector_norm(apart, p, -1)
+    sizes = apart.abs()
+    largest = sizes.detach().amax(-1, keepdim=True)
+    each = torch.where(sizes == largest, sizes, 0.0)
+    return largest.squeeze(-1) + (each - each.detach()).sum(-1)
 
 
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -80,6 +81,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     "norm_of_order_1": (lambda x: x.norm(1, dim=1), [ZEROS]),
     "norm_of_order_3": (lambda x: torch.linalg.vector_norm(x, 3, 1), [ZEROS]),
     "largest_entry": (lambda x: torch.linalg.vector_norm(x, float("inf"), 1), [TIED]),
+    "distances_by_the_largest": (lambda x: torch.pdist(x, math.inf), [TIED]),
+    "distances_of_both_by_the_largest": (
+        lambda a, b: torch.cdist(a, b, p=math.inf),
+        [TIED, KINKED],
+    ),
     "normalize": (lambda x: F.normalize(x, dim=1), [ZEROS]),
     "distance": (F.pairwise_distance, [ZEROS, ZEROS]),
     "huber_loss": (_toward_zero(F.huber_loss), [KINKED]),

@@ -99,10 +99,13 @@ def solve_instance(problem: Problem, order: str, seconds: float) -> tuple[Decisi
     Returns the plan and the bound on its extra cost that was certified beside the search, in
     seconds: for the order kept, or for any order.
     """
+    from memplan.deadline import Deadline
     from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
 
     fixed = order == "fixed"
-    decision, bound = solve_portfolio(problem, seconds, PortfolioOptions(order=not fixed, gap=0.0))
+    decision, bound = solve_portfolio(
+        problem, Deadline(seconds), PortfolioOptions(order=not fixed, gap=0.0)
+    )
     return decision, bound.seconds
 
 
@@ -113,7 +116,7 @@ def improve_bound(
 
     Infinite where it is proven that there is no plan.
     """
-    from memplan.solver.bound.certify import lower_bound
+    from benchmarks.order_bound.certify import lower_bound
 
     upper = decision.extra_cost if decision.feasible else None
     if seconds <= 0 or (upper is not None and upper <= known * (1 + 1e-9)):
@@ -124,7 +127,7 @@ def improve_bound(
 
 def structurally_infeasible(problem: Problem) -> bool:
     """Whether some node alone needs more than the budget at once."""
-    from memplan.solver.bound.certify import lower_bound
+    from benchmarks.order_bound.certify import lower_bound
 
     return lower_bound(problem, 0.0).infeasible
 

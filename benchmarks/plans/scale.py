@@ -172,6 +172,7 @@ def _feed_forward(tape: Tape, x: int) -> int:
 
 def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
     """Plan one graph at one ratio; the plan is verified independently."""
+    from memplan.deadline import Deadline
     from memplan.solver.search.warm_up import warm_up
     from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
 
@@ -184,7 +185,7 @@ def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> 
         del peak, extra
         first.append(time.perf_counter() - started)
 
-    decision, _ = solve_portfolio(problem, seconds, PortfolioOptions(certify=False), tell)
+    decision, _ = solve_portfolio(problem, Deadline(seconds), PortfolioOptions(certify=False), tell)
     spent = time.perf_counter() - started
     sequence = [int(node) for node in decision.sequence]
     if decision.feasible:

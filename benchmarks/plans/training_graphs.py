@@ -132,13 +132,13 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         UsageError: no such strategy.
         VerificationError: the plan does not hold; nothing is to be reported.
     """
+    from benchmarks.plans.peers import peer_or_strategy
     from memplan.errors import UsageError
-    from memplan.solver.strategies.builtin import parse_strategy
     from memplan.units import parse_size
 
     room = parse_size(budget).resolve(loaded.peak)
     problem = loaded.prepared.encoded.problem(room)
-    strategy = parse_strategy(name)
+    strategy = peer_or_strategy(name)
     begin = time.perf_counter()
     gains: list[float] = []
 

@@ -12,12 +12,12 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import Phase
+from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.metadata import PHASE_KEY
-from memplan.proto.nodes import captured_names
+from memplan.proto.nodes import captured_names, operator_key
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _ROUNDS = 4
 
 
@@ -61,7 +61,7 @@ class _State:
         self.root: dict[str, str] = {}
         for node in nodes:
             for name in node.output:
-                view = node.op_type in _VIEWS
+                view = operator_key(node) in SAME_ELEMENTS
                 self.root[name] = self.root.get(node.input[0], node.input[0]) if view else name
         self.held = {self.root.get(name, name) for name in held}
 

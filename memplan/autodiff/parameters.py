@@ -11,7 +11,8 @@ import onnx
 
 from memplan.autodiff.activity import find_activity
 from memplan.errors import ModelError, UsageError
-from memplan.proto.nodes import subgraphs
+from memplan.ops.book import SAME_ELEMENTS
+from memplan.proto.nodes import operator_key, subgraphs
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 # Operators and the input slots where weights stand.
@@ -34,7 +35,7 @@ _PLACES: dict[str, frozenset[int]] = {
 # Constants are weights on either side; graph inputs on the left are rather data.
 _EITHER_SIDE = frozenset({"MatMul", "Gemm"})
 # Shape and type only: what is behind them is still the weight.
-_VIEWS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Split"})
+_VIEWS = SAME_ELEMENTS | {":Transpose", ":Cast", ":Split"}
 # How frameworks name parameters: by a path of modules, or by what they are.
 _NAMED = re.compile(r"[./]|weight|bias|kernel|embed|gamma|beta|scale", re.IGNORECASE)
 _OFFERED = 8
@@ -103,7 +104,7 @@ def _placed(graph: onnx.GraphProto) -> set[str]:
         if slot in _PLACES.get(node.op_type, ())
     }
     for node in reversed(graph.node):
-        if node.op_type in _VIEWS and any(name in found for name in node.output):
+        if operator_key(node) in _VIEWS and any(name in found for name in node.output):
             found.add(node.input[0])
     return found
 

@@ -12,7 +12,7 @@ from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.errors import ModelError, UsageError
-from memplan.proto.edit import copied
+from memplan.proto.edit import drop_named
 from memplan.shapes.tensor_type import TensorType
 from memplan.units import counted
 
@@ -56,12 +56,9 @@ def add_loss(
         else:
             axis = _class_axis(value, class_axis)
             loss, wanted = _cross_entropy(emitter, value, axis)
-    kept = [v for v in model.graph.output if v.name != logits]
-    gone = [v for v in model.graph.output if v.name == logits]
-    copies = [copied(value) for value in (*kept, *gone)]
-    del model.graph.output[:]
-    model.graph.output.extend(copies[: len(kept)])
-    model.graph.value_info.extend(copies[len(kept) :])
+    graph = model.graph
+    graph.value_info.extend(value for value in graph.output if value.name == logits)
+    drop_named(graph.output, {logits})
     name = emitter.fresh("loss")
     append(model, emitter, {name: loss})
     return BuiltLoss(name, wanted.name, axis)

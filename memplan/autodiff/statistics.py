@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
+from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.edit import rename_reads
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_standard, subgraphs
+from memplan.proto.nodes import is_standard, operator_key, subgraphs
 from memplan.units import counted
 
 _OP = "BatchNormalization"
 _PLACES = (3, 4)
 _RENEWED = (1, 2)
-_COPIES = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"})
+_COPIES = SAME_ELEMENTS | {":Cast"}
 # Names that frameworks give them, for graphs in which the operator is written out.
 _NAMED = re.compile(
     r"(^|[./_])(running_(mean|var)|moving_(mean|variance)|num_batches_tracked)$", re.IGNORECASE
@@ -95,7 +96,7 @@ class _Renewal:
             node = self.makers.get(name)
             if node is None:
                 return None
-            if node.op_type in _COPIES and is_standard(node.domain):
+            if operator_key(node) in _COPIES:
                 name = node.input[0]
             elif node.op_type == _OP and name in (node.output[k] for k in _slots(node)):
                 name = node.input[_PLACES[list(node.output).index(name) - 1]]

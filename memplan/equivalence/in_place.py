@@ -18,8 +18,9 @@ any of its threads:
 Nodes run in the order of the list, which holds in a tuned session of a graph whose functions, and
 operators without kernels, are inlined. What this module does not know is refused: makers with
 bodies or of unknown domains, whatever unknown operators read, functions of the model (their nodes
-run elsewhere), attributes that decide on the order. On purpose it shares nothing with the simulator
-and the planner, whose answer to the same question it checks.
+run elsewhere), attributes that decide on the order. On purpose it shares no code with the simulator
+and the planner, whose answer to the same question it checks; what an operator does with its buffers
+stands once, in the operator book and the measured tables beside it.
 """
 
 from __future__ import annotations
@@ -30,50 +31,13 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from memplan.ops.book import SHAPE_READERS, operator
+from memplan.ops.memory import shared_buffers
+from memplan.proto.nodes import is_constant, operator_key
+
 _OWN_DOMAINS = frozenset({"", "ai.onnx"})
 # Operators of ONNX Runtime's own: what they share is known.
 _KNOWN_DOMAINS = _OWN_DOMAINS | {"com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
-
-# Element i of the result needs element i of these inputs only, in every kernel of the CPU and CUDA
-# providers: they run over spans of equal index. Where computes into temporaries first.
-_BY_INDEX: Mapping[str, tuple[int, ...]] = {
-    "Add": (0, 1),
-    "Sub": (0, 1),
-    "Mul": (0, 1),
-    "Div": (0, 1),
-    "Sum": (0, 1),
-    "Max": (0, 1),
-    "Min": (0, 1),
-    "Where": (1, 2),
-    "Neg": (0,),
-    "Identity": (0,),  # copies a buffer onto itself, which kernels leave out
-}
-# Of more than two inputs, kernels make an intermediate result, some of them in the output.
-_OF_TWO_AT_MOST = frozenset({"Sum", "Max", "Min"})
-
-# Output slot and the input slot whose buffer it shares: registered as Alias by the providers.
-# BatchNormalization updates its statistics where they are (CPU). Dropout was an alias in inference
-# before opset 12.
-_FIRST = ((0, 0),)
-_SHARING: Mapping[str, Sequence[tuple[int, int]]] = {
-    "Identity": _FIRST,
-    "Reshape": _FIRST,
-    "Squeeze": _FIRST,
-    "Unsqueeze": _FIRST,
-    "Flatten": _FIRST,
-    "Dropout": _FIRST,
-    "ExpandDims": _FIRST,
-    "Optional": _FIRST,
-    "OptionalGetElement": _FIRST,
-    "BatchNormalization": ((1, 3), (2, 4)),
-}
-# What a sequence holds may be copied or shared.
-_INTO_SEQUENCES = frozenset(
-    {"SequenceConstruct", "SequenceInsert", "SequenceMap", "SplitToSequence", "ConcatFromSequence"}
-)
-# They read a shape, never what is in the buffer, and may run at any time.
-_SHAPE_ONLY = frozenset({"Shape", "Size"})
-
 _Shape = tuple[int | str, ...]
 
 
@@ -194,7 +158,7 @@ class _Checker:
         old = dict(zip(lives, lives, strict=True))
         new = {life.output: given for given, life in lives.items()}
         for place, node in enumerate(self.graph.node):
-            if node.op_type in _SHAPE_ONLY and node.domain in _OWN_DOMAINS:
+            if operator_key(node) in SHAPE_READERS:  # never what is in the buffer, at any time
                 continue
             reads: list[tuple[str, int | None]] = [(name, k) for k, name in enumerate(node.input)]
             reads += [(name, None) for name in sorted(_read_inside(node))]
@@ -223,7 +187,7 @@ class _Checker:
         """A node that may give what it reads to others, nobody knows how."""
         node = self.graph.node[place]
         words = f"{_describe(node, place)} may hand '{name}' on"
-        if node.op_type in _INTO_SEQUENCES:
+        if operator(operator_key(node)).keeps:
             life.handed_on = life.handed_on or f"{words} in a sequence"
         elif node.domain not in _KNOWN_DOMAINS:
             life.handed_on = life.handed_on or f"{words}: its domain, '{node.domain}', is unknown"
@@ -238,7 +202,7 @@ class _Checker:
         """Note which outputs of a node share a buffer that is followed."""
         if node.domain not in _KNOWN_DOMAINS:
             return
-        for made, read in _SHARING.get(node.op_type, ()):
+        for made, read in shared_buffers(operator_key(node)):
             if made >= len(node.output) or read >= len(node.input):
                 continue
             out, name = node.output[made], node.input[read]
@@ -262,7 +226,7 @@ class _Checker:
             return f"{words} is of an unknown domain, '{maker.domain}'"
         if _bodies(maker):
             return f"{words} has a body, which may write before it has read"
-        if maker.op_type == "Constant" and maker.domain in _OWN_DOMAINS:
+        if is_constant(maker):
             return f"'{life.output}' is a constant"
         if life.inside or not life.slots:
             return f"a body of {words} reads '{given}'" if life.inside else ""
@@ -271,10 +235,11 @@ class _Checker:
 
 def _not_by_index(maker: onnx.NodeProto, slots: Sequence[int], given: str, words: str) -> str:
     """Why the maker may overwrite what it has yet to read; rule 3. Types and shapes are equal."""
-    allowed = _BY_INDEX.get(maker.op_type) if maker.domain in _OWN_DOMAINS else None
-    if allowed is None:
+    entry = operator(operator_key(maker))
+    allowed = entry.overwrites
+    if not allowed:
         return f"{words} may read '{given}' after it has overwritten it"
-    if maker.op_type in _OF_TWO_AT_MOST and len(maker.input) > len(allowed):
+    if entry.in_passes and len(maker.input) > len(allowed):
         return f"{words} has more than {len(allowed)} inputs, '{given}' among them"
     if any(slot not in allowed for slot in slots):
         return f"{words} reads '{given}' for something other than its own elements"

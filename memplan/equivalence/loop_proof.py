@@ -17,13 +17,14 @@ from memplan.equivalence.normal_forms import Final, Output, Stack, Transposed, V
 from memplan.equivalence.numbering import Numbered
 from memplan.equivalence.scans import read_scan
 from memplan.equivalence.terms import ABSENT, Terms
+from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.nodes import captured_names
 
 LOOPS = ("Scan", "Loop")
 Role = tuple[object, ...]
 _STEPS_AND_CONDITION = 2
 _PRODUCTS = ("MatMul", "Gemm", "Add")  # with what is added to them
-_MOVING = ("Concat", "Slice", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Identity")
+_MOVING = SAME_ELEMENTS | {":Concat", ":Slice", ":Transpose"}
 
 
 def other_read(
@@ -81,7 +82,7 @@ def _made_of(terms: Terms, term: int) -> tuple[int, ...]:
     if isinstance(form, Output) and not form.applied.domain:
         if form.applied.op in _PRODUCTS:
             return form.applied.reads
-        return form.applied.reads[:1] if form.applied.op in _MOVING else ()
+        return form.applied.reads[:1] if form.applied.key in _MOVING else ()
     return ()
 
 
@@ -103,7 +104,7 @@ def _from_loops(terms: Terms, term: int, inner: Container[int]) -> bool:
         return True
     if isinstance(form, View | Transposed):
         return _from_loops(terms, form.root, inner)
-    if not isinstance(form, Output) or form.applied.domain or form.applied.op not in _MOVING:
+    if not isinstance(form, Output) or form.applied.key not in _MOVING:
         return False
     reads = form.applied.reads
     moved = reads if form.applied.op == "Concat" else reads[:1]

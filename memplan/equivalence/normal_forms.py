@@ -54,6 +54,11 @@ class Applied:
     occurrence: str = ""
     free: int = field(default=0, compare=False)
 
+    @property
+    def key(self) -> str:
+        """``domain:Op``, the key of the operator book."""
+        return f"{self.domain}:{self.op}"
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -120,7 +125,7 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Summed:
     """Of the sum ``root`` of ``size`` summands those from ``start`` to before ``stop``, counted
-    along ``axis`` of what is summed (of products: the inner one, 0)."""
+    along ``axis`` of what is summed (0 for the inner axis of a product of two matrices)."""
 
     root: int
     axis: int

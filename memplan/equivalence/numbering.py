@@ -28,7 +28,7 @@ from memplan.equivalence.normal_forms import (
     Stack,
     State,
 )
-from memplan.equivalence.parts import PRODUCTS, Parts, product_of
+from memplan.equivalence.parts import Parts, product_of
 from memplan.equivalence.rewrite_rules import same_as
 from memplan.equivalence.scans import Steps, added_at_once, read_scan
 from memplan.equivalence.terms import (
@@ -41,14 +41,8 @@ from memplan.equivalence.terms import (
     attributes_key,
     plain_attributes,
 )
-from memplan.ops.memory import (
-    CONTROL_FLOW_OPS,
-    LISTED_OUTPUTS,
-    OPTIONAL_OUTPUTS,
-    RANDOM_OPS,
-    has_effects,
-    packed_inputs,
-)
+from memplan.ops.book import CONTROL_FLOW_OPS, PRODUCTS, RANDOM_OPS, operator
+from memplan.ops.memory import has_effects, packed_inputs
 from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
 from memplan.shapes.fold import constant_value
 
@@ -341,7 +335,7 @@ class Numbering:
     def _added_at_once(self, node: onnx.NodeProto, applied: Applied) -> bool:
         """Whether it is a product so short that all kernels add it alike."""
         first, second = (self.terms.fact(t).shape for t in (*applied.reads, ABSENT, ABSENT)[:2])
-        if applied.op not in PRODUCTS or not first or second is None or len(second) != 2:
+        if applied.key not in PRODUCTS or not first or second is None or len(second) != 2:
             return False
         turned = bool(plain_attributes(node).get("transB", 0))
         inner, columns = second[:: -1 if turned else 1]
@@ -401,7 +395,7 @@ def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
     each with its place among the nodes of its graph (``place``: that of the node)."""
     own = any(attribute.name == _SEED for attribute in node.attribute)
     if operator_key(node) in RANDOM_OPS and not own:
-        yield node.op_type, place
+        yield operator_key(node), place
     for body in subgraphs(node):
         for index, inner in enumerate(body.node):
             yield from unseeded(inner, index)
@@ -410,9 +404,10 @@ def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:
 def _telling_outputs(node: onnx.NodeProto, key: str) -> tuple[int, ...]:
     """The outputs without which it might give others: those that it cannot leave out, and those
     that choose the kernel."""
-    optional, listed = OPTIONAL_OUTPUTS.get(key, ()), LISTED_OUTPUTS.get(key, 1)
+    entry = operator(key)
+    optional = entry.optional_outputs
     named = {slot for slot, name in enumerate(node.output) if name and slot not in optional}
-    return tuple(sorted(named | set(range(1, min(listed, len(node.output))))))
+    return tuple(sorted(named | set(range(1, min(entry.listed_outputs, len(node.output))))))
 
 
 def _is_function(key: str) -> bool:

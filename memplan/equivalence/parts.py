@@ -8,8 +8,9 @@ the whole, too.
 
 In exact arithmetic all of that holds for every value. In floating point, a kernel may add in
 another order for other sizes; sums of summands do. So wholes that are found here are equal up to
-rounding, and :attr:`Terms.rounded` names them. The rules share nothing with those by which a graph
-is chunked: :mod:`memplan.passes.chunk`.
+rounding, and :attr:`Terms.rounded` names them. Which operators compute ranges from ranges stands
+in the operator book (:mod:`memplan.ops.book`), whose every line is tried on the runtime; how ranges
+are followed shares nothing with the pass that chunks a graph (:mod:`memplan.passes.chunk`).
 """
 
 from __future__ import annotations
@@ -29,19 +30,28 @@ from memplan.equivalence.normal_forms import (
     Transposed,
     View,
 )
-from memplan.equivalence.part_rules import RULES, Found, Operand
 from memplan.equivalence.rewrite_rules import same_as, view
 from memplan.equivalence.terms import ABSENT, IN_CHUNKS, Fact, Terms
+from memplan.ops.book import PRODUCTS, VIEWS, operator
+from memplan.ops.facets import WHOLE, Use
+from memplan.ops.instance import Instance
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm"})
 _DOMAINS = ("", "com.microsoft")
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A tensor as the axis rules look at it; they go by shapes alone."""
+
+    shape: tuple[int, ...]
+    dtype: int = 0
+    nbytes: int = 0
 
 
 def product_of(applied: Applied, given: Mapping[str, Any], terms: Terms) -> Product | None:
     """The product of two matrices that an operator gives, its third input added; None if it is
     none, or is scaled in other ways."""
-    if applied.op not in PRODUCTS or applied.domain not in _DOMAINS or len(applied.reads) < 2:
+    if applied.key not in PRODUCTS or len(applied.reads) < 2:
         return None
     if any(given.get(name, 0) for name in ("transBatchA", "transBatchB")):
         return None
@@ -90,8 +100,7 @@ class Parts:
             term = rule(applied, call)
             if term is not None:
                 return {0: term}
-        found_at = self._ranged(applied, call)
-        return {slot: term for slot, term in found_at.items() if slot < count}
+        return self._ranged(applied, call, count)
 
     def _part(self, term: int) -> Part | None:
         form = self.terms.forms[term] if term != ABSENT else None
@@ -258,7 +267,7 @@ class Parts:
     def _viewed(self, applied: Applied, call: Call) -> int | None:
         """A view of a part is a part of a view: of one that the reference has, if there is one."""
         part = self._part(applied.reads[0])
-        if applied.op not in _VIEWS or part is None:
+        if applied.key not in VIEWS or part is None:
             return None
         found = same_as(call)
         whole, cut = self.terms.fact(part.root).shape, self.terms.fact(applied.reads[0]).shape
@@ -300,41 +309,55 @@ class Parts:
         root = self.terms.of(Broadcast(part.root, shape), fact)
         return self._of(root, axis, part.start, part.stop)
 
-    def _ranged(self, applied: Applied, call: Call) -> dict[int, int]:
+    def _ranged(self, applied: Applied, call: Call, count: int) -> dict[int, int]:
         """An operator that computes ranges from ranges, applied to parts."""
-        rule = RULES.get(applied.op)
-        if rule is None:
+        rule = operator(applied.key).axes
+        instance = self._instance(call, count)
+        if rule is None or instance is None:
             return {}
-        operands = [self._operand(t) for t in applied.reads]
-        for slot, operand in enumerate(operands):
-            if operand.part is not None:
-                found = rule(call, operands, slot, operand.part.axis)
-                if found is not None:
-                    return self._result(applied, call, found, operand.part)
+        # What holds the shape of the result is another for the whole; what is added to a sum is
+        # added once.
+        uses = [use for use in rule(instance) if use.shape_slot < 0 and use.addend < 0]
+        for slot, term in enumerate(applied.reads):
+            part = self._part(term)
+            for use in uses:
+                if part is not None and use.reads[slot] == part.axis:
+                    return self._result(applied, call, use, part)
         return {}
 
-    def _operand(self, term: int) -> Operand:
-        shape = self.terms.fact(term).shape
-        return Operand(term, shape, self._part(term))
+    def _instance(self, call: Call, count: int) -> Instance | None:
+        """What is applied, with ``count`` outputs; None if the shape of an operand is not known.
 
-    def _result(self, applied: Applied, call: Call, found: Found, anchor: Part) -> dict[int, int]:
+        A part counts as two long along its axis at least: it is not repeated, even if it is one.
+        """
+        operands: list[_Operand | None] = []
+        for term in call.reads:
+            shape, part = self.terms.fact(term).shape, self._part(term)
+            if term != ABSENT and shape is None:
+                return None
+            if shape is not None and part is not None:
+                long = max(shape[part.axis], 2)
+                shape = (*shape[: part.axis], long, *shape[part.axis + 1 :])
+            operands.append(None if shape is None else _Operand(shape))
+        return Instance(call.attributes, operands, [None] * count, self.opset, call.ints)
+
+    def _result(self, applied: Applied, call: Call, use: Use, anchor: Part) -> dict[int, int]:
         """The part of what the wholes give; empty if some operand is not the part it should be."""
         size = (self.terms.fact(anchor.root).shape or ())[anchor.axis]
         reads = []
-        for term, axis in zip(applied.reads, found.reads, strict=True):
-            whole = term if axis is None else self._whole_operand(term, axis, anchor, size)
+        for term, axis in zip(applied.reads, use.reads, strict=True):
+            whole = term if axis == WHOLE else self._whole_operand(term, axis, anchor, size)
             if whole is None:
                 return {}
             reads.append(whole)
         whole_applied = self.terms.as_known(replace(applied, reads=tuple(reads)))
-        if found.sums:
+        if use.sums:
             root = self.terms.output(whole_applied, 0)
-            return {0: self._sum(Summed(root, found.axis, anchor.start, anchor.stop, size))}
+            return {0: self._sum(Summed(root, use.reads[0], anchor.start, anchor.stop, size))}
         made: dict[int, int] = {}
-        for slot, axis in enumerate(found.makes):
+        for slot, axis in enumerate(use.makes):
             root = self._applied_to(call, whole_applied, slot)
-            if axis is not None:
-                made[slot] = self._of(root, axis, anchor.start, anchor.stop)
+            made[slot] = self._of(root, axis, anchor.start, anchor.stop)
         return made
 
     def _applied_to(self, call: Call, whole: Applied, slot: int) -> int:

@@ -29,6 +29,7 @@ from memplan.equivalence.numbering import (
 )
 from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
+from memplan.ops.book import operator
 from memplan.proto.metadata import node_metadata
 from memplan.proto.nodes import domain_of, is_standard
 from memplan.shapes.dims import symbolic_dims
@@ -36,7 +37,6 @@ from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
 
 _OVERRIDABLE_FROM_IR = 4
-_SHARED_STREAM = ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,7 @@ def _draws(nodes: Iterable[Numbered], among: Iterable[Numbered] = ()) -> list[ob
     for place, numbered in enumerate(nodes):
         if numbered.draws and (not kept or numbered.applied.occurrence in kept):
             drawn = unseeded(numbered.node, place)
-            places = tuple(None if op in _SHARED_STREAM else where for op, where in drawn)
+            places = tuple(None if operator(key).shared_stream else where for key, where in drawn)
             found.append((numbered.applied.occurrence, places))
     return found
 

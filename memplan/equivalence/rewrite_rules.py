@@ -20,13 +20,13 @@ from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pool_proof import first_index
 from memplan.equivalence.range_proof import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
+from memplan.ops.book import VIEWS
 from memplan.ops.whole_numbers import type_bounds
 from memplan.shapes.tensor_type import FLOATS
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 # These keep every element where it is if the shape stays.
 _KEEPING = frozenset({"Tile", "Split"})
 _OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
@@ -43,7 +43,7 @@ def same_as(call: Call) -> int | None:
     found = rule(call)
     if found is not None or call.result.shape is None:
         return found
-    if call.op in _VIEWS:
+    if f":{call.op}" in VIEWS:
         return view(call.terms, call.read(0), call.result.shape)
     if call.op in _KEEPING and call.result.shape == call.fact().shape:
         return call.read(0)
@@ -125,7 +125,7 @@ def view(terms: Terms, source: int, shape: Sequence[int]) -> int:
 def view_root(terms: Terms, term: int) -> int:
     """What a view shows, through views of views, also of those whose shape is not known."""
     form = terms.forms[term]
-    while (made := terms.made_by(term, 0)) is not None and made.op in _VIEWS and not made.domain:
+    while (made := terms.made_by(term, 0)) is not None and made.key in VIEWS:
         term = made.reads[0]
         form = terms.forms[term]
     return form.root if isinstance(form, View) else term

@@ -9,10 +9,11 @@ what to trust; measured costs replace them (``--costs``).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.ir.graph import ABSENT, Graph, Node, Tensor
+from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ops.book import operator
+from memplan.ops.in_graph import in_graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 
@@ -118,79 +119,13 @@ def _inside(graph: Graph, node: Node, device: Device, provider: str) -> float:
     return max(found, default=0.0)
 
 
-def is_contraction(op: str) -> bool:
-    """Whether an operator multiplies matrices or convolves: more arithmetic than memory traffic."""
-    return op in _CONTRACTIONS
-
-
 def flops(graph: Graph, node: Node) -> float:
     """Floating-point operations of one execution; elementwise operators count one per element."""
-    inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
-    outputs = [graph.tensors[t] for t in node.writes]
-    if not outputs:
+    if not node.writes:
         return 0.0
-    elements = float(math.prod(outputs[0].shape))
-    rule = _CONTRACTIONS.get(node.op)
-    if rule is not None:
-        return 2.0 * rule(node, inputs, outputs)
-    read = max((math.prod(t.shape) for t in inputs if t is not None), default=0)
-    return max(elements, float(read))
-
-
-def _matmul(node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> float:
-    """Multiply-adds: output elements × inner dimension. Also FusedMatMul, Gemm."""
-    first = inputs[0]
-    assert first is not None
-    transposed = bool(node.attributes.get("transA", 0))
-    inner = first.shape[-2 if transposed and len(first.shape) > 1 else -1] if first.shape else 1
-    return float(math.prod(outputs[0].shape)) * inner
-
-
-def _conv(node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> float:
-    """Multiply-adds: output elements × weights per output channel."""
-    weight = inputs[1]
-    assert weight is not None
-    return float(math.prod(outputs[0].shape)) * math.prod(weight.shape[1:])
-
-
-def _conv_transpose(
-    node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-) -> float:
-    """Multiply-adds: input elements × weights per input channel."""
-    first, weight = inputs[0], inputs[1]
-    assert first is not None
-    assert weight is not None
-    return float(math.prod(first.shape)) * math.prod(weight.shape[1:])
-
-
-def _recurrent(node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> float:
-    """Multiply-adds: time × batch × the elements of input and recurrence weights."""
-    first = inputs[0]
-    assert first is not None
-    weights = sum(math.prod(t.shape) for t in inputs[1:3] if t is not None)
-    return float(math.prod(first.shape[:2])) * weights
-
-
-def _einsum(node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> float:
-    """Multiply-adds: the product of the sizes of all labels (no smarter contraction order)."""
-    equation = str(node.attributes.get("equation", "")).replace(" ", "")
-    sizes: dict[str, int] = {}
-    for labels, tensor in zip(equation.split("->")[0].split(","), inputs, strict=False):
-        if tensor is not None and "." not in labels:
-            sizes.update(zip(labels, tensor.shape, strict=False))
-    return float(math.prod(sizes.values())) if sizes else float(math.prod(outputs[0].shape))
-
-
-_CONTRACTIONS = {
-    "MatMul": _matmul,
-    "Gemm": _matmul,
-    "FusedMatMul": _matmul,
-    "FusedGemm": _matmul,
-    "Conv": _conv,
-    "FusedConv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
-    "Einsum": _einsum,
-}
+    work = operator(node.key).work
+    if work is not None:
+        return 2.0 * work(in_graph(graph, node))
+    made = float(math.prod(graph.tensors[node.writes[0]].shape))
+    inputs = (graph.tensors[t] for t in node.inputs if t != ABSENT)
+    return max(made, float(max((math.prod(t.shape) for t in inputs), default=0)))

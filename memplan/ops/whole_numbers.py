@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from memplan.ops.book import MOVING
+
 Bounds = tuple[int, int]
 """The least and the largest number."""
 
@@ -26,10 +28,7 @@ _UNSIGNED: Mapping[int, int] = {
     _T.UINT64: 64,
 }
 # Operators whose first output holds elements of some inputs: of the first, or from one on.
-_HANDED_ON = frozenset(
-    {"Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "Split", "Identity"}
-    | {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"}
-)
+_HANDED_ON = MOVING | {":Cast"}
 _ALL_FROM = {"Concat": 0, "Where": 1}
 
 
@@ -65,7 +64,7 @@ class Applied:
 
 def made_bounds(made: Applied, slot: int) -> Bounds | None:
     """The bounds of an output before it wraps; None: nothing is known but its type."""
-    if made.op in _HANDED_ON and not slot:
+    if f":{made.op}" in _HANDED_ON and not slot:
         return made.bounds(0)
     if made.op in _ALL_FROM:
         return _hull(made.bounds(k) for k in range(_ALL_FROM[made.op], made.inputs))

@@ -16,10 +16,10 @@ import onnx
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.graph_facts import Facts
 from memplan.ir.reach import needed_nodes
-from memplan.ops.memory import PACKED_INPUTS
+from memplan.ops.book import VIEWS, operator
 from memplan.passes.change import facts_of, with_most
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
-from memplan.passes.no_ops import VIEWS, permutation, same_value
+from memplan.passes.no_ops import permutation, same_value
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import Nodes
 from memplan.proto.nodes import is_constant
@@ -174,7 +174,7 @@ def _makes_weights(facts: Facts, node: Node) -> bool:
         node.outputs[0] == read
         for reader in graph.tensors[node.outputs[0]].readers
         for slot, read in enumerate(graph.nodes[reader].inputs)
-        if slot in PACKED_INPUTS.get(graph.nodes[reader].key, ())
+        if slot in operator(graph.nodes[reader].key).packed_inputs
     )
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.graph_facts import Facts
+from memplan.ops.book import VIEWS
 
-VIEWS = frozenset({":Reshape", ":Squeeze", ":Unsqueeze", ":Flatten"})
-"""Operators that keep the elements in their order in memory, and decide the shape only."""
 # With one input these hand it on as it is.
 _OF_ONE = frozenset({":Concat", ":Sum", ":Max", ":Min"})
 # These keep every element where it is if the shape stays.

@@ -14,7 +14,8 @@ from typing import ClassVar
 from memplan.errors import UsageError
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.reach import needed_nodes, trained_outputs
-from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS, has_effects
+from memplan.ops.book import operator
+from memplan.ops.memory import has_effects
 from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import leave_out
@@ -54,7 +55,7 @@ class Prune:
             edit.remove(node)
         unread = {graph.tensors[t].name for t in idle}
         for node in {graph.tensors[t].producer for t in idle}:
-            leave_out(edit.node(node), unread, LISTED_OUTPUTS.get(graph.nodes[node].key, 1))
+            leave_out(edit.node(node), unread, operator(graph.nodes[node].key).listed_outputs)
         if unwanted:
             edit.drop_outputs({graph.tensors[t].name for t in unwanted})
             edit.drop_inputs(edit.no_longer_read())
@@ -115,7 +116,7 @@ def _lasting(graph: Graph) -> set[int]:
 
 
 def _optional(node: Node) -> list[int]:
-    slots = OPTIONAL_OUTPUTS.get(node.key, ())
+    slots = operator(node.key).optional_outputs
     return [node.outputs[k] for k in slots if k < len(node.outputs) and node.outputs[k] != ABSENT]
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.memory import LISTED_OUTPUTS, OPTIONAL_OUTPUTS
+from memplan.ops.book import operator
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
-from memplan.proto.edit import copied, leave_out, rename_reads, replace_nodes
+from memplan.proto.edit import copied, leave_out, rename_reads, renamed
+from memplan.proto.graph_edit import GraphEdit
 from memplan.proto.metadata import node_metadata, set_metadata
-from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_constant
-from memplan.proto.opset import allow_initializers
 
 OFFLOAD, RELOAD = "offload", "reload"
 """``memplan.role`` of nodes that copy a tensor to the host and back."""
@@ -31,14 +29,13 @@ def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> o
         plan: the plan.
         dims: bound dimensions, recorded in the metadata.
     """
-    result = copied(model)
-    allow_initializers(result)
-    writer = _Writer(model, plan)
-    replace_nodes(result.graph, writer.nodes())
-    result.graph.value_info.extend(writer.value_info)
+    edit = GraphEdit(model)
+    writer = _Writer(edit, plan)
+    edit.write(writer.nodes())
     for name, value in plan.extended.constants.items():
         if name in writer.used_constants:
-            result.graph.initializer.append(numpy_helper.from_array(value, name))
+            edit.initialize(name, value)
+    result = edit.finished()
     set_metadata(
         result,
         {
@@ -57,31 +54,27 @@ def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> o
 class _Writer:
     """Walks the sequence and keeps, per tensor, the name that readers must use now."""
 
-    def __init__(self, model: onnx.ModelProto, plan: Plan) -> None:
-        self.model = model
+    def __init__(self, edit: GraphEdit, plan: Plan) -> None:
+        self.edit = edit
         self.graph: Graph = plan.extended.graph
         self.plan = plan
         self.current = [tensor.name for tensor in self.graph.tensors]
-        self.names = NameAuthority((*self.current, *defined_names(model.graph)))
-        self.names.taken.update(node.name for node in self.graph.nodes)
+        self.names = edit.names
+        self.names.taken.update(self.current, (node.name for node in self.graph.nodes))
         self.runs: defaultdict[int, int] = defaultdict(int)
         self.used_constants: set[str] = set()
-        self.value_info: list[onnx.ValueInfoProto] = []
-        self.known_info = {v.name: v for v in model.graph.value_info}
+        self.known_info = {v.name: v for v in edit.model.graph.value_info}
         self.read_counts = _reads_per_instance(plan)
         copies = plan.extended.of_kind(ON_HOST)
         self.copies = {node: (OFFLOAD, copy.tensor) for copy in copies for node in copy.encode}
         self.copies |= {copy.decode: (RELOAD, copy.tensor) for copy in copies}
 
-    def nodes(self) -> list[onnx.NodeProto]:
-        """The new node list: constants first, as the runtime makes them initializers anyway."""
-        constants = [n for n in self.model.graph.node if is_constant(n)]
-        protos = [n for n in self.model.graph.node if not is_constant(n)]
-        result = list(constants)
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        """The nodes in the order of the plan."""
+        own = self.edit.count
         for position, index in enumerate(self.plan.sequence):
-            original = protos[index] if index < len(protos) else None
-            result.append(self._instance(position, self.graph.nodes[index], original))
-        return result
+            original = self.edit.original(index) if index < own else None
+            yield self._instance(position, self.graph.nodes[index], original)
 
     def _instance(
         self, position: int, node: Node, original: onnx.NodeProto | None
@@ -110,7 +103,7 @@ class _Writer:
                 self._declare(tensor, name)
                 proto.output[slot] = name
                 self.current[tensor] = name
-        leave_out(proto, unread, LISTED_OUTPUTS.get(node.key, 1))
+        leave_out(proto, unread, operator(node.key).listed_outputs)
         return proto
 
     def _host_copy(self, node: Node, role: str, tensor: int) -> onnx.NodeProto:
@@ -136,7 +129,7 @@ class _Writer:
     def _unread(self, position: int, node: Node, slot: int) -> bool:
         """An optional output that nobody reads is left out, so that it is never allocated."""
         tensor = self.graph.tensors[node.outputs[slot]]
-        if slot not in OPTIONAL_OUTPUTS.get(node.key, ()):
+        if slot not in operator(node.key).optional_outputs:
             return False
         if tensor.is_output and self.runs[node.id] == 1:
             return False
@@ -163,19 +156,18 @@ class _Writer:
         source = self.graph.tensors[tensor if like is None else like]
         known = self.known_info.get(source.name)
         if known is not None:
-            info = copied(known)
-            info.name = name
+            info = renamed(known, name)
         elif source.counted and not self.plan_has_symbols():
             info = helper.make_tensor_value_info(name, source.dtype, list(source.shape))
         else:
             return
-        self.value_info.append(info)
+        self.edit.graph.value_info.append(info)
 
     def plan_has_symbols(self) -> bool:
         """Whether the file has symbolic dimensions (then bound shapes must not be written)."""
         return any(
             dim.dim_param
-            for value in self.model.graph.input
+            for value in self.edit.model.graph.input
             for dim in value.type.tensor_type.shape.dim
         )
 

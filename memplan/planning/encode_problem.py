@@ -9,10 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.cost import is_contraction
+from memplan.ops.book import RANDOM_OPS, SHAPE_READERS, operator
 from memplan.ops.memory import (
-    OPTIONAL_OUTPUTS,
-    RANDOM_OPS,
     MemorySemantics,
     has_effects,
     refusal,
@@ -27,10 +25,6 @@ from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
 from memplan.solver.forms import with_makers
 from memplan.solver.problem import NONE, Arrays, Flags, Form, Ints, Labels, Problem
-
-# Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
-# recomputed one would run at once and pin its input.
-_NEVER_LATE = frozenset({":Shape", ":Size"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +161,9 @@ def encode(
     known = None if forward is None else flags(len(graph.nodes), forward)
     path = differentiated if differentiated is not None else forward
     labels = None if path is None else labels_of(graph, path, keep)
-    intensive = np.asarray([is_contraction(node.op) for node in graph.nodes], dtype=np.bool_)
+    intensive = np.asarray(
+        [operator(node.key).work is not None for node in graph.nodes], dtype=np.bool_
+    )
     return Encoded(
         arrays=arrays,
         order=tuple(order),
@@ -231,7 +227,9 @@ def _movable(graph: Graph) -> Flags:
     """Nodes whose place is free: not those that the runtime places itself, nor their sources."""
     movable = np.ones(len(graph.nodes), np.bool_)
     for node in graph.nodes:
-        if node.key in _NEVER_LATE:
+        # Cheap to keep, wanted early: the runtime runs them as soon as their input is there, so a
+        # recomputed one would run at once and pin its input.
+        if node.key in SHAPE_READERS:
             movable[node.id] = False
             for t in node.reads:
                 if graph.tensors[t].producer >= 0:
@@ -256,7 +254,7 @@ def _refusals(graph: Graph, provider: str) -> dict[int, str]:
     found = {}
     for node in graph.nodes:
         reason = refusal(node.key, provider)
-        if node.key in _NEVER_LATE:
+        if node.key in SHAPE_READERS:
             reason = "runs as soon as its input is there"
         if any(not graph.tensors[t].counted for t in (*node.reads, *node.writes)):
             reason = "handles strings, sequences or optionals"
@@ -298,7 +296,7 @@ def graph_arrays(
             alias_of.append(alias)
             inplace_of.extend(inplace)
             inplace_start.append(len(inplace_of))
-            droppable.append(slot in OPTIONAL_OUTPUTS.get(node.key, ()))
+            droppable.append(slot in operator(node.key).optional_outputs)
         write_start.append(len(writes))
     away = host_copies(graph) if rules.provider == "cuda" else frozenset()
     classes: dict[tuple[tuple[int | str, ...], int], int] = {}
@@ -326,7 +324,7 @@ def graph_arrays(
         alike=ints(alike),
         resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),
         pinned=np.asarray([t.is_output for t in graph.tensors], dtype=np.bool_),
-        eager=np.asarray([node.key in _NEVER_LATE for node in graph.nodes], dtype=np.bool_),
+        eager=np.asarray([node.key in SHAPE_READERS for node in graph.nodes], dtype=np.bool_),
         maker=np.zeros(0, np.int64),
         rank=np.zeros(len(graph.nodes), np.int64),
         cost=np.asarray(costs, dtype=np.float64),

@@ -78,7 +78,10 @@ def _made(root: str) -> tuple[str, int | None]:
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir=root)
         if sys.platform == "win32":
             return folder, None
-        lock = os.open(folder, os.O_RDONLY)
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # taken for a leftover before it was locked
+            continue
         if hold(folder, lock):
             return folder, lock
         os.close(lock)

@@ -40,6 +40,13 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     graph.node.extend(kept)
 
 
+def drop_named(values: Any, names: Container[str]) -> None:
+    """Take entries out of a list of inputs, outputs, initializers or value infos, by name."""
+    for index in reversed(range(len(values))):
+        if values[index].name in names:
+            del values[index]
+
+
 def leave_out(node: onnx.NodeProto, outputs: Container[str], fewest: int = 1) -> None:
     """Let a node not make some of its optional outputs: their names become empty, and an absent
     last output is not listed, but for the ``fewest`` that are."""
@@ -110,9 +117,7 @@ def drop_stale_infos(graph: onnx.GraphProto) -> None:
     defined = {name for node in graph.node for name in node.output}
     defined.update(tensor.name for tensor in graph.initializer)
     defined.update(value.name for value in graph.input)
-    for index in reversed(range(len(graph.value_info))):
-        if graph.value_info[index].name not in defined:
-            del graph.value_info[index]
+    drop_named(graph.value_info, {value.name for value in graph.value_info} - defined)
 
 
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from memplan.proto.edit import Nodes, copied, remove_unread, rename_reads
+from memplan.proto.edit import Nodes, copied, drop_named, remove_unread, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, names_read, reads_of
 from memplan.proto.opset import allow_initializers
@@ -81,6 +80,11 @@ class GraphEdit:
         self.graph.initializer.append(numpy_helper.from_array(value, name))
 
     # -- nodes -----------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """How many nodes the file has: numbers are below."""
+        return len(self._places)
 
     def original(self, number: int) -> onnx.NodeProto:
         """A node as the file has it, not to be changed."""
@@ -188,11 +192,11 @@ class GraphEdit:
 
     def drop_outputs(self, names: Collection[str]) -> None:
         """Let the graph give out some of its outputs no more."""
-        _drop(self.graph.output, names)
+        drop_named(self.graph.output, names)
 
     def drop_inputs(self, names: Collection[str]) -> None:
         """Let the graph take some of its inputs no more."""
-        _drop(self.graph.input, names)
+        drop_named(self.graph.input, names)
 
     def no_longer_read(self) -> set[str]:
         """Names that nodes read before the edit, and that neither nodes nor outputs do now."""
@@ -218,10 +222,3 @@ class GraphEdit:
                 read_before=names_read(self.model.graph.node),
             )
         return self._result
-
-
-def _drop(values: Any, names: Collection[str]) -> None:
-    """Take entries out of a list of graph inputs or outputs."""
-    for index in reversed(range(len(values))):
-        if values[index].name in names:
-            del values[index]

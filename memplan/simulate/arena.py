@@ -24,6 +24,7 @@ from enum import StrEnum
 import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
+from memplan.ops.book import operator
 from memplan.simulate.allocation import Allocation, Buffer
 from memplan.simulate.free_space import FreeSpace, by_step, rounded
 from memplan.simulate.timeline import Bytes, Timeline
@@ -33,12 +34,6 @@ _MIB = 1 << 20
 _REGION_GAP = 4096
 # Regions are laid out downwards from here: below 2^47 like user space, and exact in a JS number.
 _TOP_ADDRESS = 1 << 46
-
-# Kernels that make partial results before they ask for their output (where_op.cc,
-# UntypedBroadcastVariadic in element_wise_ops.cc); the others ask for outputs first.
-_SCRATCH_FIRST = frozenset({":Where", ":Sum", ":Max", ":Min", ":Mean"})
-# Scratch of two equal requests: the transposed input and output (softmax.cc).
-_SCRATCH_IN_HALVES = frozenset({":Softmax", ":LogSoftmax", ":Hardmax"})
 
 
 class Extend(StrEnum):
@@ -197,14 +192,14 @@ def scratch_requests(timeline: Timeline) -> dict[int, Scratch]:
         node = timeline.graph.nodes[timeline.order[step]]
         nbytes = int(timeline.workspace[step])
         parts = _parts(timeline.graph, node, nbytes)
-        first = node.key in _SCRATCH_FIRST
+        first = operator(node.key).scratch_first
         found[step] = Scratch(before=parts) if first else Scratch(after=parts)
     return found
 
 
 def _parts(graph: Graph, node: Node, nbytes: int) -> tuple[int, ...]:
     """``Where`` selects each branch into a tensor of its own; most others make one request."""
-    if node.key in _SCRATCH_IN_HALVES:
+    if operator(node.key).scratch_in_halves:
         return (nbytes // 2, nbytes - nbytes // 2)
     if node.key != ":Where" or ABSENT in node.inputs:
         return (nbytes,)

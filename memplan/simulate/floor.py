@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.ops.memory import OPTIONAL_OUTPUTS, MemorySemantics, semantics
+from memplan.ops.book import operator
+from memplan.ops.memory import MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.growing_sets import EMPTY, GrowingSets
 from memplan.simulate.timeline import Timeline
@@ -146,7 +147,7 @@ def _working_set(
         if graph.tensors[tensor].is_output:
             tensors.add(tensor)
             continue
-        if tensor in root or slot in OPTIONAL_OUTPUTS.get(node.key, ()):
+        if tensor in root or slot in operator(node.key).optional_outputs:
             continue
         slots = [k for k in rules.inplace_inputs(node.key, slot) if k < len(node.inputs)]
         sizes = [graph.tensors[t].nbytes for k in slots if (t := node.inputs[k]) != ABSENT]

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
-from memplan.ops.memory import OPTIONAL_OUTPUTS
+from memplan.ops.book import operator
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.timeline import Timeline
@@ -180,7 +180,7 @@ class _Freed:
         read = _Tally(of[r] for r in readers)
         late = _Tally(of[r] for r in readers if step_of[r] >= peak)
         node = self.graph.nodes[tensors[0].producer]
-        optional = node.outputs.index(buffer.root) in OPTIONAL_OUTPUTS.get(node.key, ())
+        optional = node.outputs.index(buffer.root) in operator(node.key).optional_outputs
 
         def goes(made: bool, held: bool, read: bool, late: bool) -> bool:
             if not made:

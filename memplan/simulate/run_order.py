@@ -13,10 +13,9 @@ from __future__ import annotations
 import heapq
 
 from memplan.ir.graph import Graph
+from memplan.ops.book import SHAPE_READERS
 from memplan.simulate.devices import Devices
 from memplan.simulate.session import SessionKind, session_kind
-
-_SHAPE_OPS = (":Shape", ":Size")
 
 
 def execution_order(graph: Graph, session: SessionKind) -> list[int]:
@@ -40,7 +39,7 @@ def _ready_as_listed(graph: Graph) -> bool:
     the lowest one that has not run is always ready."""
     made_by = [tensor.producer for tensor in graph.tensors]
     return not any(
-        node.key in _SHAPE_OPS or any(made_by[t] >= node.id for t in node.reads)
+        node.key in SHAPE_READERS or any(made_by[t] >= node.id for t in node.reads)
         for node in graph.nodes
     )
 
@@ -63,7 +62,7 @@ def _priority_order(
 ) -> list[int]:
     """Kahn's algorithm with a queue by (Shape and Size first, file index)."""
     waiting = [len(producers) for producers in incoming]
-    keys = [(0 if node.key in _SHAPE_OPS else 1, node.id) for node in graph.nodes]
+    keys = [(0 if node.key in SHAPE_READERS else 1, node.id) for node in graph.nodes]
     queue = [keys[i] for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(queue)
     order: list[int] = []

@@ -7,8 +7,8 @@ that looks at ``X``, and looks at it element by element:
 1. ``X`` is a graph input and ``X_new`` a computed output of its type and shape, which the runtime
    knows before it runs; neither is in another such pair.
 2. The maker reads ``X`` only in slots that its kernel may overwrite while it reads them
-   (:data:`memplan.ops.memory.OVERWRITES`, operators with one output), or not at all; it has no
-   body.
+   (:attr:`memplan.ops.facets.Operator.overwrites`, operators with one output), or not at all; it
+   has no body.
 3. Whatever else reads ``X``, or a view of it, runs before the maker.
 4. No graph output is a view of ``X`` or another view of ``X_new``, and nothing that reads them puts
    them into a sequence or is of an unknown domain.
@@ -31,14 +31,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.ir.graph import ABSENT, Graph, Node, StateMemory
+from memplan.ops.book import CONTROL_FLOW_OPS, operator
 from memplan.ops.kernels import COPY_OPS
-from memplan.ops.memory import (
-    CONTROL_FLOW_OPS,
-    SEQUENCE_OPS,
-    MemorySemantics,
-    overwritable_inputs,
-    semantics,
-)
+from memplan.ops.memory import MemorySemantics, overwritable_inputs, semantics
 from memplan.simulate.run_order import tuned_order
 
 EARLY = "it is made before the loss is known, and must be undone if that is not a number"
@@ -255,7 +250,7 @@ def _judge(
 def _may_keep(node: Node) -> bool:
     """Whether others may come to share what a node reads, in ways that no table tells."""
     known = node.domain in ("", "com.microsoft") or node.op in COPY_OPS
-    return node.key in SEQUENCE_OPS or not known
+    return operator(node.key).keeps or not known
 
 
 def _views(graph: Graph, source: int, rules: MemorySemantics) -> set[int]:

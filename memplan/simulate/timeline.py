@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.graph import Graph, Node
+from memplan.ops.book import CONTROL_FLOW_OPS
+from memplan.ops.in_graph import in_graph
 from memplan.ops.kernels import COPY_OPS
-from memplan.ops.memory import CONTROL_FLOW_OPS, semantics
+from memplan.ops.memory import semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
 from memplan.simulate.body_memory import Inside, body_bytes
@@ -195,21 +197,10 @@ def node_workspace(
 
 
 def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
-    if never_takes_scratch(node.domain, node.op, session.provider):
+    if never_takes_scratch(node.key, session.provider):
         return 0
-    inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
-    outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]
-    # Softmax and its like flatten their input below opset 13, which changes their scratch.
-    attributes = {**node.attributes, "__opset": graph.opset}
-    return workspace_bytes(
-        node.domain,
-        node.op,
-        attributes,
-        inputs,
-        outputs,
-        provider=session.provider,
-        threads=session.threads,
-    )
+    instance = in_graph(graph, node, threads=session.threads)
+    return workspace_bytes(node.key, instance, session.provider)
 
 
 def _library_notes(library: Mapping[str, int]) -> list[str]:

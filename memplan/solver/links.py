@@ -83,7 +83,7 @@ def boundary(problem: Problem) -> int:
     if forward is None or not forward[problem.order].any():
         raise UsageError(
             "no forward nodes are known, and this strategy decides where the forward part ends",
-            "use a graph with a loss (--loss NAME), or the strategies auto, greedy or dtr",
+            "use a graph with a loss (--loss NAME), or the strategies auto or greedy",
         )
     arrays = problem.arrays
     last = NONE

@@ -15,11 +15,11 @@ something only while they share no code, so neither may ever import the other.
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.jit import compiled, leaf
 from memplan.solver.order.depth_first import visit
 from memplan.solver.problem import NONE, Arrays, Flags, Ints
@@ -357,7 +357,7 @@ def fewest_pins(
         The pins, and the peaks with them. If no pins keep the budget, it breaks by as much as all
         pins break it, and by what pins take themselves.
     """
-    deadline = time.monotonic() + time_limit
+    deadline = Deadline(time_limit)
     stay = np.zeros(len(session.pin_of), np.bool_) if needed is None else needed
     target = budget
     for _ in range(_ATTEMPTS):
@@ -374,7 +374,7 @@ def fewest_pins(
     return pinned, peaks
 
 
-def _reduced(session: Session, budget: Peaks, stay: Flags, deadline: float) -> Flags:
+def _reduced(session: Session, budget: Peaks, stay: Flags, deadline: Deadline) -> Flags:
     pinned = session.pin_of >= 0
     whole = plain_peaks(session, pinned, False)
     budget = Peaks(max(budget.first, whole.first), max(budget.later, whole.later))
@@ -383,7 +383,7 @@ def _reduced(session: Session, budget: Peaks, stay: Flags, deadline: float) -> F
         spared = False
         places = np.flatnonzero(pinned & ~stay)
         for first in range(0, len(places), chunk):
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 return pinned
             part = places[first : first + chunk]
             pinned[part] = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import Decision, Problem, better
 from memplan.solver.search.anytime import solve
@@ -90,8 +91,8 @@ def _solve_point(
     if peak <= problem.budget:
         return Decision(problem.start, peak, 0.0, True)
     options = SearchOptions(seed=seed)
-    decision = solve(problem, seconds / 2, options)
+    decision = solve(problem, Deadline(seconds / 2), options)
     if previous is not None:
-        warm = solve(replace(problem, start=previous.sequence), seconds / 2, options)
+        warm = solve(replace(problem, start=previous.sequence), Deadline(seconds / 2), options)
         decision = warm if better(warm, decision) else decision
     return decision

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from memplan.proto.graph_edit import GraphEdit, node_protos
 from memplan.proto.metadata import set_metadata
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.training.batches import Batch
-from memplan.training.checkpoint import Progress, Wanted, load_checkpoint, save_checkpoint
+from memplan.training.checkpoint import Progress, Wanted
 from memplan.training.export import export_forward
-from memplan.training.kept import require_names
+from memplan.training.kept import Kept
 from memplan.training.knobs import Rate
 from memplan.training.step_file import StepFile, read_step
 from memplan.training.trained_weights import Weights
@@ -39,7 +40,7 @@ Array = npt.NDArray[Any]
 _SCALE = "gradient_scale"
 
 
-class AccumulatingTrainer:
+class AccumulatingTrainer(Kept[int]):
     """Trains with sums of gradients: :class:`memplan.training.trainer.Trainer` over two files.
 
         trainer = memplan.AccumulatingTrainer("step.onnx", "update.onnx", lr=1e-3)
@@ -86,10 +87,16 @@ class AccumulatingTrainer:
         self._update = Trainer(_emptying(second, self._sums), mine, init=init, lr=lr, **shared)
         self._parameters = tuple(mine)
         self._share()
+        # What both have, the update renews; the sums are zeros between steps.
+        self._parts = {"step": self._gradients.memory, "update": self._update.memory}
+        self._keys = {
+            "step": {name: name for name in values if name not in (*self._sums.values(), *known)},
+            "update": {name: name for name in known if name not in self._sums},
+        }
         taken = {slot.name: slot.default for slot in second.named(Role.HYPERPARAMETER)}
         self._scales, self._fixed = _SCALE in taken, taken.get(LOSS_SCALE)
         self._file = first.without_values()
-        self._files = (*first.files, *second.files)
+        self._model_files = (*first.files, *second.files)
 
     def _share(self) -> None:
         """Let both sessions have the same weights and sums."""
@@ -176,67 +183,33 @@ class AccumulatingTrainer:
         """What the gradients of the last update began with, as of ``Trainer``."""
         return self._update.loss_scale
 
-    def state_dict(self) -> dict[str, Array]:
-        """Copies of all state by name, without the sums, which are zeros between steps."""
-        found = {**self._gradients.state_dict(), **self._update.state_dict()}
-        for gradient, held in self._sums.items():
-            del found[gradient], found[held]
-        return found
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Give state new values, as of ``Trainer``.
-
-        Raises:
-            UsageError: a name, type or shape does not fit, or one is missing.
-        """
-        of_update = {slot.name for slot in self._update.file.state}
-        names = of_update | {slot.name for slot in self._gradients.file.state}
-        names -= {*self._sums, *self._sums.values()}
-        given = require_names(state, names if strict else ())
-        unknown = next((name for name in given if name not in names), None)
-        if unknown is not None:
-            raise self._update.file.no_state(unknown)
-        own = {k: v for k, v in given.items() if k in of_update}
-        self._update.load_state_dict(own, strict=False)
-        rest = {k: v for k, v in given.items() if k not in of_update}
-        self._gradients.load_state_dict(rest, strict=False)
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        return self._model_files
 
     @property
-    def _fingerprint(self) -> str:
-        return self._gradients.file.fingerprint[:16] + self._update.file.fingerprint[:16]
+    def _step_files(self) -> list[StepFile]:
+        return [each.file for each in self.trainers]
 
     @property
     def _wanted(self) -> Wanted:
         """What a checkpoint must be of: the state of both, without the sums."""
-        update = self._update.file
-        slots = {s.name: s for file in (self._gradients.file, update) for s in file.state}
-        for gradient, held in self._sums.items():
-            del slots[gradient], slots[held]
-        return Wanted(self._fingerprint, slots, update.knobs)
+        slots = {
+            key: each.file.slots[name]
+            for part, each in zip(self._parts, self.trainers, strict=True)
+            for key, name in self._keys[part].items()
+        }
+        return Wanted(self._fingerprint, slots, self._update.file.knobs)
 
-    def save(self, path: PathLike[str] | str) -> None:
-        """Write a checkpoint, as of ``Trainer``.
+    @property
+    def _fingerprint(self) -> str:
+        return "".join(file.fingerprint[:16] for file in self._step_files)
 
-        Raises:
-            UsageError: it cannot be written, or a step failed while it wrote in place.
-            TrainingError: the state is not finite, and the checkpoint that is there is.
-        """
-        if not self._update.is_whole:
-            raise UsageError("a step failed while it wrote in place: the state is partly new")
-        about = Progress(self._fingerprint, self.steps, self._update.numbers)
-        renewed = {name for one in self.trainers for name in one.renewed}
-        save_checkpoint(path, self.state_dict(), about, renewed, self._files)
+    def _progress(self) -> Progress:
+        return Progress(self._fingerprint, self.steps, self._update.numbers)
 
-    def resume(self, path: PathLike[str] | str) -> int:
-        """Go on where a checkpoint was written; its number of steps.
-
-        Raises:
-            UsageError: it cannot be read, or is of another model.
-        """
-        state, about = load_checkpoint(path, self._wanted)
-        self._update.adopt(about.steps, about.hyperparameters)
-        self.load_state_dict(state)
-        return self.steps
+    def adopt(self, about: Progress) -> None:
+        self._update.adopt(about)
 
     def export_forward(
         self, path: PathLike[str] | str, outputs: Sequence[str] = (), *, force: bool = False

@@ -8,7 +8,7 @@ others read, whether they train it too or have it frozen.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any
@@ -20,9 +20,9 @@ from memplan.errors import UsageError
 from memplan.ir.contract import SHARED
 from memplan.shapes.dims import symbolic_dims
 from memplan.training.batches import Batch
-from memplan.training.checkpoint import TURNS, Progress, Wanted, load_checkpoint, save_checkpoint
-from memplan.training.initial import Init, fitting, is_ignored
-from memplan.training.kept import require_names
+from memplan.training.checkpoint import TURNS, Progress, Wanted, load_checkpoint
+from memplan.training.initial import Init, is_ignored
+from memplan.training.kept import Kept, no_state_of
 from memplan.training.knobs import Rate
 from memplan.training.step_file import Slot, StepFile, read_step
 from memplan.training.trained_weights import Weights, read_weights
@@ -31,7 +31,7 @@ from memplan.training.trainer import Trainer
 Array = npt.NDArray[Any]
 
 
-class AlternatingTrainer:
+class AlternatingTrainer(Kept[dict[str, int]]):
     """Trains with several steps that share parameters, one at a time.
 
         trainer = memplan.AlternatingTrainer({"d": "d_step.onnx", "g": "g_step.onnx"})
@@ -81,12 +81,12 @@ class AlternatingTrainer:
     ) -> None:
         files = _read(steps, dims or {})
         _require_fitting(files)
-        self._wanted = _wanted(files)
-        given = {} if weights is None else read_weights(weights, self._wanted.state)
+        wanted = _wanted(files)
+        given = {} if weights is None else read_weights(weights, wanted.state)
         about = None
         if resume is not None:
-            given, about = load_checkpoint(resume, self._wanted)
-        _require_known(files, given)
+            given, about = load_checkpoint(resume, wanted)
+        _require_known(files, given, wanted.state)
         _require_named(files, init)
         rates = lr if isinstance(lr, Mapping) else dict.fromkeys(files, lr)
         for name in rates:
@@ -94,14 +94,19 @@ class AlternatingTrainer:
         settings: dict[str, Any] = {"provider": provider, "threads": threads, "seed": seed}
         settings |= {"in_place": in_place, "guard": guard}
         self._trainers: dict[str, Trainer] = {}
+        self._keys = {
+            name: {_key(name, slot): slot.name for slot in file.state}
+            for name, file in files.items()
+        }
         self.notes: tuple[str, ...] = ()
         for name, file in files.items():
-            first = _own(name, file, given)
+            first = {n: given[k] for k, n in self._keys[name].items() if k in given}
             first |= self._shared_values(name, file, first)
             self._trainers[name] = Trainer(
                 file, first, init=_rules(file, init), lr=rates.get(name), **settings
             )
         self._share()
+        self._parts = {name: one.memory for name, one in self._trainers.items()}
         self.notes += tuple(
             f"{name}: {note}" for name, one in self._trainers.items() for note in one.notes
         )
@@ -195,65 +200,27 @@ class AlternatingTrainer:
 
     # --- State ---------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Array]:
-        """Copies of all state: what is the model's by its name, optimizer state and counters as
-        ``STEP/NAME``."""
-        found: dict[str, Array] = {}
-        for name, one in self._trainers.items():
-            for key, value in one.state_dict().items():
-                found.setdefault(_key(name, one.file.slots[key]), value)
-        return found
+    # ``state_dict`` names what is the model's by its name, optimizer state and counters
+    # ``STEP/NAME``.
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Give state new values, by the names of :meth:`state_dict`, as of ``Trainer``.
+    @property
+    def _step_files(self) -> list[StepFile]:
+        return [one.file for one in self._trainers.values()]
 
-        Raises:
-            UsageError: a name, type or shape does not fit, or one is missing; nothing was changed.
-        """
-        files = {name: one.file for name, one in self._trainers.items()}
-        names = {_key(name, slot) for name, file in files.items() for slot in file.state}
-        state = require_names(state)
-        _require_known(files, state, exact=True)
-        own = {name: _own(name, file, state) for name, file in files.items()}
-        for name, file in files.items():
-            for key, value in own[name].items():
-                fitting(file.slots[key], value)
-        require_names(state, names if strict else ())
-        for name, one in self._trainers.items():
-            one.load_state_dict(own[name], strict=False)
+    @property
+    def _wanted(self) -> Wanted:
+        return _wanted({name: one.file for name, one in self._trainers.items()})
 
-    def save(self, path: PathLike[str] | str) -> None:
-        """Write a checkpoint of all steps, from which :meth:`resume` goes on to the bit.
-
-        Raises:
-            UsageError: it cannot be written, or a step failed while it wrote in place.
-            TrainingError: the state is not finite, and the checkpoint that is there is.
-        """
-        if not all(one.is_whole for one in self._trainers.values()):
-            raise UsageError("a step failed while it wrote in place: the state is partly new")
+    def _progress(self) -> Progress:
         numbers = {
             f"{name}/{key}": value
             for name, one in self._trainers.items()
             for key, value in one.numbers.items()
         }
-        about = Progress(
-            self._wanted.fingerprint, sum(self.steps.values()), numbers, {TURNS: self.steps}
-        )
-        trainers = self._trainers.items()
-        renewed = {_key(n, one.file.slots[key]) for n, one in trainers for key in one.renewed}
-        files = tuple(file for _, one in trainers for file in one.file.files)
-        save_checkpoint(path, self.state_dict(), about, renewed, files)
+        fingerprint = self._wanted.fingerprint
+        return Progress(fingerprint, sum(self.steps.values()), numbers, {TURNS: self.steps})
 
-    def resume(self, path: PathLike[str] | str) -> dict[str, int]:
-        """Go on where a checkpoint was written; the number of steps of each.
-
-        Raises:
-            UsageError: it cannot be read, or is of other steps.
-        """
-        self._restore(*load_checkpoint(path, self._wanted))
-        return self.steps
-
-    def _restore(self, state: Mapping[str, Array], about: Progress) -> None:
+    def adopt(self, about: Progress) -> None:
         taken = (about.data or {})[TURNS]
         for name, one in self._trainers.items():
             prefix = f"{name}/"
@@ -262,8 +229,7 @@ class AlternatingTrainer:
                 for key, value in about.hyperparameters.items()
                 if key.startswith(prefix)
             }
-            own = _own(name, one.file, state)
-            one.restore(own, Progress(about.fingerprint, taken[name], numbers))
+            one.adopt(Progress(about.fingerprint, taken[name], numbers))
 
     def close(self) -> None:
         """Let go of the sessions and their memory."""
@@ -299,27 +265,18 @@ def _key(step: str, slot: Slot) -> str:
     return slot.name if slot.role in SHARED else f"{step}/{slot.name}"
 
 
-def _own(name: str, file: StepFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of values by the names of all steps is state of one of them, by its own names."""
-    keys = {_key(name, slot): slot.name for slot in file.state}
-    return {keys[key]: value for key, value in given.items() if key in keys}
-
-
 def _require_step(name: str, known: Mapping[str, object]) -> None:
     if name not in known:
         raise UsageError(f"there is no step '{name}'", f"steps: {', '.join(known)}")
 
 
 def _require_known(
-    files: Mapping[str, StepFile], given: Mapping[str, Any], *, exact: bool = False
+    files: Mapping[str, StepFile], given: Iterable[str], state: Container[str]
 ) -> None:
     """Refuse values for what is state of no step."""
-    keys = {_key(name, slot) for name, file in files.items() for slot in file.state}
     for key in given:
-        if key in keys or (not exact and is_ignored(key)):
-            continue
-        constant = (f for f in files.values() if f.has_constant(key))
-        raise next(constant, next(iter(files.values()))).no_state(key)
+        if key not in state and not is_ignored(key):
+            raise no_state_of(files.values(), key)
 
 
 def _require_named(files: Mapping[str, StepFile], init: Init) -> None:

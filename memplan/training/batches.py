@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -238,6 +238,26 @@ class Batches:
                     "resume with the same data, seed and size of a batch",
                 )
         self.epoch, self.index = state["epoch"], state["index"]
+
+
+def batches_of(
+    slots: Sequence[Slot],
+    data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
+    *,
+    size: int | None,
+    shuffle: bool,
+    seed: int,
+) -> Iterable[Batch]:
+    """Batches as they are; arrays by name, and a file of them, as :class:`Batches`.
+
+    Raises:
+        UsageError: the data does not fit.
+    """
+    if isinstance(data, str | PathLike):
+        data = load_data(data, slots)
+    if isinstance(data, Mapping):
+        return Batches(slots, data, size=size, shuffle=shuffle, seed=seed)
+    return data
 
 
 def load_data(path: PathLike[str] | str, slots: Sequence[Slot] | None = None) -> dict[str, Array]:

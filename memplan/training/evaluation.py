@@ -14,14 +14,13 @@ from onnx import helper
 
 from memplan.ir.contract import Role
 from memplan.ir.graph import Graph
+from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.edit import live_nodes, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import is_standard
+from memplan.proto.nodes import operator_key
 from memplan.training.step_file import StepFile
 
-_THROUGH = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
-)
+_THROUGH = SAME_ELEMENTS | {":Add", ":Sub", ":Mul", ":Div", ":Cast"}
 
 
 def use_running_statistics(
@@ -78,7 +77,7 @@ def _frontier(
             found.add(name)
             continue
         maker = makers.get(name)
-        if maker is None or not is_standard(maker.domain) or maker.op_type not in _THROUGH:
+        if maker is None or operator_key(maker) not in _THROUGH:
             continue
         for read in maker.input:
             if read and read != statistic and read not in seen:

@@ -34,11 +34,21 @@ _LARGEST_BYTES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A file that was written: its ``outputs``, and the running statistics that were not found a
-    place, so that the file normalizes by the batch that it is given."""
+    """A file that was written at ``path``: its ``outputs``, and the running statistics that were
+    not found a place, so that the file normalizes by the batch that it is given."""
 
+    path: Path
     outputs: tuple[str, ...]
     without_place: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about it."""
+        if not self.without_place:
+            return ()
+        names = ", ".join(f"'{name}'" for name in self.without_place[:3])
+        how = "normalizes by the batch that it is given"
+        return (f"{self.path} {how}: no place was found for {names}",)
 
 
 def export_forward(
@@ -86,7 +96,7 @@ def export_forward(
             "take state_dict() instead",
         )
     write_model(proto, Path(path), force=force)
-    return Exported(tuple(wanted), tuple(kept))
+    return Exported(Path(path), tuple(wanted), tuple(kept))
 
 
 def averaged(step: StepFile, state: Mapping[str, Array]) -> dict[str, Array]:

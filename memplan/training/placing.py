@@ -10,6 +10,8 @@ import onnx
 
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError, RuntimeUnavailableError
+from memplan.ops.book import MOVING
+from memplan.proto.nodes import operator_key
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import explain
 from memplan.simulate.state_memory import EARLY
@@ -20,19 +22,7 @@ PLAIN = "the session decides on the order of its nodes"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
 
 
-_SAME_VALUES = frozenset(
-    (
-        "Cast",
-        "Identity",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Expand",
-        "Slice",
-    )
-)
+_SAME_VALUES = MOVING | {":Cast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +117,7 @@ def find_failed(
         made = maker.get(each := todo.pop())
         if made is None:
             found.setdefault(each)
-        elif made.op_type in _SAME_VALUES:
+        elif operator_key(made) in _SAME_VALUES:
             todo.append(made.input[0])
     return FailedNode(early, tuple(found))
 

@@ -22,14 +22,18 @@ from memplan.proto.model_checks import require_device
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import require_room
-from memplan.training.batches import Batch, Batches, checked_batch
-from memplan.training.initial import Init, first_values
+from memplan.training.batches import Batch, Batches, batches_of, checked_batch
+from memplan.training.checkpoint import Progress, Wanted
+from memplan.training.export import averaged, export_forward
+from memplan.training.initial import Init, first_values, wanted_of
 from memplan.training.kept import Kept, require_names
 from memplan.training.knobs import Knobs, Rate
 from memplan.training.placing import find_failed, place
-from memplan.training.predict import Predicted
+from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import StepFile, read_step, require_update
+from memplan.training.step_memory import StepMemory
 from memplan.training.telling import (
+    Binding,
     StepReport,
     among_batch,
     description,
@@ -38,12 +42,13 @@ from memplan.training.telling import (
 from memplan.training.trained_weights import Weights
 
 if TYPE_CHECKING:
-    from memplan.runtime.training_session import TrainingSession
+    pass
 
 Array = npt.NDArray[Any]
+_ALONE = ""  # the one part of what is kept
 
 
-class Trainer(Kept):
+class Trainer(Kept[int]):
     """Trains with a step: state stays in the session's memory; a batch goes in, the loss comes out.
 
         trainer = memplan.Trainer("step.onnx", lr=1e-3)
@@ -74,7 +79,8 @@ class Trainer(Kept):
 
     Of a step whose loss is scaled, ``loss_scale`` is what the gradients of the last step began
     with, and ``skipped`` says that one of them was not finite: nothing but the scale changed then.
-    ``metrics`` are the numbers beside its loss, by name.
+    ``metrics`` are the numbers beside its loss, by name. ``file`` is the step that was read and
+    ``batch_slots`` its inputs that make up a batch; ``session`` and ``memory`` have the state.
 
     Raises:
         ModelError: the file cannot be read, or renews nothing.
@@ -104,14 +110,14 @@ class Trainer(Kept):
     ) -> None:
         check_most({"seed": seed, "threads": threads})
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
-        self._file = step
+        self.file = step
         require_update(step)
         require_runtime()
         require_room(2 * step.state_bytes, "the state of the step and its first values")
         first = first_values(step, weights, init, seed, resume)
         self.notes, about = (*step.contract.notes, *first.notes), first.about
         self._pairs = dict(step.contract.new_values)
-        self._batch_slots = step.named(Role.BATCH)
+        self.batch_slots = tuple(step.named(Role.BATCH))
         self._knobs = Knobs(step.named(Role.HYPERPARAMETER), about.hyperparameters)
         for name, value in (hyperparameters or {}).items():
             self.set(name, value)
@@ -129,7 +135,7 @@ class Trainer(Kept):
         self._skips = step.tells_skipping
         require_device(step.model, self.request.provider)
         told = (FOUND_INF,) if self._skips else ()
-        wanted = self._wanted([*told, *step.metrics, *outputs])
+        wanted = self._fetched([*told, *step.metrics, *outputs])
         loss = step.contract.loss
         self.placing = place(
             step.model,
@@ -140,54 +146,48 @@ class Trainer(Kept):
             in_place=in_place,
             guarded=guard,
         )
-        self.steps = about.steps
-        self._open(first.values, wanted, measure)
-        self._file = step.without_values()
+        self._open(first.values, wanted, measure, about.steps)
+        self.file = step.without_values()
+        self._keys = {_ALONE: {slot.name: slot.name for slot in self.file.state}}
         self.outputs: dict[str, Array] = {}
         self.metrics: dict[str, float] = {}
         self.seconds = 0.0
         self.loss_scale: float | None = None
         self.skipped = False
-        self._broken = ""
         self._held: dict[str, bytes] = {}
         self._data: Batches | None = None
         self._data_state = self._place = about.data
-        self._prediction: tuple[object, Predicted] | None = None
+        self._prediction: tuple[dict[str, int], Predicted] | None = None
 
-    def _open(self, values: Mapping[str, Array], wanted: list[str], measure: bool) -> None:
+    def _open(
+        self, values: Mapping[str, Array], wanted: list[str], measure: bool, steps: int
+    ) -> None:
         from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
 
-        self._session = TrainingSession(
+        self.session = TrainingSession(
             self.placing.model.SerializeToString(),
             self.request,
-            self._file.folder,
+            self.file.folder,
             in_place=self.placing.in_place,
             second=self.placing.second,
             wanted=wanted,
             guard=self.placing.guard,
             measured=measure,
         )
-        for name, value in values.items():
-            self._session.set(name, value)
-        for slot in self._batch_slots:
+        self.memory = StepMemory(self.session, self.file, values, steps)
+        self._parts = {_ALONE: self.memory}
+        for slot in self.batch_slots:
             if slot.default is not None:
-                self._session.set(slot.name, slot.default)
-        # Counters that the step does not renew are counted here.
-        renewed = set(self._pairs.values())
-        self._counters = {
-            slot.name: (values[slot.name] - self.steps).astype(slot.dtype)
-            for slot in self._file.named(Role.STEP_COUNTER)
-            if slot.name not in renewed
-        }
+                self.session.set(slot.name, slot.default)
 
-    def _wanted(self, outputs: Sequence[str]) -> list[str]:
+    def _fetched(self, outputs: Sequence[str]) -> list[str]:
         """The outputs that are fetched, the loss first."""
-        there = [value.name for value in self._file.model.graph.output]
+        there = [value.name for value in self.file.model.graph.output]
         for name in outputs:
             if name not in there or name in self._pairs:
                 what = "is state: see state_dict()" if name in self._pairs else "is not an output"
                 raise UsageError(f"outputs: '{name}' {what}", f"outputs: {', '.join(there[:5])}")
-        loss = self._file.contract.loss
+        loss = self.file.contract.loss
         return list(dict.fromkeys([*([loss] if loss else []), *outputs]))
 
     # --- What changes per step -----------------------------------------------------------------
@@ -225,76 +225,76 @@ class Trainer(Kept):
                 it was before.
             RuntimeUnavailableError: the run failed.
         """
-        if self._broken:
-            raise UsageError(self._broken, "load a checkpoint: resume(path)")
+        if self.memory.broken:
+            raise UsageError(self.memory.broken, "load a checkpoint: resume(path)")
         given = {**require_names({} if batch is None else batch), **arrays}
-        knobs = self._knobs.taken_from(given, self.steps + 1, self._file.slots)
-        checked = checked_batch(self._batch_slots, given)
+        knobs = self._knobs.taken_from(given, self.steps + 1, self.file.slots)
+        checked = checked_batch(self.batch_slots, given)
         for name, value in checked.items():
-            self._session.set(name, value)
+            self.session.set(name, value)
         defaults = {
             slot.name: slot.default
-            for slot in self._batch_slots
+            for slot in self.batch_slots
             if slot.default is not None and slot.name not in checked
         }
         for name, value in {**knobs, **defaults}.items():
             if self._held.get(name) != (bits := value.tobytes()):  # what is there is not sent again
-                self._session.set(name, value)
+                self.session.set(name, value)
                 self._held[name] = bits
         for name in checked:
             self._held.pop(name, None)
-        for name, first in self._counters.items():
-            self._session.set(name, (first + self.steps).astype(first.dtype))
-        if self._file.scales_loss:
-            self.loss_scale = float(self._session.get(LOSS_SCALE).reshape(-1)[0])
+        self.memory.give_counters()
+        if self.file.scales_loss:
+            self.loss_scale = float(self.session.get(LOSS_SCALE).reshape(-1)[0])
         with deferred_signals():  # else the state may be partly that of the next step
             return self._run()
 
     def _run(self) -> float:
         from memplan.runtime.training_session import Refused
 
-        self._broken = "a step was interrupted: the state may be partly that of the next step"
+        memory = self.memory
+        memory.broken = "a step was interrupted: the state may be partly that of the next step"
         started = time.perf_counter()
         try:
-            found = self._session.run()
+            found = self.session.run()
         except Refused:
-            self._broken = ""
+            memory.broken = ""
             raise self._not_a_number("nan or infinite") from None
         except MemplanError as error:
-            self._broken = "a step failed while it wrote in place: the state is partly new"
+            memory.broken = "a step failed while it wrote in place: the state is partly new"
             self._understand(error)
             raise
-        loss = self._file.contract.loss
+        loss = self.file.contract.loss
         value = math.nan if loss is None else float(_as_float(found[loss]))
         if loss is not None and not math.isfinite(value):
             wrong = self._not_a_number(str(value))
-            self._broken = ""
+            memory.broken = ""
             if not self.placing.keeps:
-                self._session.accept()
-                self.steps += 1
+                self.session.accept()
+                memory.steps += 1
             raise wrong
-        self._session.accept()
-        self.steps += 1
+        self.session.accept()
+        memory.steps += 1
         self.outputs = found
-        self.metrics = {name: float(_as_float(found[name])) for name in self._file.metrics}
+        self.metrics = {name: float(_as_float(found[name])) for name in self.file.metrics}
         self.skipped = self._skips and bool(found[FOUND_INF])
         self.seconds = time.perf_counter() - started
-        self._broken = ""
+        memory.broken = ""
         return value
 
     def _understand(self, error: MemplanError) -> None:
         """Find out whether a run that failed has left the state whole, and what it failed for."""
         failed = None
-        if self._session.failed is not None:
+        if self.session.failed is not None:
             with suppress(MemplanError):
                 failed = find_failed(
-                    self.placing, self._session.failed, self.request, self._file.folder
+                    self.placing, self.session.failed, self.request, self.file.folder
                 )
         if not self.placing.in_place or (failed is not None and failed.early):
-            self._broken = ""
-        batch = [slot.name for slot in self._batch_slots]
+            self.memory.broken = ""
+        batch = [slot.name for slot in self.batch_slots]
         reads = [name for name in batch if failed is not None and name in failed.reads]
-        told = among_batch({name: self._session.get(name) for name in reads}, reads)
+        told = among_batch({name: self.session.get(name) for name in reads}, reads)
         error.message = "; ".join(part for part in (error.message, told) if part)
 
     def _not_a_number(self, what: str) -> TrainingError:
@@ -323,7 +323,7 @@ class Trainer(Kept):
             UsageError: the data does not fit.
             TrainingError, RuntimeUnavailableError: see :meth:`step`.
         """
-        source = self.batches(data, batch=batch, shuffle=shuffle, seed=seed)
+        source = batches_of(self.batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
         if isinstance(source, Batches):
             self._data = source
             if self._data_state is not None:
@@ -350,41 +350,125 @@ class Trainer(Kept):
             if isinstance(source, Batches) and self.steps != before:
                 self._place = source.state()
 
-    def batches(
-        self,
-        data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
-        *,
-        batch: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-    ) -> Iterable[Batch]:
-        """Data as :meth:`train` takes it: arrays and files as :class:`Batches`.
-
-        Raises:
-            UsageError: the data does not fit.
-        """
-        from memplan.training.batches import load_data
-
-        if isinstance(data, str | PathLike):
-            data = load_data(data, self._batch_slots)
-        if isinstance(data, Mapping):
-            return Batches(self._batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
-        return data
-
     def _present_rate(self) -> float | None:
         rate = self._knobs.rate
-        return None if rate is None else float(self._session.get(rate).reshape(-1)[0])
+        return None if rate is None else float(self.session.get(rate).reshape(-1)[0])
+
+    # --- State ---------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self.memory.steps
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The hyperparameters that were given as numbers."""
+        return self._knobs.numbers
+
+    @property
+    def _step_files(self) -> list[StepFile]:
+        return [self.file]
+
+    @property
+    def _wanted(self) -> Wanted:
+        return wanted_of(self.file)
+
+    def _progress(self) -> Progress:
+        return Progress(self.file.fingerprint, self.steps, self.numbers, self._place)
+
+    def adopt(self, about: Progress) -> None:
+        self._knobs.adopt(about.hyperparameters)
+        self.memory.steps = about.steps
+        self._data_state = self._place = about.data
+        if self._data is not None and about.data is not None:
+            self._data.restore(about.data)
+
+    def export_forward(
+        self,
+        path: PathLike[str] | str,
+        outputs: Sequence[str] = (),
+        *,
+        ema: bool = False,
+        force: bool = False,
+    ) -> list[str]:
+        """Write the forward part with its trained weights as an ONNX file; the names of its
+        outputs.
+
+        Args:
+            path: the file.
+            outputs: tensors of the graph; by default its outputs that the forward part makes, or
+                where it has none, what the loss is made of.
+            ema: with the moving averages of the weights (``X.ema``) in place of these.
+            force: replace a file that is there.
+
+        Raises:
+            UsageError: the file cannot be written, there is no such tensor, or the step keeps no
+                averages.
+            ModelError: the forward part has no output, or the file would have more than 2 GiB.
+        """
+        state = averaged(self.file, self.state_dict()) if ema else self.state_dict()
+        done = export_forward(self.file, state, path, outputs, force=force)
+        self.notes += done.notes
+        return list(done.outputs)
 
     # --- What it is ----------------------------------------------------------------------------
 
     @property
-    def session(self) -> TrainingSession:
-        """The session with the state."""
-        return self._session
+    def bindings(self) -> tuple[Binding, ...]:
+        """Where every new value goes, and why not in place."""
+        placing = self.placing
+        return tuple(
+            Binding(
+                output,
+                given,
+                self.session.buffers[given].nbytes,
+                output in placing.in_place,
+                placing.reasons.get(output, ""),
+            )
+            for output, given in self._pairs.items()
+        )
+
+    @property
+    def loss_name(self) -> str | None:
+        """The output that is the loss, if there is one."""
+        return self.file.contract.loss
+
+    def predicted(self) -> Predicted | None:
+        """The memory of every step of this trainer, the first and later ones; None in a plain
+        session, and before the first step where a batch decides on sizes.
+
+        Raises:
+            ModelError: the runtime decides on a shape while it runs.
+        """
+        if self.request.session == "default":
+            return None
+        sizes = {
+            name: size
+            for slot in self.batch_slots
+            if slot.name in self.session.buffers
+            for name, size in zip(slot.shape, self.session.buffers[slot.name].shape, strict=True)
+            if isinstance(name, str)
+        }
+        if not self.file.open_sizes <= set(sizes):
+            return None
+        if self._prediction is None or self._prediction[0] != sizes:
+            model, reasons = self.placing.model, self.placing.reasons
+            known = {**self.file.dims, **sizes}
+            self._prediction = sizes, predict(model, self._pairs, reasons, self.request, known)
+        return self._prediction[1]
+
+    def measured_peaks(self) -> list[int]:
+        """Dynamic bytes at the peak of every step so far, as ONNX Runtime's profiler has them. For
+        a trainer with ``measure=True``.
+
+        The session is opened anew for it, so random operators begin their numbers again.
+        """
+        return self.session.collect_peaks()
 
     def close(self) -> None:
         """Let go of the session and its memory."""
-        self._session.close()
+        self.session.close()
 
     def __repr__(self) -> str:
         return description(self)

@@ -58,6 +58,6 @@ def test_the_report_says_how_good_the_plan_is(inside: Memplan) -> None:
 
 def test_a_strategy_without_a_seed_says_so(inside: Memplan) -> None:
     for option in ("--seed", "--gap"):
-        done = inside("rewrite", STEP, "--budget", "75%", "--strategy", "dtr", option, "1")
+        done = inside("rewrite", STEP, "--budget", "75%", "--strategy", "segments", option, "1")
         assert done.returncode == 2
         assert f"has no {option[2:]}" in done.stderr

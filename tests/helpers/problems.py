@@ -181,12 +181,12 @@ class Case:
 
 
 class Clock:
-    """Stands in for the ``time`` module: every look at the clock takes ``step`` seconds."""
+    """A clock for deadlines: every look at it takes ``step`` seconds."""
 
     def __init__(self, step: float = 1.0, looks: int = 100_000) -> None:
         self.now, self.step, self.left = 0.0, step, looks
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         """The next time."""
         self.left -= 1
         assert self.left > 0, "the search does not end"

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from memplan.ops.memory import OPTIONAL_OUTPUTS, PACKED_INPUTS
+from memplan.ops.book import BOOK, operator
 from memplan.runtime.session_options import session_options
 
 pytestmark = pytest.mark.ort
@@ -127,13 +127,13 @@ def with_and_without(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("key", OPTIONAL_OUTPUTS)
+@pytest.mark.parametrize("key", [key for key, entry in BOOK.items() if entry.optional_outputs])
 def test_an_output_that_is_left_out_changes_no_other(key: str, dtype: Any) -> None:
     reads, kinds, attributes = WITH_OUTPUTS[key]
     if key == ":MaxPool":
         dtype = {np.float16: np.float64}.get(dtype, dtype)  # there is none of float16
     for seed in range(6):
-        for slot in OPTIONAL_OUTPUTS[key]:
+        for slot in operator(key).optional_outputs:
             whole, less, feeds = with_and_without(key, reads(dtype, seed), kinds, slot, attributes)
             for threads in THREADS:
                 assert run(whole, feeds, threads) == run(less, feeds, threads), (seed, slot)
@@ -221,7 +221,7 @@ def test_a_weight_that_a_node_makes_is_multiplied_as_the_table_says(name: str) -
     copy = helper.make_node("Identity", [names[slot]], ["copy"])
     computed = model_of([copy, node_of(key, copied, ["o"], **attributes)], feeds, made, constants)
     same = [run(stored, feeds, count) == run(computed, feeds, count) for count in THREADS]
-    assert all(same) == (slot not in PACKED_INPUTS.get(key, ())), same
+    assert all(same) == (slot not in operator(key).packed_inputs), same
 
 
 @pytest.mark.parametrize("turned", [0, 1])

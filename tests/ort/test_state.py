@@ -17,7 +17,7 @@ from memplan import RewriteOptions, ValidateOptions, analyze, rewrite, validate
 from memplan.api.state_modes import bindings, settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import InfeasibleError
-from memplan.ops.memory import OVERWRITES
+from memplan.ops.book import BOOK
 from memplan.runtime.bound import run_bound
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
@@ -127,6 +127,9 @@ def test_a_rewritten_step_keeps_its_bits_and_its_bytes(seed: int, tmp_path: Path
     assert found.rewritten.predicted_peak_bytes == found.rewritten.measured_peak_bytes
     given = feeds(seed, model)
     assert _same_bits(_fed(model, given, 3), _bound(onnx.load(new), given, 3))
+
+
+OVERWRITES = {key: entry.overwrites for key, entry in BOOK.items() if entry.overwrites}
 
 
 @pytest.mark.parametrize("key", sorted(OVERWRITES))

@@ -252,7 +252,7 @@ def test_proved_and_bits_that_differ_never_stand_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proof that knew less would say equal; the runs know better, and the verdict says so."""
-    monkeypatch.setattr("memplan.ops.memory.PACKED_INPUTS", {})
+    monkeypatch.setattr("memplan.equivalence.numbering.packed_inputs", lambda *_: ())
     found = validated(tmp_path, *with_and_without_a_copy(), threads=2)
     assert found.equivalence.proved
     assert not found.proved

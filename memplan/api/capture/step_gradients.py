@@ -16,7 +16,7 @@ from memplan.autodiff.finished_graph import finished
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
-from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
+from memplan.proto.edit import drop_named, live_nodes, rename_reads, replace_nodes
 from memplan.proto.surrogates import without_surrogates
 from memplan.pytorch.program import Exported
 from memplan.pytorch.torch_errors import nothing_trained
@@ -85,23 +85,19 @@ def _begin(
     graph: onnx.GraphProto, emitter: Emitter, sink: GradientSink, loss: str, seed: str
 ) -> None:
     """Let the backward part begin with what the sink wants, in place of an input."""
-    given = [copied(value) for value in graph.input if value.name != seed]
-    if len(given) == len(graph.input):
+    if all(value.name != seed for value in graph.input):
         return
     with emitter.placed_behind(""):
         begun = sink.seed(emitter, emitter.tensor(loss)).name
     for node in graph.node:
         rename_reads(node, {seed: begun})
-    del graph.input[:]
-    graph.input.extend(given)
+    drop_named(graph.input, {seed})
 
 
 def _hide(graph: onnx.GraphProto, names: Collection[str]) -> None:
     """Let these be outputs no more."""
-    outputs = [copied(value) for value in graph.output]
-    del graph.output[:]
-    for value in outputs:
-        (graph.value_info if value.name in names else graph.output).append(value)
+    graph.value_info.extend(value for value in graph.output if value.name in names)
+    drop_named(graph.output, names)
 
 
 def _early(nodes: list[onnx.NodeProto], first: int) -> list[onnx.NodeProto]:

@@ -201,7 +201,7 @@ def _stored_bytes(step: PairStep, kept: CellPlan) -> int:
     call = step.pair.forward
     given = {*call.slices, *step.formals, call.counter}
     names = {*kept.stored, *kept.used} - given
-    return sum(sized_bytes(call.types[name], {}) or 0 for name in names)
+    return sum(sized_bytes(call.types[name]) for name in names)
 
 
 def loops_policy(asked: str, strategy: Strategy, session: SessionKind) -> str:

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from memplan.autodiff.emit.narrow_indices import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.errors import MemplanError
+from memplan.ops.book import VIEWS
 from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
@@ -30,7 +31,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 }
 _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Emitter:
             wide = self.op(op, *map(self._in_float32, values), result=kept, **attributes)
             return self.op("Cast", wide, to=BFLOAT16) if wide.dtype == FLOAT else wide
         results = (result,) if result is not None else None
-        if self.in_backward and op not in _VIEWS:
+        if self.in_backward and f":{op}" not in VIEWS:
             return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
         # Views, and shapes and statistics of the forward part, are made once, however many rules
         # ask; anything else would be kept in memory for the last of them.

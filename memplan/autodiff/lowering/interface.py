@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
-from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.edit import drop_named, replace_nodes
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import names_read
 from memplan.shapes.training_ops import differentiated
@@ -68,7 +68,7 @@ def drop_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) ->
     sides = list(zip(graph.node, stays, strict=True))
     lost = {name for node, stay in sides if not stay for name in node.output}
     replace_nodes(graph, [node for node, stay in sides if stay])
-    _keep_outputs(graph, [value for value in graph.output if value.name not in lost])
+    drop_named(graph.output, lost)
     _add_gradients(graph, found)
 
 
@@ -76,18 +76,15 @@ def drop_buffers(graph: onnx.GraphProto, found: Collection[Accumulator]) -> None
     """Drop the buffers, and what resets them, that nobody reads any more, in place."""
     unused = {name for item in found for name in (item.buffer, item.reset)}
     unused -= names_read(graph.node)
-    kept = [copied(value) for value in graph.input if value.name not in unused]
-    del graph.input[:]
-    graph.input.extend(kept)
+    drop_named(graph.input, unused)
 
 
 def keep_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) -> dict[str, str]:
     """Let new sums be outputs beside the gradients, in place; the sums and the buffers that they
     are the next values of."""
-    flags = _flags(graph)
     names = NameAuthority(defined_names(graph))
     types = {value.name: value for value in graph.input}
-    _keep_outputs(graph, [value for value in graph.output if value.name not in flags])
+    drop_named(graph.output, _flags(graph))
     made = {}
     for node in graph.node:
         if node.op_type != ACCUMULATOR or node.input[0] not in types:
@@ -107,12 +104,6 @@ def keep_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) ->
 def _flags(graph: onnx.GraphProto) -> set[str]:
     """Outputs of accumulators that say that something was added."""
     return {node.output[0] for node in graph.node if node.op_type == ACCUMULATOR}
-
-
-def _keep_outputs(graph: onnx.GraphProto, kept: list[onnx.ValueInfoProto]) -> None:
-    copies = [copied(value) for value in kept]
-    del graph.output[:]
-    graph.output.extend(copies)
 
 
 def _add_gradients(graph: onnx.GraphProto, found: Collection[Accumulator]) -> None:

@@ -9,10 +9,12 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
+from memplan.ops.book import SHAPE_READERS
 from memplan.passes.chunk.chunk_writer import write_chunks
 from memplan.passes.chunk.region import Region
 from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied
+from memplan.proto.nodes import operator_key
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.fold import evaluate
 from memplan.shapes.infer import replace_by_constants, state_types
@@ -80,7 +82,7 @@ def _sizes_asked(model: OpenModel) -> dict[str, Array]:
     outputs = {value.name for value in proto.graph.output}
     found: dict[str, Array] = {}
     for node in proto.graph.node:
-        if node.op_type in ("Shape", "Size") and node.input[0] in made - outputs:
+        if operator_key(node) in SHAPE_READERS and node.input[0] in made - outputs:
             found |= evaluate(proto, node, {}, types)
     return {name: array for name, array in found.items() if name not in outputs}
 

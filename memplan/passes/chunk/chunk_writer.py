@@ -16,8 +16,9 @@ import onnx
 from onnx import helper
 
 from memplan.ir.graph import ABSENT, Node
+from memplan.ops.book import PRODUCTS
+from memplan.ops.facets import SUM, WHOLE, Use
 from memplan.passes.chunk.region import Region, merged
-from memplan.passes.chunk.uses import SUM, WHOLE, Use, int_attribute
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import copied
 from memplan.proto.metadata import CHUNK_KEY
@@ -195,7 +196,7 @@ class _Writer:
     def _accumulated(self, node: Node, part: onnx.NodeProto, before: str) -> onnx.NodeProto | None:
         """The product of two matrices on top of a sum, which its kernel adds to; else None."""
         tensors = self.graph.tensors
-        if node.op not in ("MatMul", "FusedMatMul", "Gemm"):
+        if node.key not in PRODUCTS:
             return None
         factors = [tensors[t] for t in node.inputs[:2]]
         if any(len(t.shape) != 2 or t.dtype not in _GEMM_TYPES for t in factors):
@@ -207,8 +208,8 @@ class _Writer:
             [""],
             name=part.name,
             alpha=float(alpha) if isinstance(alpha, int | float) else 1.0,
-            transA=int_attribute(node, "transA", 0),
-            transB=int_attribute(node, "transB", 0),
+            transA=node.attributes.get("transA", 0),
+            transB=node.attributes.get("transB", 0),
         )
 
     def _late(self, index: int) -> onnx.NodeProto:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from memplan.ir.graph import ABSENT, Graph, Node
-from memplan.passes.chunk.axis_rules import uses
-from memplan.passes.chunk.uses import WHOLE, Facts, Use
+from memplan.ops.facets import WHOLE, Use
+from memplan.passes.chunk.uses import Facts, uses
 
 # A region that grows beyond is most of the network: forward and backward are far apart then.
 _MOST_NODES = 200

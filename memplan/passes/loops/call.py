@@ -8,16 +8,16 @@ state that no step changes an invariant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopNode, Slices, read_loop
+from memplan.proto.loop_node import LOOP_FIXED, LoopNode, Slices, read_loop
 from memplan.proto.nodes import operator_key
 from memplan.shapes.fold import small_constants
-from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
+from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 Values = Mapping[str, npt.NDArray[np.generic]]
 """Contents of small constants by name."""
@@ -40,8 +40,8 @@ class State:
 class LoopCall:
     """A loop. Names of the body are roots: a chain of copies is known by what it starts from.
 
-    ``index`` is the node's place in the graph, ``Constant`` nodes not counted; ``steps`` a size, a
-    name, or "" where it is not known. ``slices`` (body → around) are read step by step,
+    ``index`` is the node's place in the graph, ``Constant`` nodes not counted; ``steps`` how often
+    it runs. ``slices`` (body → around) are read step by step,
     ``stacked`` (body, around) written; ``invariants`` (body → around) are the same at every step.
     ``counter`` is a Loop's iteration number, empty for a Scan. ``types`` are those of the body's
     tensors, as far as they are known; ``copies`` leads from each copy to its source.
@@ -49,7 +49,7 @@ class LoopCall:
 
     node: onnx.NodeProto
     index: int
-    steps: Dim
+    steps: int
     body: onnx.GraphProto
     types: Types
     slices: Mapping[str, Slices]
@@ -93,22 +93,22 @@ def copies_in(body: onnx.GraphProto, types: Types) -> dict[str, str]:
 class LoopReader:
     """Reads the loops of one graph.
 
-    ``types`` and ``values`` are those of the graph's tensors. ``bodies`` has the types inside a
-    loop, and ``trips`` its number of steps where that is known better than from ``values``, both by
-    the node's place among those that are not ``Constant``.
+    ``types`` and ``values`` are those of the graph's tensors. ``bodies`` has the types inside the
+    loops that are read, and ``trips`` how often they run, both by the node's place among those that
+    are not ``Constant``.
     """
 
     opset: int
     types: Types
-    values: Values = field(default_factory=dict)
-    bodies: Mapping[int, Types] = field(default_factory=dict)
-    trips: Mapping[int, int] = field(default_factory=dict)
+    values: Values
+    bodies: Mapping[int, Types]
+    trips: Mapping[int, int]
 
     def read(self, proto: onnx.NodeProto, index: int) -> LoopCall | None:
-        """The loop ``proto``; None if data decides how often it runs, or if it is not a loop."""
+        """The loop ``proto``; None if its condition may end it, or if it is not a loop."""
         if operator_key(proto) not in (":Scan", ":Loop"):
             return None
-        types = self.bodies.get(index, {})
+        types = self.bodies[index]
         loop = read_loop(proto, self._rank)
         copies = copies_in(loop.body, types)
         if loop.is_scan:
@@ -123,12 +123,11 @@ class LoopReader:
     ) -> LoopCall | None:
         if self.opset < SCAN_SINCE or not loop.sequences:
             return None
-        shapes = ((self.types.get(s.name, UNKNOWN).shape, s.axis) for s in loop.sequences)
         states = zip(loop.state_inputs, loop.state_outputs, loop.initials, strict=True)
         return LoopCall(
             node=loop.node,
             index=index,
-            steps=next((shape[axis] for shape, axis in shapes if shape), ""),
+            steps=self.trips[index],
             body=loop.body,
             types=types,
             slices=dict(zip(loop.slice_inputs, loop.sequences, strict=True)),
@@ -142,8 +141,8 @@ class LoopReader:
     def _loop(
         self, loop: LoopNode, index: int, types: Types, copies: Mapping[str, str]
     ) -> LoopCall | None:
-        body, steps = loop.body, self._trip_count(loop.node, index)
-        if not steps or len(body.input) != LOOP_FIXED + len(loop.initials):
+        body, steps = loop.body, self.trips[index]
+        if len(body.input) != LOOP_FIXED + len(loop.initials):
             return None
         counter, going = (value.name for value in body.input[:LOOP_FIXED])
         condition = loop.node.input[1] if len(loop.node.input) > 1 else ""
@@ -166,14 +165,6 @@ class LoopReader:
             counter=counter,
             copies=copies,
         )
-
-    def _trip_count(self, node: onnx.NodeProto, index: int) -> int:
-        """A Loop's constant number of steps; 0 if there is none."""
-        if index in self.trips:
-            return self.trips[index]
-        count = self.values.get(node.input[0]) if node.input else None
-        trips = int(count.reshape(-1)[0]) if count is not None and count.size else 0
-        return trips if 0 < trips <= MOST_TRIPS else 0
 
 
 def _stacked(loop: LoopNode, copies: Mapping[str, str]) -> tuple[tuple[str, Slices], ...]:

@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 import onnx
 
 from memplan.errors import UsageError
-from memplan.ops.cost import is_contraction
-from memplan.ops.memory import EFFECT_OPS, RANDOM_OPS
+from memplan.ops.book import EFFECT_OPS, RANDOM_OPS, operator
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
@@ -230,7 +229,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     return least_stored(
         cell,
         weights,
-        lambda node: None if not cell.recomputes(node) or is_contraction(node.op_type) else 0,
+        lambda node: None if not cell.recomputes(node) or operator(operator_key(node)).work else 0,
     )
 
 

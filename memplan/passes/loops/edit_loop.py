@@ -11,7 +11,7 @@ from collections.abc import Collection
 import onnx
 from onnx import helper
 
-from memplan.ops.memory import EFFECT_OPS
+from memplan.ops.book import EFFECT_OPS
 from memplan.passes.loops.call import LoopCall
 from memplan.proto.edit import remove_unread, replace_nodes
 from memplan.proto.graph_edit import GraphEdit

@@ -1,13 +1,12 @@
 """Pairs of loops: one that the loss depends on, and one behind it that reads what it stacked.
 
 The backward loop runs the other way: its step u belongs to step T - 1 - u of the forward loop. What
-it reads is followed back through copies, reversals and shifts by one step. There is one finder,
-:func:`pairs_in`, for graphs with and without sizes.
+it reads is followed back through copies, reversals and shifts by one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -17,11 +16,10 @@ from memplan.ir.phases import Phases
 from memplan.passes.loops.call import LoopCall, LoopReader, Values
 from memplan.passes.loops.sequences import Makers, shifted_state, sources
 from memplan.proto.elements import tensor_bytes
+from memplan.proto.graph_edit import node_protos
 from memplan.proto.loop_node import Slices
-from memplan.proto.metadata import FORWARD_KEY, node_metadata
-from memplan.proto.nodes import is_constant
 from memplan.shapes.fold import folded_constants
-from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType
+from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +35,28 @@ class StoredTensor:
     type: TensorType
 
     @property
-    def shape(self) -> tuple[Dim, ...]:
-        """The shape of one step."""
-        return self.type.shape or ()
+    def step_bytes(self) -> int:
+        """Bytes of one step."""
+        return sized_bytes(self.type)
 
-    def step_bytes(self, dims: Mapping[str, int] | None = None) -> int | None:
-        """Bytes of one step with ``dims`` put in for names; None if a dimension is not known."""
-        return sized_bytes(self.type, dims or {})
-
-    def as_json(self, dims: Mapping[str, int] | None = None) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """For reports."""
         return {
             "name": self.name,
             "tensor": self.tensor,
-            "shape": list(self.shape),
-            "bytes_per_step": self.step_bytes(dims),
+            "shape": list(self.type.shape or ()),
+            "bytes_per_step": self.step_bytes,
         }
 
 
-def sized_bytes(found: TensorType, dims: Mapping[str, int]) -> int | None:
-    """Bytes of a tensor; None if a dimension has no size. A shape that is not known is empty."""
-    sizes = [dim if isinstance(dim, int) else dims.get(dim) for dim in found.shape or ()]
-    known = [size for size in sizes if size is not None]
-    return tensor_bytes(found.dtype, known) if len(known) == len(sizes) else None
-
-
-def stored_bytes(
-    stored: Sequence[StoredTensor], dims: Mapping[str, int] | None = None
-) -> int | None:
-    """Bytes of one step of all tensors; None if a dimension is not known."""
-    parts = [item.step_bytes(dims) for item in stored]
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+def sized_bytes(found: TensorType) -> int:
+    """Bytes of a tensor whose size is known; a shape that is not known is empty."""
+    return tensor_bytes(found.dtype, found.sizes or ())
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPair:
-    """Two loops, with names for dimensions or sizes.
+class RecurrentPair:
+    """A loop, and a backward loop that reads something that the first one computed.
 
     ``reads`` maps names of the backward body to names of the forward body: the slices of the one
     are what the other computes, or is given, at the same step.
@@ -84,9 +67,9 @@ class LoopPair:
     reads: Mapping[str, str]
 
     @property
-    def noted(self) -> bool:
-        """Whether the backward loop says whose it is."""
-        return node_metadata(self.backward.node).get(FORWARD_KEY) == self.forward.node.name
+    def steps(self) -> int:
+        """How often the loops run."""
+        return self.forward.steps
 
     @property
     def stored(self) -> tuple[StoredTensor, ...]:
@@ -100,6 +83,11 @@ class LoopPair:
         slices = self.forward.slices
         return self._tensors({i: t for i, t in self.reads.items() if t in slices})
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes stored per step for the backward loop."""
+        return sum(item.step_bytes for item in self.stored)
+
     def _tensors(self, reads: Mapping[str, str]) -> tuple[StoredTensor, ...]:
         """Under the names of what the forward loop stacks or reads, where it does."""
         homes = {
@@ -112,23 +100,6 @@ class LoopPair:
             kind = self.forward.types.get(tensor, UNKNOWN)
             found.setdefault(tensor, StoredTensor(name, tensor, kind))
         return tuple(found.values())
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentPair(LoopPair):
-    """A pair with sizes, of which the backward loop reads something that the forward loop
-    computed."""
-
-    @property
-    def steps(self) -> int:
-        """How often the loops run."""
-        assert isinstance(self.forward.steps, int)
-        return self.forward.steps
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes stored per step for the backward loop."""
-        return stored_bytes(self.stored) or 0
 
     def as_json(self) -> dict[str, object]:
         """For reports."""
@@ -144,43 +115,13 @@ class RecurrentPair(LoopPair):
         }
 
 
-def pairs_in(
-    graph: onnx.GraphProto, reader: LoopReader, is_backward: Callable[[LoopCall], bool] | None
-) -> tuple[LoopPair, ...]:
-    """The pairs of a graph, in the order of the backward loops.
-
-    Args:
-        graph: the graph; bodies of its nodes are not searched.
-        reader: knows types and constants.
-        is_backward: which loops are backward; None: any may be, of an earlier one.
-    """
-    nodes = [node for node in graph.node if not is_constant(node)]
-    calls = [call for k, node in enumerate(nodes) if (call := reader.read(node, k)) is not None]
-    makers = {name: node for node in nodes for name in node.output if name}
-    found = []
-    for backward in calls:
-        for forward in calls:
-            if is_backward is None:
-                may_be = forward.index < backward.index
-            else:
-                may_be = is_backward(backward) and not is_backward(forward)
-            pair = _pair(forward, backward, makers, reader.values) if may_be else None
-            if pair is not None and (pair.stored or pair.noted):
-                found.append(pair)
-    return tuple(found)
-
-
-def _pair(forward: LoopCall, backward: LoopCall, makers: Makers, values: Values) -> LoopPair | None:
-    """What of ``forward`` the steps of ``backward`` read; None if they differ in number."""
-    counts = (forward.steps, backward.steps)
-    if all(isinstance(steps, int) for steps in counts) and counts[0] != counts[1]:
-        return None
-    reads = {
+def _reads(forward: LoopCall, backward: LoopCall, makers: Makers, values: Values) -> dict[str, str]:
+    """What of ``forward`` the steps of ``backward`` read."""
+    return {
         inner: tensor
         for inner, given in backward.slices.items()
         if (tensor := _read_as(given, forward, makers, values)) is not None
     }
-    return LoopPair(forward, backward, reads)
 
 
 def _read_as(given: Slices, forward: LoopCall, makers: Makers, values: Values) -> str | None:
@@ -213,16 +154,24 @@ def find_pairs(
     sized = {node: body.graph for node, body in inside.items() if body.graph and body.trips}
     reader = LoopReader(
         graph.opset,
-        {tensor.name: TensorType(tensor.dtype, tensor.shape) for tensor in graph.tensors},
+        _types(graph),
         folded_constants(model, types),
-        {
-            node: {tensor.name: TensorType(tensor.dtype, tensor.shape) for tensor in body.tensors}
-            for node, body in sized.items()
-        },
-        {node: body.trips or 0 for node, body in inside.items()},
+        {node: _types(body) for node, body in sized.items()},
+        {node: inside[node].trips or 0 for node in sized},
     )
-    return tuple(
-        RecurrentPair(pair.forward, pair.backward, pair.reads)
-        for pair in pairs_in(model.graph, reader, lambda call: call.index not in phases.forward)
-        if pair.stored and {pair.forward.index, pair.backward.index} <= sized.keys()
+    nodes = node_protos(model)
+    makers = {name: node for node in nodes for name in node.output if name}
+    calls = [call for k in sorted(sized) if (call := reader.read(nodes[k], k)) is not None]
+    every = (
+        RecurrentPair(forward, backward, _reads(forward, backward, makers, reader.values))
+        for backward in calls
+        for forward in calls
+        if forward.index in phases.forward
+        and backward.index not in phases.forward
+        and forward.steps == backward.steps
     )
+    return tuple(pair for pair in every if pair.stored)
+
+
+def _types(graph: Graph) -> dict[str, TensorType]:
+    return {tensor.name: TensorType(tensor.dtype, tensor.shape) for tensor in graph.tensors}

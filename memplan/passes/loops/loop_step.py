@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from memplan.ir.graph import Graph, TensorKind
+from memplan.ops.book import SAME_ELEMENTS
 from memplan.passes.loops.call import LoopCall
 from memplan.passes.loops.cell import Cell, constant_tensors
 from memplan.passes.loops.loop_pairs import RecurrentPair, sized_bytes
@@ -147,7 +148,7 @@ def _weigh(call: LoopCall, draft: _Draft, held: _Held) -> None:
     """Bytes of what the body computes, and of the states before the step."""
     for name, found in call.types.items():
         draft.types[name] = found
-        draft.weights.setdefault(name, sized_bytes(found, {}) or 0)
+        draft.weights.setdefault(name, sized_bytes(found))
     for inner, item in call.stacked:
         if held.anyway(item.name):
             draft.weights[inner] = 0
@@ -181,7 +182,7 @@ class _Held:
     def _end(self, node: int) -> int:
         """The last node that reads a tensor through views of it."""
         found = self.graph.nodes[node]
-        if found.op not in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
+        if found.key not in SAME_ELEMENTS:
             return node
         readers = [r for t in found.writes for r in self.graph.tensors[t].readers]
         outputs = any(self.graph.tensors[t].is_output for t in found.writes)

@@ -25,8 +25,6 @@ Makers = Mapping[str, onnx.NodeProto]
 """The node that makes a tensor, by the tensor's name."""
 END = 2**31 - 1
 """The end of a slice that goes to the last element."""
-_FAR = END - 1
-"""Ends of slices from here on mean: to the last element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Shift:
         return [others, initial] if self.after.reversed_ else [initial, others]
 
 
-def sources(found: Slices, steps: Dim, makers: Makers, values: Values) -> Iterator[Slices]:
+def sources(found: Slices, steps: int, makers: Makers, values: Values) -> Iterator[Slices]:
     """``found`` itself and what it is a copy or a reversal of, nearest first."""
     while True:
         yield found
@@ -67,7 +65,7 @@ def sources(found: Slices, steps: Dim, makers: Makers, values: Values) -> Iterat
             return
 
 
-def _reverses(node: onnx.NodeProto, axis: int, steps: Dim, values: Values) -> bool:
+def _reverses(node: onnx.NodeProto, axis: int, steps: int, values: Values) -> bool:
     """Whether a node gives its input's slices along ``axis`` from last to first."""
     if node.op_type == "Gather":
         along = next((a.i for a in node.attribute if a.name == "axis"), 0)
@@ -81,15 +79,10 @@ def _reverses(node: onnx.NodeProto, axis: int, steps: Dim, values: Values) -> bo
         axes == [axis]
         and strides == [-1]
         and starts is not None
-        and (starts[0] == -1 or starts[0] >= _known(steps) - 1)
+        and (starts[0] == -1 or starts[0] >= steps - 1)
         and ends is not None
-        and ends[0] < -_known(steps)
+        and ends[0] < -steps
     )
-
-
-def _known(steps: Dim) -> int:
-    """The number of steps; where it has only a name, more than there can be."""
-    return steps if isinstance(steps, int) else _FAR
 
 
 def _integers(values: Values, name: str) -> list[int] | None:
@@ -121,7 +114,7 @@ def shifted_state(
     return None
 
 
-def _all_but_last(name: str, shift: Shift, steps: Dim, makers: Makers, values: Values) -> bool:
+def _all_but_last(name: str, shift: Shift, steps: int, makers: Makers, values: Values) -> bool:
     maker = makers.get(name)
     if maker is None or maker.op_type != "Slice" or maker.input[0] != shift.after.name:
         return False
@@ -132,8 +125,8 @@ def _all_but_last(name: str, shift: Shift, steps: Dim, makers: Makers, values: V
     if starts != shift.bounds[0] or ends is None:
         return False
     if shift.after.reversed_:
-        return ends[0] >= min(_known(steps), _FAR)
-    return ends[0] in (-1, _known(steps) - 1)
+        return ends[0] >= steps
+    return ends[0] in (-1, steps - 1)
 
 
 def _with_axis(name: str, initial: str, shift: Shift, makers: Makers, values: Values) -> bool:

@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from memplan.ir.graph import Graph, Tensor, TensorKind
-from memplan.ops.memory import RANDOM_OPS
+from memplan.ops.book import RANDOM_OPS
 from memplan.planning.forms.dormant import Dormant, Writer
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.problem import Form

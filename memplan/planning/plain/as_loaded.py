@@ -17,12 +17,13 @@ import onnx
 
 from memplan.errors import MemplanError
 from memplan.ir.graph import Graph
+from memplan.ops.book import SHAPE_READERS
 from memplan.ops.kernels import COPY_OPS
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.external import external_bytes, settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
-from memplan.proto.nodes import is_standard, reads_of, subgraphs
+from memplan.proto.nodes import operator_key, reads_of, subgraphs
 from memplan.proto.read import read_model
 from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
@@ -273,7 +274,7 @@ def _sort(graph: onnx.GraphProto, place: Mapping[str, int]) -> None:
     def key(index: int) -> tuple[int, int, int]:
         node = graph.node[index]
         first = next((name for name in node.output if name), "")
-        late = not (node.op_type in ("Shape", "Size") and is_standard(node.domain))
+        late = operator_key(node) not in SHAPE_READERS
         return late, place.get(first, len(place)), index
 
     queue = [key(index) for index, count in enumerate(waiting) if not count]

@@ -28,13 +28,13 @@ def stored_tables(analysis: Analysis) -> list[Table]:
             ("per step", "number"),
             ("in total", "number"),
         )
-        for item in sorted(pair.stored, key=lambda row: -(row.step_bytes() or 0)):
+        for item in sorted(pair.stored, key=lambda row: -row.step_bytes):
             table.row(
                 item.name,
                 item.tensor,
-                "×".join(map(str, item.shape)),
-                format_bytes(item.step_bytes() or 0),
-                format_bytes(pair.steps * (item.step_bytes() or 0)),
+                "×".join(map(str, item.type.shape or ())),
+                format_bytes(item.step_bytes),
+                format_bytes(pair.steps * item.step_bytes),
             )
         found.append(table)
     return found

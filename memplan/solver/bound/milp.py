@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.problem import Floats
 
 if TYPE_CHECKING:
@@ -30,25 +30,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """When to give up: at ``deadline`` (``time.perf_counter``), when ``stop`` says so, or, whatever
-    the machine, after so many ``nodes`` of the branch-and-bound tree (0: no limit)."""
+    """When to give up: at ``deadline``, when ``stop`` says so, or, whatever the machine, after so
+    many ``nodes`` of the branch-and-bound tree (0: no limit)."""
 
-    deadline: float = np.inf
+    deadline: Deadline = field(default_factory=Deadline)
     stop: Callable[[], bool] | None = None
     nodes: int = 0
 
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.deadline - time.perf_counter()
-
     def over(self) -> bool:
         """Whether to give up."""
-        return self.left <= 0 or (self.stop is not None and self.stop())
+        return self.deadline.passed or (self.stop is not None and self.stop())
 
     def share(self, share: float) -> Effort:
         """The same with a share of the time left."""
-        return replace(self, deadline=time.perf_counter() + share * self.left)
+        return replace(self, deadline=self.deadline.share(share))
 
 
 class Program:
@@ -103,8 +98,8 @@ class Program:
         make: Any = highspy.Highs  # not annotated
         solver = make()
         options: dict[str, object] = {"output_flag": False, "threads": 1, "mip_rel_gap": gap}
-        if np.isfinite(effort.deadline):
-            options["time_limit"] = max(effort.left, 0.01)
+        if np.isfinite(effort.deadline.seconds):
+            options["time_limit"] = max(effort.deadline.left, 0.01)
         if effort.nodes:
             options["mip_max_nodes"] = effort.nodes
         for name, value in options.items():

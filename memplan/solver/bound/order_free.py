@@ -32,7 +32,7 @@ from memplan.solver.problem import Ints, Problem
 
 _LOG = logging.getLogger(__name__)
 
-KIND = "order-free"
+ORDER_FREE, ORDER_KEPT = "order-free", "for this node order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,16 @@ class OrderFreeBound:
         self,
         problem: Problem,
         effort: Effort,
-        tell: Callable[[float], None] | None = None,
+        tell: Callable[[float, str], None] | None = None,
         params: OrderFreeParams | None = None,
+        order_kept: bool = False,
     ) -> None:
-        """``effort``: when to give up; ``tell``: called with every better bound (seconds)."""
+        """``effort``: when to give up; ``tell``: called with every better bound (seconds) and what
+        it holds for: with ``order_kept`` for sequences whose first runs are in the problem's
+        order."""
         self.problem, self.effort, self.tell = problem, effort, tell
         self.params = params or OrderFreeParams()
+        self.kind = ORDER_KEPT if order_kept else ORDER_FREE
         self.seconds = 0.0
         self.fresh = False
         self.latest: Ints | None = None  # the plan that the latest solution describes
@@ -82,7 +86,7 @@ class OrderFreeBound:
         self.free: set[int] = set()
         if len(problem.arrays.nbytes) >= self.params.small_from:
             self.free = free_small(self.relaxation, self.params.small)
-        self.precedence: Precedence = find_precedence(problem)
+        self.precedence: Precedence = find_precedence(problem, order_kept)
         self.links: Links = links_of(problem)
         self.originals = frozenset(problem.order.tolist())
 
@@ -164,7 +168,7 @@ class OrderFreeBound:
         base = self.problem.base_cost or 1.0
         _LOG.debug("certificate: +%.4f%% by %d events", 100 * seconds / base, len(events))
         if self.tell is not None:
-            self.tell(seconds)
+            self.tell(seconds, self.kind)
         return True
 
     def _described(

@@ -7,8 +7,8 @@ first run lies before the reader's: an edge. What edges reach, every sequence ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from memplan.solver.problem import NONE, Problem
 
@@ -50,8 +50,9 @@ def _reach(edges: tuple[tuple[int, ...], ...], node: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def find_precedence(problem: Problem) -> Precedence:
-    """The edges of ``problem``, those of its rebuild rules among them."""
+def find_precedence(problem: Problem, order_kept: bool = False) -> Precedence:
+    """The edges of ``problem``, those of its rebuild rules among them; ``order_kept``: first runs
+    stand in its order, but for nodes that run as soon as they can."""
     arrays = problem.arrays
     count = len(arrays.cost)
     reads, writes = arrays.reads.tolist(), arrays.writes.tolist()
@@ -84,12 +85,17 @@ def find_precedence(problem: Problem) -> Precedence:
     for tensor in range(len(arrays.nbytes)):
         gate(tensor)  # of some it shows only when others are known
     gates = [gate(tensor) for tensor in range(len(arrays.nbytes))]
-    before = tuple(_distinct(gates[t] for t in slots[node]) for node in range(count))
+    found = [{gates[t] for t in slots[node]} - {NONE} for node in range(count)]
+    if order_kept:
+        fixed = problem.order[~arrays.eager[problem.order]].tolist()
+        for node, following in pairwise(fixed):
+            found[following].add(node)
+    before = tuple(tuple(sorted(nodes)) for nodes in found)
     after: list[list[int]] = [[] for _ in range(count)]
     for node in range(count):
         for other in before[node]:
             after[other].append(node)
-    return Precedence(before, tuple(tuple(found) for found in after))
+    return Precedence(before, tuple(map(tuple, after)))
 
 
 def _needs(
@@ -104,7 +110,3 @@ def _needs(
         if len(makers[tensor]) == 1 and _needs(makers[tensor][0], other, slots, makers, depth - 1):
             return True
     return False
-
-
-def _distinct(nodes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted({node for node in nodes if node != NONE}))

@@ -7,12 +7,12 @@ of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.evaluate import evaluate
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
@@ -72,7 +72,7 @@ class _Descent:
         self.random = np.random.default_rng(options.seed)
         self.best: Ints = start
         self.peak = self._peak(start)
-        self.deadline = time.perf_counter() + options.seconds
+        self.deadline = Deadline(options.seconds)
 
     def run(self) -> None:
         """Attempts until time, rounds or ideas are over."""
@@ -85,7 +85,7 @@ class _Descent:
     def _over(self, number: int) -> bool:
         if self.options.rounds:
             return number >= self.options.rounds
-        return time.perf_counter() > self.deadline
+        return self.deadline.passed
 
     def _attempt(self, number: int) -> Ints:
         """A new order: the best one eased by moves, or every third time one that a beam finds."""

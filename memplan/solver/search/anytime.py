@@ -6,11 +6,11 @@ Everything that runs often is compiled; this module only decides what to run nex
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.evaluate import decide, evaluate, excess_of
 from memplan.solver.jit import seed_random
 from memplan.solver.order.local import reorder, settle
@@ -27,24 +27,24 @@ _LOG = logging.getLogger(__name__)
 
 def solve(
     problem: Problem,
-    time_limit: float,
+    deadline: Deadline,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
     enough: Callable[[float], bool] | None = None,
     meet: Callable[[Ints], Ints] | None = None,
 ) -> Decision:
-    """The best sequence found within ``time_limit`` seconds.
+    """The best sequence found until ``deadline``, compilation not counted.
 
     Args:
         problem: what to solve.
-        time_limit: seconds, compilation not counted.
+        deadline: when to stop.
         options: see :class:`SearchOptions`.
         progress: told of improvements.
         enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
         meet: given the best sequence before the last refinement, returns the one to refine (of
             several searches: the best of all).
     """
-    search = AnytimeSearch(problem, time_limit, options or SearchOptions(), progress, enough, meet)
+    search = AnytimeSearch(problem, deadline, options or SearchOptions(), progress, enough, meet)
     decision = search.run()
     if _LOG.isEnabledFor(logging.INFO):
         search.log_end(decision)
@@ -57,7 +57,7 @@ class AnytimeSearch:
     def __init__(
         self,
         problem: Problem,
-        time_limit: float,
+        deadline: Deadline,
         options: SearchOptions,
         progress: Progress | None = None,
         enough: Callable[[float], bool] | None = None,
@@ -81,8 +81,7 @@ class AnytimeSearch:
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
         self.started_from = self.rounds = 0
-        self.deadline = time.perf_counter() + time_limit
-        self.started = time.perf_counter()
+        self.deadline = deadline.share()
 
     def run(self) -> Decision:
         """Greedy from the given order; other orders explored; the best refined."""
@@ -130,7 +129,7 @@ class AnytimeSearch:
             result,
             self.started_from,
             self.rounds,
-            time.perf_counter() - self.started,
+            self.deadline.spent,
             self._why_stopped(),
         )
 
@@ -166,12 +165,12 @@ class AnytimeSearch:
 
     def _explore(self) -> None:
         """Greedy and a short search from many starts; then a longer one from the best few."""
-        total = self.deadline - self.started
-        until = self.started + self.params.explore * self.params.first_look * total
+        total = self.deadline.seconds
+        until = self.params.explore * self.params.first_look * total
         found: list[tuple[float, Ints]] = []
         idle = number = 0
         while idle < self.params.idle_starts and not self._stop():
-            over = time.perf_counter() > until
+            over = self.deadline.spent > until
             if number >= self.params.counted_starts if self.options.iterations else over:
                 break
             before = self.best
@@ -197,7 +196,7 @@ class AnytimeSearch:
         while idle < self.params.idle_starts and not self._stop():
             assert self.best is not None
             before = self.best
-            seconds = self.params.start_share * (self.deadline - self.started)
+            seconds = self.params.start_share * self.deadline.seconds
             self._search_from(self.starts.shaken(self.best), seconds)
             idle = 0 if self.best is not before else idle + 1
 
@@ -205,7 +204,7 @@ class AnytimeSearch:
         """Greedy and a short search; the best sequence from this start with its cost."""
         self.started_from += 1
         best = self._exchange(None)
-        until = time.perf_counter() + seconds
+        until = self.deadline.spent + seconds
         excess = self._excess(start)
         self._offer(start, excess)
         if excess > 0:
@@ -224,8 +223,8 @@ class AnytimeSearch:
     def _continue_best(self, found: list[tuple[float, Ints]]) -> None:
         """Longer searches from the best few of different starts."""
         for left in range(len(found), 0, -1):
-            now = time.perf_counter()
-            until = self.started + self.params.explore * (self.deadline - self.started)
+            now = self.deadline.spent
+            until = self.params.explore * self.deadline.seconds
             if self._stop() or (now >= until and not self.options.iterations):
                 return
             best = self._exchange(found[len(found) - left][1])
@@ -259,8 +258,8 @@ class AnytimeSearch:
     def _refine(self, until: float = np.inf, patience: int | None = None) -> None:
         """Large-neighbourhood search until time or rounds are over, or nothing comes.
 
-        ``until``: on the clock; ``patience``: rounds without gain, fewer where there is little to
-        vary. Counted rounds go before.
+        ``until``: seconds after the search began; ``patience``: rounds without gain, fewer where
+        there is little to vary. Counted rounds go before.
         """
         assert self.best is not None
         params, counted = self.params, self.options.iterations
@@ -268,11 +267,11 @@ class AnytimeSearch:
         clones = len(self.best) - len(self.problem.order) + 5
         patience = min(patience or params.patience, params.patience_per_clone * clones)
         current, done, chunk, last_gain = self.best, 0, 4, 0
-        begun = gained_at = time.perf_counter()
-        until = min(until, self.deadline)
+        begun = gained_at = self.deadline.spent
+        until = min(until, self.deadline.seconds)
         total = max(until - begun, 1e-9)
         while not self._stop() and (done < counted or not counted):
-            now = time.perf_counter()
+            now = self.deadline.spent
             if now > until and not counted:
                 return
             left = 1.0 - done / counted if counted else (until - now) / total
@@ -294,16 +293,16 @@ class AnytimeSearch:
             )
             done += chunk
             self.rounds += chunk
-            spent = time.perf_counter() - now
+            spent = self.deadline.spent - now
             if not counted:
                 wanted = int(chunk * params.look_seconds / max(spent, 1e-6))
                 chunk = max(1, min(params.most_rounds, wanted))
             if gains:
-                last_gain, gained_at = done, time.perf_counter()
+                last_gain, gained_at = done, self.deadline.spent
                 self._report()
             elif not counted and (
                 done - last_gain > patience
-                or time.perf_counter() - gained_at > max(params.idle_share * total, 1.0)
+                or self.deadline.spent - gained_at > max(params.idle_share * total, 1.0)
             ):
                 return
 
@@ -387,7 +386,7 @@ class AnytimeSearch:
         return int(evaluate(self.arrays, sequence).total.max(initial=0))
 
     def _late(self) -> bool:
-        return time.perf_counter() > self.deadline
+        return self.deadline.passed
 
     def _stop(self) -> bool:
         if self._late():

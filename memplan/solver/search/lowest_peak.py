@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from memplan.deadline import Deadline
 from memplan.solver.bound.milp import Effort
 from memplan.solver.evaluate import IMPOSSIBLE, decide
 from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
@@ -31,19 +32,19 @@ _AIMS, _MOST_AIMS = 24, 1000
 def solve_from(
     problem: Problem,
     start: Ints,
-    seconds: float,
+    deadline: Deadline,
     options: SearchOptions,
     progress: Progress | None = None,
     enough: Callable[[float], bool] | None = None,
 ) -> Decision:
-    """The best sequence found within ``seconds`` from ``start`` alone, which need not fit."""
+    """The best sequence found until ``deadline`` from ``start`` alone, which need not fit."""
     begin = decide(problem, start)
     if begin.peak >= IMPOSSIBLE:
         return decide(problem, problem.start)
     narrow = replace(options, params=replace(options.params, explore=0.0, keep_shaking=False))
     if begin.feasible:
-        return solve(problem, seconds, replace(narrow, starts=(start,)), progress, enough)
-    return solve(replace(problem, start=start), seconds, narrow, progress, enough)
+        return solve(problem, deadline, replace(narrow, starts=(start,)), progress, enough)
+    return solve(replace(problem, start=start), deadline, narrow, progress, enough)
 
 
 def lowest_peak(
@@ -84,9 +85,9 @@ def _driven_down(
         if effort.over() or best.peak - low <= _FINEST * best.peak:
             break
         aim = low + (best.peak - low) // 2
-        seconds = float("inf") if counted else _SHARE * effort.left
+        share = Deadline() if counted else effort.deadline.share(_SHARE)
         lower = replace(problem, budget=aim, start=best.sequence)
-        found = solve(lower, seconds, quick, enough=fits_or_over)
+        found = solve(lower, share, quick, enough=fits_or_over)
         _LOG.debug("aim %d B: lowest peak %d B", aim, found.peak)
         if found.peak < best.peak:
             best = decide(problem, found.sequence)

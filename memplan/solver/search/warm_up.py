@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.processes.child import started
 from memplan.solver.jit import is_cold
 from memplan.solver.order.beam import resequence
@@ -32,7 +33,7 @@ def warm_up() -> None:
 def _warm_up_search() -> None:
     problem = tiny_problem()
     arrays, order, flags = problem.arrays, problem.order, problem.movable
-    AnytimeSearch(problem, 0.0, SearchOptions(order=False, iterations=1)).run()
+    AnytimeSearch(problem, Deadline(0.0), SearchOptions(order=False, iterations=1)).run()
     improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
     reorder(arrays, order, flags, 3, 0)
     default_order(np.array([0, 0, 1]), np.array([0]))

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.solver.problem import Problem, better
 from memplan.solver.strategies.bottlenecks import Memory
 from memplan.solver.strategies.checkpoints import Collection, Named, Speed
-from memplan.solver.strategies.dtr import Dtr
-from memplan.solver.strategies.knapsack import Knapsack
 from memplan.solver.strategies.mincut import MinCut
 from memplan.solver.strategies.mirror import Mirror
 from memplan.solver.strategies.segments import Segments
@@ -64,7 +63,7 @@ class Search(Strategy):
         options = PortfolioOptions(
             bool(self.order), self.seed, self.iterations, bool(self.certify), self.gap / 100
         )
-        decision, bound = solve_portfolio(problem, time_limit, options, progress)
+        decision, bound = solve_portfolio(problem, Deadline(time_limit), options, progress)
         return Outcome(decision, bound.seconds, bound.kind)
 
 
@@ -86,10 +85,11 @@ class Greedy(Strategy):
         from memplan.solver.search.anytime import solve
         from memplan.solver.search.params import SearchOptions
 
+        deadline = Deadline(time_limit)
         options = SearchOptions(order=False, refine=False)
-        found = solve(without_forms(problem), time_limit, options, progress)
+        found = solve(without_forms(problem), deadline, options, progress)
         if problem.forms:
-            other = solve(with_all_encoded(problem), time_limit, options, progress)
+            other = solve(with_all_encoded(problem), deadline, options, progress)
             other = decide(problem, stripped(problem, other.sequence))
             found = other if better(other, found) else found
         return Outcome(found)
@@ -119,8 +119,6 @@ BUILT_IN: dict[str, type[Any]] = {
         Greedy,
         Keep,
         Segments,
-        Dtr,
-        Knapsack,
         MinCut,
         Mirror,
         Speed,

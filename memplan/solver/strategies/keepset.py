@@ -9,7 +9,6 @@ when backward needs it (:class:`KeepSet`).
 from __future__ import annotations
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.links import Cut, Links, boundary, links_of, sequence_keeping
 from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.strategy import Outcome, Progress, Strategy
@@ -102,7 +102,7 @@ class Contest:
 
     def __init__(self, problem: Problem, time_limit: float, progress: Progress | None) -> None:
         self.problem, self.progress = problem, progress
-        self.deadline = time.perf_counter() + time_limit
+        self.deadline = Deadline(time_limit)
         self.found: Decision | None = None
         self.judged = 0
 
@@ -114,7 +114,7 @@ class Contest:
     @property
     def late(self) -> bool:
         """Whether the time is over."""
-        return time.perf_counter() > self.deadline
+        return self.deadline.passed
 
     @property
     def best(self) -> Decision:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from memplan.deadline import Deadline
 from memplan.solver.problem import Decision, Problem
+from memplan.solver.strategies.segments import Segments
 from memplan.solver.strategy import Outcome, Progress, Strategy
 
-# Shares of the time: for published planners, and for driving the peak down; the rest is for cost.
-_OTHERS, _DOWN = 0.15, 0.6
+if TYPE_CHECKING:
+    from memplan.solver.bound.milp import Effort
+    from memplan.solver.search.params import SearchOptions
+
+# Share of the time for driving the peak down; the rest is for cost.
+_DOWN = 0.6
 # Budgets that a strategy other than the search is asked for.
 _HALVES = 10
 
@@ -32,22 +37,37 @@ class Lowest(Strategy):
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
         """The outcome for the least budget at which something was found."""
-        begun = time.perf_counter()
-        down = self._down(problem, time_limit)
-        left = max(0.01, time_limit - (time.perf_counter() - begun))
+        deadline = Deadline(time_limit)
+        down = self._down(problem, deadline.share(_DOWN))
+        left = max(0.01, deadline.left)
         outcome = self.strategy.solve(replace(problem, budget=down.peak), left, progress)
         if not outcome.decision.feasible or outcome.decision.extra_cost > down.extra_cost:
             return replace(outcome, decision=down)
         return outcome
 
-    def _halved(self, problem: Problem, time_limit: float) -> Decision:
-        """The lowest plan of the strategy itself, for budgets between floor and peak."""
+    def _down(self, problem: Problem, deadline: Deadline) -> Decision:
+        """A plan with the lowest peak that was found."""
+        from memplan.solver.bound.milp import Effort
+        from memplan.solver.evaluate import decide
+        from memplan.solver.search.params import SearchOptions
+        from memplan.solver.strategies.builtin import Search
+
+        search = self.strategy
+        if not isinstance(search, Search):
+            return self._halved(problem, deadline.seconds / _HALVES)
+        effort = Effort() if search.iterations else Effort(deadline)
+        options = SearchOptions(bool(search.order), search.seed, search.iterations)
+        begin = decide(problem, problem.start)
+        return lowest_plan(problem, begin, effort, options, problem.budget)
+
+    def _halved(self, problem: Problem, seconds: float) -> Decision:
+        """The lowest plan of the strategy itself, for budgets between floor and peak, ``seconds``
+        for each."""
         from memplan.solver.evaluate import decide
 
         best, low = decide(problem, problem.start), problem.budget
         for _ in range(_HALVES):
             aim = low + (best.peak - low) // 2
-            seconds = time_limit / _HALVES
             found = self.strategy.solve(replace(problem, budget=aim), seconds).decision
             if found.peak < best.peak:
                 best = found
@@ -55,28 +75,24 @@ class Lowest(Strategy):
                 low = aim
         return best
 
-    def _down(self, problem: Problem, time_limit: float) -> Decision:
-        from memplan.solver.bound.milp import Effort
-        from memplan.solver.evaluate import decide
-        from memplan.solver.search.lowest_peak import lowest_peak
-        from memplan.solver.search.params import SearchOptions
-        from memplan.solver.strategies.builtin import Search
-        from memplan.solver.strategies.published import baseline_decisions
 
-        if not isinstance(self.strategy, Search):
-            return self._halved(problem, _DOWN * time_limit)
-        started = time.perf_counter()
+def lowest_plan(
+    problem: Problem, begin: Decision, effort: Effort, options: SearchOptions, floor: int = 0
+) -> Decision:
+    """The lower of what is reached from ``begin`` and from the plan that keeps what crosses segment
+    boundaries: on recurrent networks, and where masks fill the memory, the second leads lower.
 
-        def left() -> float:
-            return _OTHERS * time_limit - (time.perf_counter() - started)
+    Arguments as of :func:`memplan.solver.search.lowest_peak.lowest_peak`.
+    """
+    from memplan.solver.evaluate import decide
+    from memplan.solver.forms import without_forms
+    from memplan.solver.search.lowest_peak import lowest_peak
 
-        counted = self.strategy.iterations
-        plans = [decide(problem, problem.start)]
-        if not counted:
-            plans += [decision for _, decision in baseline_decisions(problem, left)]
-        effort = Effort() if counted else Effort(started + _DOWN * time_limit)
-        options = SearchOptions(
-            order=bool(self.strategy.order), seed=self.strategy.seed, iterations=counted
-        )
-        begin = min(plans, key=lambda plan: plan.peak)
-        return lowest_peak(problem, begin, effort, options, problem.budget)
+    found = lowest_peak(problem, begin, effort.share(0.5), options, floor)
+    forward = problem.forward
+    if effort.over() or found.peak <= floor or forward is None or not forward[problem.order].any():
+        return found
+    kept = Segments().solve(without_forms(problem), effort.deadline.left).decision
+    start = decide(problem, kept.sequence)
+    other = lowest_peak(problem, start, effort, options, floor)
+    return min(found, other, key=lambda decision: decision.peak)

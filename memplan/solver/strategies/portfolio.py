@@ -1,24 +1,25 @@
-"""Several searches at once: nodes moved, the file's order kept, and a certificate beside them.
+"""Several searches and a certificate for one problem, by the clock or by rounds.
 
 The certificate (:mod:`memplan.solver.bound.order_free`) takes and gives: its events are where the
 best plan is full, and what its solutions keep is a start of a search. Once the best plan is within
 the gap of the bound, everything ends.
 
-The compiled search and HiGHS both release Python's global lock, so threads use the cores. Where
-rounds are counted (``iterations``) everything runs one after the other and depends on the seed
-alone (:mod:`memplan.solver.strategies.counted`).
+By the clock, two threads share the work: the compiled search and HiGHS both release Python's global
+lock. By rounds (``iterations``) the same steps run one after the other, HiGHS is given nodes of its
+tree instead of seconds, and the plan depends on the seed alone: the same on every machine and under
+every load.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
+from memplan.deadline import Deadline
 from memplan.solver.bound.milp import Effort
-from memplan.solver.bound.order_free import OrderFreeBound
+from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
 from memplan.solver.evaluate import decide
 from memplan.solver.forms import (
     stripped,
@@ -29,9 +30,9 @@ from memplan.solver.forms import (
 )
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
-from memplan.solver.search.lowest_peak import lowest_peak, solve_from
+from memplan.solver.search.lowest_peak import solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
-from memplan.solver.strategies.published import baseline_decisions
+from memplan.solver.strategies.lowest_peak_strategy import lowest_plan
 from memplan.solver.strategies.standing import TROUBLE, Certificate, Standing
 from memplan.solver.strategy import Progress
 
@@ -44,29 +45,25 @@ class PortfolioParams:
 
     in_order: float = 0.1
     """Share of the time for a search in the file's order when nodes may move."""
-    first_stage: float = 0.4
-    """Share of the first of two stages when they may not: the second goes on from the better
-    result (0: greedy only)."""
     certificate: float = 0.5
     """Share of the time left that the certificate may take at once."""
-    followed_start: float = 0.08
-    """Share of the time for the search from what a solution of the certificate keeps."""
-    baselines: float = 0.15
-    """Share of the time for the plans of published planners (0: their plans are not looked at,
-    unless nothing else fits)."""
-    baselines_patient: float = 0.3
-    """The same while nothing else fits."""
-    one_baseline: float = 0.6
-    """Share of what is left of that for each: none may use up the time of those behind it."""
     followed: int = 3
-    """How many plans of others are starts of a search (0: none)."""
+    """How many of the certificate's solutions are starts of a search, per look (0: none)."""
+    followed_start: float = 0.08
+    """Share of the time for each of these searches."""
     lowest: float = 0.5
     """Share of the time left in which the lowest peak is driven for while nothing fits."""
-    as_they_are: float = 0.5
+    fewer_forms: float = 0.5
     """Share of the time for plans with one kind of forms fewer, where there are some: they take
     more time for a byte than most recomputations, and hide them from a short search."""
     poll_seconds: float = 0.05
     """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
+
+    # By rounds.
+    tree: int = 30
+    """Nodes of the branch-and-bound tree per program."""
+    looks: int = 2
+    """Looks of the certificate in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class PortfolioOptions:
 
 def solve_portfolio(
     problem: Problem,
-    time_limit: float,
+    deadline: Deadline,
     options: PortfolioOptions,
     progress: Progress | None = None,
 ) -> tuple[Decision, Certificate]:
@@ -95,242 +92,202 @@ def solve_portfolio(
 
     Stops early when the bound is reached, and on Ctrl-C, with the best sequence so far.
     """
+    if options.iterations:
+        deadline = Deadline()
     if not options.order:
-        # The bound of the file's order knows nothing of what stands early by choice.
+        # What stands early by choice is in no file's order.
         problem = without_forms(problem)
-    if options.iterations or time_limit <= 0:
-        from memplan.solver.strategies.counted import solve_counted
-
-        return solve_counted(problem, time_limit, options, progress)
-    if not problem.forms:
-        return _Portfolio(problem, time_limit, options, progress).run()
-    begun = time.perf_counter()
-    seconds = options.params.as_they_are * time_limit
-    begin, _ = solve_portfolio(without_last_kind(problem), seconds, options, progress)
-    left = time_limit - (time.perf_counter() - begun)
-    return _Portfolio(problem, left, options, progress, begin).run()
+    begin = None
+    if problem.forms:
+        first = deadline.share(options.params.fewer_forms)
+        begin, _ = solve_portfolio(without_last_kind(problem), first, options, progress)
+    return _Portfolio(problem, deadline.share(), options, progress, begin).run()
 
 
 class _Portfolio:
-    """Threads of one run, and what they share."""
+    """One run: what its searches share, in one thread or in two."""
 
     def __init__(
         self,
         problem: Problem,
-        time_limit: float,
+        deadline: Deadline,
         options: PortfolioOptions,
         progress: Progress | None,
-        begin: Decision | None = None,
+        begin: Decision | None,
     ) -> None:
         """``begin``: a plan with one kind of forms fewer, to go on from, if there are any."""
         self.searched = with_all_encoded(problem)
         self.problem, self.options, self.progress = problem, options, progress
-        self.params = options.params
-        self.limit = time_limit
+        self.params, self.deadline = options.params, deadline
+        self.free = SearchOptions(options.order, options.seed, options.iterations)
+        self.free = replace(self.free, params=options.search)
         self.halt = threading.Event()
         self.standing = Standing(problem, options.gap)
         if begin is not None:
             self.standing.keep(decide(problem, begin.sequence), "search among fewer forms")
-        self.fixed_extra: float | None = None
-        self.order_free: OrderFreeBound | None = None
-        self.bound: Future[None] | None = None
-        self.started = 0.0
+        self.bound: OrderFreeBound | None = None
         self.lock = threading.Lock()
 
     def run(self) -> tuple[Decision, Certificate]:
-        """The searches, and the certificate between or beside them."""
-        self.started = time.perf_counter()
-        with ThreadPoolExecutor(max_workers=3) as pool:
-            try:
-                if self.options.order:
-                    self._explore(pool)
-                else:
-                    self._keep_order(pool)
-                # In the file's order nothing is left but to close the gap.
-                if self.bound is not None:
-                    self._wait([self.bound])
-                self.halt.set()
-            except KeyboardInterrupt:
-                # Anytime: what was found by now is a whole answer.
-                self.halt.set()
+        """All searches, and the certificate between or beside them."""
+        try:
+            if self.options.iterations:
+                self._one_by_one()
+            else:
+                self._side_by_side()
+        except KeyboardInterrupt:
+            # Anytime: what was found by now is a whole answer.
+            if self.standing.best is None:
+                raise
         best = self.standing.best
-        if best is None:
-            raise KeyboardInterrupt
+        assert best is not None
         _LOG.info(
             "plan by %s after %.1f s; %s",
             self.standing.source,
-            time.perf_counter() - self.started,
-            self.standing.why_stopped(self._left() <= 0),
+            self.deadline.spent,
+            self.standing.why_stopped(self.deadline.passed),
         )
         return best, self.standing.certificate()
 
-    # Nodes may move: one thread explores all the time, the other has many things to do.
+    def _one_by_one(self) -> None:
+        """Every step in this thread, each for its rounds."""
+        self._keep_order()
+        # Where there are several ways to make tensors again, what is found depends on the start.
+        if len(self.problem.arrays.others):
+            self._explore(0, anew=True)
+            self._explore(1)
+            self._explore(2)
+        else:
+            self._explore(0)
+        self._drive_down()
+        self._certify()
 
-    def _explore(self, pool: ThreadPoolExecutor) -> None:
-        free = SearchOptions(seed=self.options.seed, params=self.options.search)
-        if self.problem.forms:
-            free = replace(free, starts=(self._with_forms(self.standing.sequence),))
-        first = pool.submit(self._search, free, self.limit)
-        second = pool.submit(self._second_thread, replace(free, seed=free.seed + 1))
-        self._wait([first, second])
+    def _side_by_side(self) -> None:
+        """One thread explores all the time, the other has many things to do."""
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            try:
+                self._wait([pool.submit(self._explore, 0), pool.submit(self._second_thread)])
+            finally:
+                self.halt.set()
 
-    def _second_thread(self, options: SearchOptions) -> None:
-        """The file's order, the certificate and its starts, the plans of others; then explore, and
-        look at the bound again where the best plan is full by then."""
-        if not self.problem.forms:
-            self._search(replace(options, order=False), self.params.in_order * self.limit)
-        self._certify(options)
-        if not self.standing.fits and not self._done():
-            self._drive_down(options)
-        if not self._done() and not self.problem.forms:
-            self._follow_baselines(options)
-        self._certify(options)
-        if not self._done():
-            self._search(options, self._left())
+    def _second_thread(self) -> None:
+        self._keep_order()
+        self._drive_down()
+        self._certify()
+        # What is left of the time; and the bound is looked at where the best plan is full by then.
+        self._explore(1)
 
-    def _certify(self, options: SearchOptions) -> None:
+    # The steps.
+
+    def _keep_order(self) -> None:
+        """Search in the file's order, if that is not what all others do."""
+        if self.options.order and not self.problem.forms:
+            self._search(replace(self.free, order=False), self._share(self.params.in_order))
+
+    def _explore(self, turn: int, anew: bool = False) -> None:
+        """Search with the seed of ``turn`` until time or rounds are over; ``anew``: not from the
+        best plan, where one was found with fewer forms."""
+        if self.standing.best is not None and self._done():
+            return
+        options = replace(self.free, seed=self.free.seed + turn)
+        if self.problem.forms and not anew:
+            options = replace(options, starts=(self._with_forms(self.standing.sequence),))
+        self._search(options, self.deadline.share())
+
+    def _certify(self) -> None:
         """Bound, search from what the solutions keep, and again where that brought another plan."""
         if not self.options.certify:
             return
+        looks = 0
         try:
-            fresh = True
-            while fresh and not self._done():
-                fresh = self._bound_once(options)
+            while not self._done() and self._look():
+                looks += 1
+                if self.options.iterations and looks >= self.params.looks:
+                    return
         except TROUBLE as error:
             self.standing.without_bound(error)
 
-    def _bound_once(self, options: SearchOptions) -> bool:
+    def _look(self) -> bool:
         """One look at the bound, and searches from its starts; whether anything was new."""
-        deadline = time.perf_counter() + self.params.certificate * self._left()
-        effort = Effort(deadline, self._done)
-        if self.order_free is None:
-            self.order_free = OrderFreeBound(self.problem, effort, self.standing.learn)
-        self.order_free.effort = effort
-        followed = 0
-        for start in self.order_free.look(self.standing.sequence, self.standing.wanted):
+        effort = Effort(self.deadline.share(self.params.certificate), self._done)
+        params = None
+        if self.options.iterations:
+            effort = Effort(nodes=self.params.tree)
+            params = params_for(self.options.iterations)
+        if self.bound is None:
+            order_kept = not self.options.order
+            self.bound = OrderFreeBound(
+                self.problem, effort, self.standing.learn, params, order_kept
+            )
+        self.bound.effort = effort
+        starts = self.bound.look(self.standing.sequence, self.standing.wanted)
+        for followed, start in enumerate(starts):
             if followed < self.params.followed and not self._done():
-                followed += 1
-                self.standing.keep(self._search_from(start, options), "certificate")
-        return self.order_free.fresh
+                self._search_from(start)
+        return self.bound.fresh
 
-    def _search_from(self, start: Ints, options: SearchOptions) -> Decision:
-        seconds = min(self.params.followed_start * self.limit, self._left())
-        start = self._with_forms(start)
-        found = solve_from(self.searched, start, seconds, options, self._tell(), self._enough)
-        return self._stripped(found)
-
-    def _with_forms(self, sequence: Ints) -> Ints:
-        return with_forms(self.problem, sequence) if self.problem.forms else sequence
-
-    def _stripped(self, decision: Decision) -> Decision:
-        """What a search with all forms found, as a decision of the problem."""
-        if not self.problem.forms:
-            return decision
-        return decide(self.problem, stripped(self.problem, decision.sequence))
-
-    def _drive_down(self, options: SearchOptions) -> None:
+    def _drive_down(self) -> None:
         """Nothing fits: a plan for less may be easier to find, and what is lowest is worth knowing.
 
         Greedy gets stuck in front of its aim; on the way to a lower one it may pass the budget.
         """
-        effort = Effort(time.perf_counter() + self.params.lowest * self._left(), self._fits)
+        if self.standing.fits or self._done():
+            return
+        effort = Effort(self.deadline.share(self.params.lowest), self._fits)
         best = self.standing.best
         begin = best if best is not None else decide(self.problem, self.problem.start)
-        found = lowest_peak(self.problem, begin, effort, options)
+        found = lowest_plan(self.problem, begin, effort, self.free)
         self.standing.keep(found, "drive for the lowest peak")
 
-    def _fits(self) -> bool:
-        return self.halt.is_set() or self.standing.fits
+    # What they need.
 
-    def _follow_baselines(self, options: SearchOptions) -> None:
-        """Explore from what published planners decide, too."""
-        until = self._left() - self.params.baselines * self.limit
-        patient = self._left() - self.params.baselines_patient * self.limit
-        found: list[Decision] = []
+    def _search(self, options: SearchOptions, deadline: Deadline) -> None:
+        """Search, and keep what is found; of several at a time, all refine the best in the end."""
+        meet = self._meet if not options.iterations and options.order == self.free.order else None
+        found = solve(self.searched, deadline, options, self._tell(), self._enough, meet)
+        self._keep(found, "search")
 
-        def left() -> float:
-            if self._done():
-                return 0.0
-            return self._left() - (until if self.standing.fits else patient)
+    def _search_from(self, start: Ints) -> None:
+        deadline = self._share(self.params.followed_start)
+        start, tell = self._with_forms(start), self._tell()
+        found = solve_from(self.searched, start, deadline, self.free, tell, self._enough)
+        self._keep(found, "certificate")
 
-        for name, decision in baseline_decisions(self.problem, left, self.params.one_baseline):
-            found.append(decision)
-            self.standing.keep(decision, name)
-        found.sort(key=lambda d: (not d.feasible, d.extra_cost if d.feasible else d.peak))
-        for decision in found[: self.params.followed]:
-            if not self._done():
-                self.standing.keep(self._search_from(decision.sequence, options), "search")
+    def _keep(self, found: Decision, source: str) -> None:
+        """Remember what a search with all forms found, as a decision of the problem."""
+        if self.problem.forms:
+            found = decide(self.problem, stripped(self.problem, found.sequence))
+        self.standing.keep(found, source)
 
-    # The file's order kept: two searches at a time, and a certificate of their own.
-
-    def _keep_order(self, pool: ThreadPoolExecutor) -> None:
-        """Two stages of two searches in the file's order."""
-        fixed = SearchOptions(order=False, seed=self.options.seed, params=self.options.search)
-        for stage, share in enumerate((self.params.first_stage, 1.0)):
-            if self._done():
-                return
-            seconds = min(share * self.limit, self._left())
-            futures = [
-                pool.submit(self._search, replace(fixed, seed=fixed.seed + 2 * stage + k), seconds)
-                for k in range(2)
-            ]
-            self._wait(futures)
-            if stage == 0:
-                self._certify_order(pool)
-                if self.standing.best is not None and self.standing.fits:
-                    fixed = replace(fixed, begin=self.standing.best.sequence)
-
-    def _certify_order(self, pool: ThreadPoolExecutor) -> None:
-        """Begin to look for a bound, if there is anything to bound."""
-        if not self.options.certify or self._left() <= 0:
-            return
-        if self.fixed_extra is None or self.fixed_extra > 0:
-            self.bound = pool.submit(self._bound_order, self._left(), self.fixed_extra)
-
-    def _bound_order(self, seconds: float, upper: float | None) -> None:
-        from memplan.solver.bound.certify import lower_bound
-
-        try:
-            found = lower_bound(self.problem, seconds, upper, self.halt.is_set)
-        except TROUBLE as error:
-            self.standing.without_bound(error)
-            return
-        self.standing.learn(found.seconds, found.kind)
-        # It knows nothing of recomputations that were asked for.
-        if found.sequence is not None and not self.problem.protected.any():
-            self.standing.keep(decide(self.problem, found.sequence), "certificate")
-
-    # What both need.
-
-    def _left(self) -> float:
-        return self.limit - (time.perf_counter() - self.started)
-
-    def _done(self) -> bool:
-        return self.halt.is_set() or self._left() <= 0 or self.standing.closed
-
-    def _wait(self, futures: list[Future[None]]) -> None:
-        """Join the searches, but stay open to Ctrl-C."""
-        while True:
-            done, pending = wait(futures, timeout=self.params.poll_seconds)
-            for future in done:
-                future.result()
-            if not pending:
-                return
-
-    def _search(self, options: SearchOptions, seconds: float) -> None:
-        met = self._meet if options.order else None
-        found = solve(self.searched, seconds, options, self._tell(), self._enough, met)
-        decision = self._stripped(found)
-        self.standing.keep(decision, "search")
-        with self.lock:
-            better = self.fixed_extra is None or decision.extra_cost < self.fixed_extra
-            if not options.order and decision.feasible and better:
-                self.fixed_extra = decision.extra_cost
+    def _with_forms(self, sequence: Ints) -> Ints:
+        return with_forms(self.problem, sequence) if self.problem.forms else sequence
 
     def _meet(self, sequence: Ints) -> Ints:
         if not self.problem.forms:
             return self.standing.meet(sequence)
         return self._with_forms(self.standing.meet(stripped(self.problem, sequence)))
+
+    def _share(self, share: float) -> Deadline:
+        """The end of what may take a share of the whole time."""
+        return self.deadline.share(most=share * self.deadline.seconds)
+
+    def _fits(self) -> bool:
+        return self.halt.is_set() or self.standing.fits
+
+    def _done(self) -> bool:
+        return self.halt.is_set() or self.deadline.passed or self.standing.closed
+
+    def _enough(self, extra: float) -> bool:
+        """Whether a search with this extra cost may stop."""
+        return self.halt.is_set() or self.standing.may_stop(extra)
+
+    def _wait(self, futures: list[Future[None]]) -> None:
+        """Join the searches, but stay open to Ctrl-C."""
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=self.params.poll_seconds)
+            for future in done:
+                future.result()
 
     def _tell(self) -> Progress | None:
         if self.progress is None:
@@ -343,6 +300,12 @@ class _Portfolio:
 
         return tell
 
-    def _enough(self, extra: float) -> bool:
-        """Whether a search with this extra cost may stop."""
-        return self.halt.is_set() or self.standing.may_stop(extra)
+
+def params_for(rounds: int) -> OrderFreeParams:
+    """How hard the certificate works beside ``rounds`` of a search. Programs in whole numbers take
+    longer than the search itself, so there are few, and none for a handful of rounds."""
+    return OrderFreeParams(
+        looks=min(8, 1 + rounds // 6),
+        solved=0 if rounds < 10 else 1 if rounds < 50 else 2,
+        most_events=1 if rounds < 50 else 2,
+    )

@@ -7,7 +7,7 @@ import math
 import threading
 from dataclasses import dataclass
 
-from memplan.solver.bound.order_free import KIND
+from memplan.solver.bound.order_free import ORDER_FREE
 from memplan.solver.problem import Decision, Ints, Problem, better
 
 _LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Standing:
         else:
             _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
 
-    def learn(self, seconds: float, kind: str = KIND) -> None:
+    def learn(self, seconds: float, kind: str = ORDER_FREE) -> None:
         """Remember a bound if it is the best so far."""
         with self.lock:
             if seconds > self.bound.seconds:

@@ -15,6 +15,7 @@ from helpers.effort import tries
 from helpers.graphs import TUNED, open_text, random_order
 from helpers.problems import Case, Clock, Op
 from helpers.random_graphs import models as random_models
+from memplan.deadline import Deadline
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan
 from memplan.planning.encode_problem import Encoded, encode
@@ -27,7 +28,6 @@ from memplan.simulate.run_order import execution_order
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import MemoryProfile, evaluate
 from memplan.solver.problem import NONE, Decision, Ints
-from memplan.solver.search import anytime as search
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 
@@ -177,9 +177,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def solved(case: Case, budget: int, options: SearchOptions, seconds: float = 1e6) -> Decision:
     """Solve by a clock of its own, so that the answer does not depend on the machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "time", Clock())
-        return solve(case.problem(budget), seconds, options)
+    return solve(case.problem(budget), Deadline(seconds, Clock()), options)
 
 
 @pytest.mark.slow

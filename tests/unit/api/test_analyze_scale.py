@@ -13,7 +13,7 @@ from helpers.models import SAMPLES, load_benchmark
 from memplan.api.analysis import analyze, analyze_open
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
-from memplan.ops.memory import OPTIONAL_OUTPUTS
+from memplan.ops.book import operator
 from memplan.simulate.allocation import Buffer
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.narrowing import narrowings
@@ -84,7 +84,7 @@ class _Reference:
         readers = [r for t in tensors for r in t.readers if self.serves[r] - frozen]
         if not readers:
             node = self.graph.nodes[tensors[0].producer]
-            return node.outputs.index(buffer.root) not in OPTIONAL_OUTPUTS.get(node.key, ())
+            return node.outputs.index(buffer.root) not in operator(node.key).optional_outputs
         step_of = self.timeline.allocation.step_of
         return any(step_of[r] >= self.timeline.peak_step for r in readers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from memplan.ops.instance import Instance, TensorSpec
 from memplan.ops.workspace import workspace_bytes
 
 ITEM_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
 THREADS = (1, 2, 4)
-DEFAULT_OPSET = 20
 
 # Measured, but without a formula: the answer must be "unknown", never a number.
 UNMODELLED_OPS = {
@@ -61,12 +61,21 @@ def _tensors(specs: list[Any]) -> list[Tensor | None]:
 
 
 def _predict(row: dict[str, Any], threads: int) -> int | None:
-    domain, op = row["op"].rsplit(":", 1)
-    attributes = dict(row["attributes"])
-    if row["opset"] < DEFAULT_OPSET:
-        attributes["__opset"] = row["opset"]
     inputs, outputs = _tensors(row["inputs"]), _tensors(row["outputs"])
-    return workspace_bytes(domain, op, attributes, inputs, outputs, threads=threads)
+    instance = Instance(row["attributes"], inputs, outputs, opset=row["opset"], threads=threads)
+    return workspace_bytes(row["op"], instance)
+
+
+def _scratch(
+    key: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[TensorSpec | None],
+    outputs: Sequence[TensorSpec | None],
+    provider: str = "cpu",
+    **more: int,
+) -> int | None:
+    """The scratch of a node."""
+    return workspace_bytes(key, Instance(attributes, inputs, outputs, **more), provider)
 
 
 def _measurements() -> Iterator[tuple[dict[str, Any], int, int]]:
@@ -102,21 +111,14 @@ def test_every_measurement_is_reproduced(key: str) -> None:
 
 def test_ops_never_probed_are_unknown() -> None:
     tensor = Tensor((2, 3), 1)
-    assert workspace_bytes("", "NoSuchOp", {}, [tensor], [tensor]) is None
-    assert workspace_bytes("com.example", "Add", {}, [tensor, tensor], [tensor]) is None
-
-
-def test_the_default_domain_has_two_names() -> None:
-    tensor = Tensor((2, 3), 1)
-    assert workspace_bytes("ai.onnx", "Add", {}, [tensor, tensor], [tensor]) == 0
-    inputs = [Tensor((2, 3), 9), tensor, tensor]
-    assert workspace_bytes("ai.onnx", "Where", {}, inputs, [tensor]) == 2 * tensor.nbytes
+    assert _scratch(":NoSuchOp", {}, [tensor], [tensor]) is None
+    assert _scratch("com.example:Add", {}, [tensor, tensor], [tensor]) is None
 
 
 def test_string_attributes_may_be_bytes() -> None:
     inputs = [Tensor((1, 1, 4, 4), 1), None, None, Tensor((4,), 7)]
     outputs = [Tensor((1, 1, 8, 8), 1)]
-    assert workspace_bytes("", "Resize", {"mode": b"linear"}, inputs, outputs) == 16 * 16
+    assert _scratch(":Resize", {"mode": b"linear"}, inputs, outputs) == 16 * 16
 
 
 def test_one_image_gets_threads_by_work() -> None:
@@ -124,8 +126,7 @@ def test_one_image_gets_threads_by_work() -> None:
     weight = Tensor((64, 64, 3, 3), 1)
     attributes = {"pads": [1, 1, 1, 1]}
     sizes = [
-        workspace_bytes("", "Conv", attributes, [x, weight], [y], threads=threads)
-        for threads in (1, 8, 64)
+        _scratch(":Conv", attributes, [x, weight], [y], threads=threads) for threads in (1, 8, 64)
     ]
     assert sizes == [65536, 8 * 65536, 16 * 65536]
 
@@ -141,9 +142,8 @@ CUDA_ROWS = [
 @pytest.mark.parametrize("row", CUDA_ROWS, ids=lambda row: f"{row['op']} {row['case']}")
 def test_cuda_formulas_leave_out_partial_sums_only(row: dict[str, Any]) -> None:
     inputs, outputs = _tensors(row["inputs"]), _tensors(row["outputs"])
-    attributes = {**row["attributes"], "__opset": row["opset"]}
-    op = row["op"].removeprefix(":")
-    found = workspace_bytes("", op, attributes, inputs, outputs, provider="cuda")
+    op, attributes = row["op"], row["attributes"]
+    found = _scratch(op, attributes, inputs, outputs, "cuda", opset=row["opset"])
     assert found is not None
     assert outputs[0] is not None
     partial = 8 * prod(outputs[0].shape) + 15
@@ -157,10 +157,10 @@ def test_cuda_formulas_leave_out_partial_sums_only(row: dict[str, Any]) -> None:
 def test_cuda_knows_nothing_of_libraries() -> None:
     tensor = Tensor((2, 3), 1)
     for op in ("Add", "Relu", "Reshape", "Cast", "Softmax"):
-        assert workspace_bytes("", op, {}, [tensor], [tensor], provider="cuda") == 0
+        assert _scratch(f":{op}", {}, [tensor], [tensor], "cuda") == 0
     for op in ("Conv", "MatMul", "Gemm", "MaxPool"):
-        assert workspace_bytes("", op, {}, [tensor], [tensor], provider="cuda") is None
-    assert workspace_bytes("", "Add", {}, [tensor], [tensor], provider="tpu") is None
+        assert _scratch(f":{op}", {}, [tensor], [tensor], "cuda") is None
+    assert _scratch(":Add", {}, [tensor], [tensor], "tpu") is None
 
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])
@@ -181,8 +181,8 @@ def test_import_is_light() -> None:
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,), (0, 0, 0, 0), (1, 0, 3, 3)])
 def test_tensors_of_any_shape_raise_nothing(shape: tuple[int, ...], provider: str) -> None:
-    keys = {tuple(row["op"].rsplit(":", 1)) for row in _table(provider)["scratch"]}
+    keys = {row["op"] for row in _table(provider)["scratch"]}
     given = [Tensor(shape, 1)] * 4
-    for (domain, op), attributes in product(keys, ({}, {"mode": "linear", "group": 2})):
+    for key, attributes in product(keys, ({}, {"mode": "linear", "group": 2})):
         for made in (given[:1], [Tensor((2, 2, 2, 2), 1)]):
-            workspace_bytes(domain, op, attributes, given, made, provider=provider)
+            _scratch(key, attributes, given, made, provider)

@@ -126,3 +126,17 @@ def test_what_does_not_belong_together_is_refused(files: Files) -> None:
         AccumulatingTrainer(training_step("mlp"), files[1])
     with pytest.raises(UsageError, match="a list of mappings"):
         AccumulatingTrainer(*files).step([])
+
+
+def test_a_step_that_failed_while_it_wrote_goes_on_from_a_checkpoint(
+    files: Files, tmp_path: Path
+) -> None:
+    trainer = AccumulatingTrainer(*files)
+    trainer.save(tmp_path / "run.npz")
+    first, _ = trainer.trainers
+    first.memory.broken = "a step failed while it wrote in place: the state is partly new"
+    with pytest.raises(UsageError, match="partly new"):
+        trainer.save(tmp_path / "run.npz")
+    trainer.resume(tmp_path / "run.npz")
+    assert trainer.is_whole
+    assert trainer.step(batches(files[0], 1)) > 0

@@ -146,7 +146,7 @@ def test_a_loss_that_is_not_a_number_leaves_the_state_of_all(steps: Any) -> None
 def test_a_step_that_failed_while_it_wrote_stops_the_others(steps: Any) -> None:
     trainer = memplan.AlternatingTrainer(steps)
     whole = trainer.state_dict()
-    trainer["d"]._broken = "a step failed while it wrote in place"
+    trainer["d"].memory.broken = "a step failed while it wrote in place: the state is partly new"
     with pytest.raises(UsageError, match="step 'd' failed"):
         trainer.step("g", z=BATCHES[0]["z"])
     with pytest.raises(UsageError, match="partly new"):

@@ -94,7 +94,7 @@ def test_without_the_option_nothing_is_said(model: Path) -> None:
     ("more", "why"),
     [
         ({"provider": "cpu"}, "the CPU provider has no other memory"),
-        ({"strategy": "dtr"}, "does not know what is offloaded"),
+        ({"strategy": "segments"}, "does not know what is offloaded"),
         ({"strategy": "search{order=0}"}, "does not know what is offloaded"),
         ({"session": "default"}, "a tuned session alone keeps"),
         ({"host_link": parse_size("50%")}, "bytes per second in each direction"),

@@ -15,7 +15,7 @@ from helpers.chunking import (
     runs,
     state_from,
 )
-from memplan.passes.chunk.uses import SUM
+from memplan.ops.facets import SUM
 
 
 def test_logits_and_loss_are_one_region_forward_and_backward() -> None:

@@ -29,7 +29,7 @@ def test_what_a_pair_stores() -> None:
     """The gate outputs, both states before the step, and tanh(c), which is the state h as well:
     so h before the step is read from the same tensor, shifted."""
     (pair,) = pairs_of(cell())
-    found = {item.tensor: (item.name, item.step_bytes()) for item in pair.stored}
+    found = {item.tensor: (item.name, item.step_bytes) for item in pair.stored}
     assert pair.steps == 5
     assert {name: nbytes for name, (_, nbytes) in found.items()} == {
         "h": ONE,

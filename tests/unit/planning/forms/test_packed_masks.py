@@ -9,6 +9,7 @@ import pytest
 
 from helpers.graphs import TUNED, open_text, tensor
 from helpers.plans import estimate
+from memplan.deadline import Deadline
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.planning.apply import apply_plan
 from memplan.planning.forms.dormant import Extended
@@ -162,7 +163,7 @@ def test_a_plan_that_packs_may_be_driven_lower() -> None:
     assert found.peak <= begin.peak
     bare = without_forms(problem)
     with pytest.raises(ValueError, match="does not have"):
-        solve(replace(bare, start=begin.sequence), 1.0, options)
+        solve(replace(bare, start=begin.sequence), Deadline(1.0), options)
 
 
 def test_a_mask_that_is_to_stay_is_not_packed() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.problems import Case, Op
 from helpers.searching import LONG_SKIP, NESTED, bridge, check
+from memplan.deadline import Deadline
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 
@@ -170,7 +171,7 @@ def test_the_optimum_is_found(case: Case, budget: int, extra: float, most: int) 
     assert case.peak(case.order) > budget
     assert case.cheapest(budget, most) == pytest.approx(extra)
     problem = case.problem(budget)
-    decision = solve(problem, SECONDS, FIXED)
+    decision = solve(problem, Deadline(SECONDS), FIXED)
     check(problem, decision, case)
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(extra)
@@ -178,7 +179,7 @@ def test_the_optimum_is_found(case: Case, budget: int, extra: float, most: int) 
 
 @pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
 def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, most: int) -> None:
-    decision = solve(case.problem(budget), SECONDS, FIXED)
+    decision = solve(case.problem(budget), Deadline(SECONDS), FIXED)
     dormant = {k for k, op in enumerate(case.ops) if op.rebuilds}
     first = [n for n in dict.fromkeys(decision.sequence.tolist()) if n not in dormant]
     assert first == case.order.tolist()
@@ -187,7 +188,7 @@ def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, 
 @pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
 def test_moving_nodes_is_never_worse_here(case: Case, budget: int, extra: float, most: int) -> None:
     problem = case.problem(budget)
-    decision = solve(problem, SECONDS, MOVING)
+    decision = solve(problem, Deadline(SECONDS), MOVING)
     check(problem, decision, case)
     assert decision.feasible
     assert decision.extra_cost <= extra + 1e-9
@@ -198,8 +199,8 @@ def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
         Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
     )
     # Running it again is no help: then nobody reads the first one, which is held to the end.
-    assert not solve(case.problem(8), 0.05, SearchOptions(order=False)).feasible
-    moved = solve(case.problem(8), SECONDS, MOVING)
+    assert not solve(case.problem(8), Deadline(0.05), SearchOptions(order=False)).feasible
+    moved = solve(case.problem(8), Deadline(SECONDS), MOVING)
     check(case.problem(8), moved, case)
     assert moved.feasible
     assert moved.extra_cost == 0
@@ -211,7 +212,7 @@ def test_nodes_that_must_stay_are_not_moved() -> None:
     )
     problem = case.problem(8)
     problem.movable[:] = False
-    decision = solve(problem, 0.05, SearchOptions(order=True))
+    decision = solve(problem, Deadline(0.05), SearchOptions(order=True))
     assert not decision.feasible
     first = list(dict.fromkeys(decision.sequence.tolist()))
     assert first == problem.order.tolist()
@@ -220,7 +221,7 @@ def test_nodes_that_must_stay_are_not_moved() -> None:
 def test_a_budget_that_holds_changes_nothing() -> None:
     problem = LONG_SKIP.problem(12)
     for options in (FIXED, MOVING):
-        decision = solve(problem, SECONDS, options)
+        decision = solve(problem, Deadline(SECONDS), options)
         assert decision.sequence.tolist() == problem.order.tolist()
         assert (decision.peak, decision.extra_cost, decision.feasible) == (12, 0.0, True)
 
@@ -229,7 +230,7 @@ def test_an_infeasible_budget_is_answered_with_the_lowest_peak() -> None:
     # join needs b, a (to make b) and q3 at once: 9 bytes, whatever is done.
     problem = NESTED.problem(8)
     assert NESTED.cheapest(8, 3) is None
-    decision = solve(problem, 0.05, SearchOptions(order=False))
+    decision = solve(problem, Deadline(0.05), SearchOptions(order=False))
     assert not decision.feasible
     assert decision.peak == 9
     check(problem, decision, NESTED)
@@ -243,7 +244,7 @@ def test_the_lowest_peak_is_that_of_the_given_order_if_nothing_is_lower() -> Non
         resident="x",
     )
     given = case.peak(case.order)
-    decision = solve(case.problem(8), 0.05, SearchOptions(order=False))
+    decision = solve(case.problem(8), Deadline(0.05), SearchOptions(order=False))
     assert not decision.feasible
     assert decision.peak <= given
 
@@ -265,14 +266,14 @@ def test_the_budget_that_is_said_to_work_does() -> None:
         resident="x",
     )
     options = SearchOptions(order=False, iterations=40)
-    missed = solve(case.problem(21), SECONDS, options)
+    missed = solve(case.problem(21), Deadline(SECONDS), options)
     assert not missed.feasible
     assert missed.peak < case.peak(case.order)
-    assert solve(case.problem(missed.peak), SECONDS, options).feasible
+    assert solve(case.problem(missed.peak), Deadline(SECONDS), options).feasible
 
 
 def test_no_time_still_gives_the_greedy_answer() -> None:
-    decision = solve(LONG_SKIP.problem(8), 0.0, SearchOptions(order=False))
+    decision = solve(LONG_SKIP.problem(8), Deadline(0.0), SearchOptions(order=False))
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(1.0)
 
@@ -293,4 +294,4 @@ def test_a_clone_may_stand_well_before_its_reader() -> None:
     )
     assert case.totals("a b c b d join") == [4, 6, 18, 14, 18, 11]
     assert case.cheapest(18, 2) == 1.0
-    assert solve(case.problem(18), SECONDS, FIXED).extra_cost == 1.0
+    assert solve(case.problem(18), Deadline(SECONDS), FIXED).extra_cost == 1.0

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.problems import Case, Op
 from helpers.searching import LONG_SKIP, bridge, check
+from memplan.deadline import Deadline
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 from memplan.solver.strategies.builtin import Keep
@@ -26,7 +27,7 @@ FORCED = "t0 t1 t2 t3 t4 t5 t6 t7 s t0 join"
 @pytest.mark.parametrize("options", [FIXED, MOVING], ids=["fixed", "moving"])
 def test_a_recomputation_that_was_asked_for_stays(budget: int, options: SearchOptions) -> None:
     problem = LONG_SKIP.problem(budget, FORCED, protected="t0")
-    decision = solve(problem, SECONDS, options)
+    decision = solve(problem, Deadline(SECONDS), options)
     assert decision.feasible
     assert decision.sequence.tolist().count(0) == 2
     assert decision.extra_cost == pytest.approx(1.0)
@@ -48,11 +49,11 @@ def test_a_recomputation_that_was_asked_for_stays_beside_one_that_is_needed() ->
     # 13 bytes need one of the two; b was asked for, so a need not give way.
     start = "a b n p1 p2 p3 q1 q2 q3 join b end"
     problem = TWO_SKIPS.problem(13, start, protected="b")
-    decision = solve(problem, SECONDS, FIXED)
+    decision = solve(problem, Deadline(SECONDS), FIXED)
     assert decision.sequence.tolist() == problem.start.tolist()
     # 9 bytes need both.
     tight = TWO_SKIPS.problem(9, start, protected="b")
-    both = solve(tight, SECONDS, FIXED)
+    both = solve(tight, Deadline(SECONDS), FIXED)
     check(tight, both, TWO_SKIPS)
     assert both.feasible
     assert TWO_SKIPS.text(both.sequence) == "a b n p1 p2 p3 q1 q2 q3 a join b end"
@@ -71,7 +72,7 @@ def test_a_recomputation_at_a_bad_place_is_done_elsewhere(
     options: SearchOptions, protected: str
 ) -> None:
     start = "t0 t1 t0 t2 t3 t4 t5 t6 t7 s join"
-    decision = solve(LONG_SKIP.problem(8, start, protected), 0.2, options)
+    decision = solve(LONG_SKIP.problem(8, start, protected), Deadline(0.2), options)
     assert LONG_SKIP.text(decision.sequence) == FORCED
 
 

@@ -7,11 +7,10 @@ import pytest
 from helpers.problems import Case, Clock
 from helpers.searching import LONG_SKIP, NESTED
 from helpers.steps import irregular
+from memplan.deadline import Deadline
 from memplan.solver.problem import Decision
-from memplan.solver.search import anytime as search
 from memplan.solver.search.anytime import AnytimeSearch, solve
 from memplan.solver.search.params import RoundParams, SearchOptions, SearchParams
-from memplan.solver.strategies.builtin import Search
 
 FIXED = SearchOptions(order=False, iterations=40)
 
@@ -29,9 +28,7 @@ def run(case: Case, share: float, clock: Clock, options: SearchOptions) -> Decis
     ]
     low, high = max(working), case.peak(case.order)
     budget = int(low + share * (high - low))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "time", clock)
-        return solve(case.problem(budget), 1e6, options)
+    return solve(case.problem(budget), Deadline(1e6, clock), options)
 
 
 @pytest.mark.parametrize("order", [False, True])
@@ -91,7 +88,7 @@ def test_as_many_starts_as_are_counted(params: SearchParams, starts: int) -> Non
     case = irregular(3)
     problem = case.problem(int(0.8 * case.peak(case.order)))
     options = SearchOptions(seed=7, iterations=5, params=params)
-    state = AnytimeSearch(problem, 1e6, options)
+    state = AnytimeSearch(problem, Deadline(), options)
     state.run()
     assert state.started_from == starts
 
@@ -100,7 +97,7 @@ def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptur
     case = irregular(3)
     problem = case.problem(int(0.8 * case.peak(case.order)))
     with caplog.at_level("DEBUG", "memplan.solver"):
-        found = solve(problem, 1e6, SearchOptions(seed=7, iterations=5))
+        found = solve(problem, Deadline(), SearchOptions(seed=7, iterations=5))
     assert {record.name for record in caplog.records} == {"memplan.solver.search.anytime"}
     *tried, end = caplog.records
     assert end.levelname == "INFO"
@@ -112,9 +109,9 @@ def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptur
     assert text.endswith("; rounds are over")
 
 
-def test_fixed_iterations_end_on_an_infeasible_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "time", Clock(0.001, looks=3000))
-    decision = Search(order=0, iterations=5).solve(NESTED.problem(8), SECONDS).decision
+def test_fixed_iterations_end_on_an_infeasible_budget() -> None:
+    deadline = Deadline(SECONDS, Clock(0.001, looks=3000))
+    decision = solve(NESTED.problem(8), deadline, SearchOptions(order=False, iterations=5))
     assert not decision.feasible
 
 
@@ -126,7 +123,7 @@ def test_the_best_of_several_closure_depths_is_taken() -> None:
         costs = []
         for chosen in (*((depth,) for depth in depths), depths):
             options = SearchOptions(order=False, params=SearchParams(depths=chosen))
-            found = solve(problem, 1e6, options, enough=lambda extra: True)
+            found = solve(problem, Deadline(), options, enough=lambda extra: True)
             costs.append(found.extra_cost if found.feasible else float("inf"))
         *single, together = costs
         assert together == min(single)
@@ -141,7 +138,7 @@ def test_the_caller_can_say_what_is_enough() -> None:
         told.append(extra)
         return True
 
-    decision = solve(LONG_SKIP.problem(8), 1e6, SearchOptions(order=False), enough=enough)
+    decision = solve(LONG_SKIP.problem(8), Deadline(), SearchOptions(order=False), enough=enough)
     assert decision.feasible
     assert told
 
@@ -149,7 +146,7 @@ def test_the_caller_can_say_what_is_enough() -> None:
 def test_progress_is_told_of_improvements() -> None:
     told: list[tuple[int, float]] = []
     problem = LONG_SKIP.problem(8)
-    solve(problem, SECONDS, FIXED, progress=lambda peak, extra: told.append((peak, extra)))
+    solve(problem, Deadline(), FIXED, progress=lambda peak, extra: told.append((peak, extra)))
     assert told
     assert told[-1][0] == 8
     assert told[-1][1] == pytest.approx(1.0 / problem.base_cost)

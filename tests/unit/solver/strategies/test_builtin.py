@@ -56,7 +56,7 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
         (
             "best",
             "there is no strategy 'best'",
-            "strategies: auto, collection, dtr, greedy, knapsack, list, memory, min-cut, mirror",
+            "strategies: auto, collection, greedy, list, memory, min-cut, mirror",
         ),
         ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),
         ("greedy{seed=1}", "strategy 'greedy' has no option 'seed'", "it has: none"),

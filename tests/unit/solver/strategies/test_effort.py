@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.steps import check, random_step
+from memplan.deadline import Deadline
 from memplan.solver.bound.milp import Effort
 from memplan.solver.evaluate import decide
 from memplan.solver.problem import Problem
@@ -21,7 +22,7 @@ COUNTED = PortfolioOptions(iterations=12, seed=3)
 
 def test_counted_rounds_give_the_same_plan_and_the_same_bound() -> None:
     _, problem = random_step(2)
-    plans = [solve_portfolio(problem, limit, COUNTED) for limit in (1e-9, 1e6)]
+    plans = [solve_portfolio(problem, Deadline(limit), COUNTED) for limit in (1e-9, 1e6)]
     assert plans[0][0].sequence.tolist() == plans[1][0].sequence.tolist()
     assert plans[0][1] == plans[1][1]
     assert plans[0][1].kind == "order-free"
@@ -30,7 +31,7 @@ def test_counted_rounds_give_the_same_plan_and_the_same_bound() -> None:
 def test_a_finished_plan_ends_the_rounds() -> None:
     _, problem = random_step(2)
     wide = replace(COUNTED, iterations=100_000, gap=10.0)
-    found, _ = solve_portfolio(problem, 1.0, wide)  # would take minutes
+    found, _ = solve_portfolio(problem, Deadline(), wide)  # would take minutes
     assert found.feasible
 
 
@@ -49,11 +50,11 @@ def test_the_lowest_peak_is_lower_and_true(seed: int) -> None:
     assert found.peak < peak
     check(floor, found, case)
     # A plan for less is a plan for more.
-    looser = solve_portfolio(replace(problem, budget=found.peak), 1.0, COUNTED)[0]
+    looser = solve_portfolio(replace(problem, budget=found.peak), Deadline(), COUNTED)[0]
     assert looser.peak <= found.peak or not looser.feasible
 
 
-@pytest.mark.parametrize("name", ["search{iterations=10}", "greedy", "dtr"])
+@pytest.mark.parametrize("name", ["search{iterations=10}", "greedy", "segments"])
 def test_the_least_budget_of_a_strategy_is_what_it_then_keeps(name: str) -> None:
     case, problem = random_step(1)
     floor, peak = tight(problem)

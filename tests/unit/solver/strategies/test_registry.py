@@ -74,7 +74,7 @@ def test_every_strategy_is_listed_with_its_source_and_options(inside: Memplan) -
     for name, strategy in BUILT_IN.items():
         assert re.search(rf"^{name}\b", text, re.MULTILINE)
         assert f"  {strategy.summary}\n  source: {strategy.source}\n" in text
-    assert "  heuristic=h_eq: h_eq or h_local; h_eq counts what evicted" in text
+    assert "  function=cost: cost or kind; what is cheap: by its time per byte" in text
     assert "  seed=0: a whole number; another one gives another plan\n" in text
     assert "search (or auto: " in text
     assert succeeded(inside("strategies", "-q")).split() == sorted(BUILT_IN)
@@ -89,15 +89,13 @@ def test_the_list_as_json(inside: Memplan, tmp_path: Path) -> None:
         assert (row["owner"], row["broken"]) == ("memplan", None)
         assert row["summary"]
         assert row["source"]
-    assert rows["dtr"]["options"] == [
-        {
-            "name": "heuristic",
-            "kind": "text",
-            "default": "h_eq",
-            "allowed": ["h_eq", "h_local"],
-            "meaning": BUILT_IN["dtr"].meanings["heuristic"],
-        }
-    ]
+    assert rows["mirror"]["options"][0] == {
+        "name": "function",
+        "kind": "text",
+        "default": "cost",
+        "allowed": ["cost", "kind"],
+        "meaning": BUILT_IN["mirror"].meanings["function"],
+    }
     assert rows["search"]["options"][1] == {
         "name": "seed",
         "kind": "number",
@@ -242,7 +240,7 @@ def test_a_name_has_one_owner(install: Install, inside: Memplan, name: str) -> N
     with pytest.raises(UsageError) as caught:
         parse_strategy(name)
     assert all(owner in caught.value.message for owner in owners)
-    assert parse_strategy("dtr") == BUILT_IN["dtr"]()
+    assert parse_strategy("mirror") == BUILT_IN["mirror"]()
     assert f"{name}: broken\n  strategy '{name}' is offered by " in succeeded(inside("strategies"))
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
+from helpers.models import load_benchmark
 from helpers.problems import Case, Op
 from helpers.steps import chain, check, problem_of, random_step
+from memplan.deadline import Deadline
 from memplan.solver.links import links_of
-from memplan.solver.strategies.dtr import Dtr
-from memplan.solver.strategies.dtr_machine import GivenUp, Machine, Neighbours, _Classes
 from memplan.solver.strategies.keepset import judge
+
+_machine = load_benchmark("plans.dtr_machine")
+GivenUp, Machine, Neighbours = _machine.GivenUp, _machine.Machine, _machine.Neighbours
+Dtr = load_benchmark("plans.dtr").Dtr
 
 SECONDS = 30.0
 
@@ -52,7 +54,7 @@ def test_dtr_evicts_what_is_stale_large_and_cheap(
         resident="x",
     )
     problem = case.problem(budget)
-    run = Machine(problem, links_of(problem), budget, None, np.inf).run()
+    run = Machine(problem, links_of(problem), budget, None, Deadline()).run()
     assert case.text(run) == f"a b c n wide w {victim} join"
 
 
@@ -71,7 +73,7 @@ def test_what_is_gone_beside_a_storage_makes_it_dearer_to_h_eq(equal: bool, agai
     )
     problem = case.problem(13)
     links = links_of(problem)
-    run = Machine(problem, links, 13, Neighbours.of(links) if equal else None, np.inf).run()
+    run = Machine(problem, links, 13, Neighbours.of(links) if equal else None, Deadline()).run()
     assert case.text(run) == f"e a b c wide w {again} join"
 
 
@@ -81,7 +83,7 @@ def test_evicted_neighbours_count_once() -> None:
     table = np.full((6, 3), 5, np.int64)
     for root, near in pairs.items():
         table[root, : len(near)] = near
-    classes = _Classes(Neighbours(table), np.asarray([1.0, 2.0, 4.0, 8.0, 16.0]))
+    classes = _machine._Classes(Neighbours(table), np.asarray([1.0, 2.0, 4.0, 8.0, 16.0]))
 
     def around() -> list[float]:
         return classes.around(np.arange(5)).tolist()
@@ -103,9 +105,9 @@ def test_evicted_neighbours_count_once() -> None:
 def test_a_run_that_cannot_go_on_says_so() -> None:
     problem = problem_of(chain(6), 2)
     with pytest.raises(GivenUp):
-        Machine(problem, links_of(problem), 2, None, np.inf).run()
+        Machine(problem, links_of(problem), 2, None, Deadline()).run()
     with pytest.raises(GivenUp):  # no time left
-        Machine(problem, links_of(problem), 99, None, time.perf_counter() - 1).run()
+        Machine(problem, links_of(problem), 99, None, Deadline(0.0)).run()
 
 
 def test_dtr_does_not_give_back_what_an_evicted_tensor_is_made_from() -> None:
@@ -139,10 +141,10 @@ def test_dtr_does_not_evict_what_cannot_be_made_any_more() -> None:
         resident="x",
     )
     problem = case.problem(11)
-    run = Machine(problem, links_of(problem), 11, None, np.inf).run()
+    run = Machine(problem, links_of(problem), 11, None, Deadline()).run()
     assert case.text(run) == "mask a z n p q r z join"
     with pytest.raises(GivenUp):
-        Machine(problem, links_of(problem), 8, None, np.inf).run()
+        Machine(problem, links_of(problem), 8, None, Deadline()).run()
 
 
 def test_dtr_knows_of_outputs_that_overwrite_an_input() -> None:
@@ -150,7 +152,7 @@ def test_dtr_knows_of_outputs_that_overwrite_an_input() -> None:
         Op("a", "x", 4), Op("r", "a", 4, 1.0, "inplace"), Op("end", "r", output=True), resident="x"
     )
     problem = case.problem(5)
-    run = Machine(problem, links_of(problem), 5, None, np.inf).run()
+    run = Machine(problem, links_of(problem), 5, None, Deadline()).run()
     assert run.tolist() == case.order.tolist()
     assert case.peak(run) == 5
 
@@ -170,7 +172,7 @@ def test_dtr_does_not_evict_what_waits_for_the_rest() -> None:
         resident="x",
     )
     problem = case.problem(12)
-    run = Machine(problem, links_of(problem), 12, None, np.inf).run()
+    run = Machine(problem, links_of(problem), 12, None, Deadline()).run()
     assert case.text(run) == "u e f wide w g u h f e join g end"
 
 
@@ -180,7 +182,7 @@ def test_dtr_runs_again_with_what_its_accounting_wasted() -> None:
         _, problem = random_step(seed)
         links = links_of(problem)
         try:
-            run = Machine(problem, links, problem.budget, Neighbours.of(links), np.inf).run()
+            run = Machine(problem, links, problem.budget, Neighbours.of(links), Deadline()).run()
         except GivenUp:
             continue
         once, several = judge(problem, run), Dtr().solve(problem, SECONDS).decision

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from memplan.deadline import Deadline
 from memplan.solver.links import Links
 from memplan.solver.problem import NONE, Floats, Ints, Problem
 
@@ -119,7 +119,7 @@ class Machine:
         links: Links,
         budget: int,
         neighbours: Neighbours | None,
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         arrays, count = problem.arrays, len(links.maker)
         self.problem, self.arrays, self.links = problem, arrays, links
@@ -213,7 +213,7 @@ class Machine:
         frame.locked.append(root)
 
     def _compute(self, frame: _Frame, program: bool) -> None:
-        if time.perf_counter() > self.deadline or self.spent > self.limit:
+        if self.deadline.passed or self.spent > self.limit:
             raise GivenUp
         node, links = frame.node, self.links
         new = {links.root[t] for t in links.writes[node] if not self.live[links.root[t]]}

@@ -1,7 +1,7 @@
 """Certified lower bounds on recomputation: how much better can any plan be?
 
 The bound is that of a time-aggregated mixed-integer program
-(:mod:`memplan.solver.bound.blocks`), solved for few checkpoints at first. The solution is
+(:mod:`benchmarks.order_bound.blocks`), solved for few checkpoints at first. The solution is
 turned into a real sequence; where its exact memory is over the budget, checkpoints are added, and
 so on: cutting planes in time. When a solution keeps the budget, it is an optimal plan.
 """
@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.solver.bound.blocks import Blocks
+from benchmarks.order_bound.blocks import Blocks
+from benchmarks.order_bound.kept_order import contract, held_bytes, hold_until_read
+from benchmarks.order_bound.rounding import RoundedPlan, refinements, round_solution
+from memplan.deadline import Deadline
 from memplan.solver.bound.milp import Effort
-from memplan.solver.bound.relaxation import (
-    contract,
-    free_small,
-    held_bytes,
-    hold_until_read,
-    relax,
-)
-from memplan.solver.bound.rounding import RoundedPlan, refinements, round_solution
+from memplan.solver.bound.relaxation import free_small, relax
 from memplan.solver.problem import Ints, Problem
 
 _LOG = logging.getLogger(__name__)
@@ -87,8 +82,7 @@ class _Certifier:
         stop: Callable[[], bool] | None,
     ) -> None:
         self.problem, self.stop = problem, stop
-        self.started = time.perf_counter()
-        self.deadline = self.started + time_limit
+        self.deadline = Deadline(time_limit)
         self.upper = math.inf if upper is None else upper
         self.given = upper
         self.best = 0.0
@@ -148,7 +142,7 @@ class _Certifier:
             self.method = f"time-aggregated program with {checkpoints} checkpoints"
 
     def _left(self) -> float:
-        return self.deadline - time.perf_counter()
+        return self.deadline.left
 
     def _enough(self) -> float:
         """The bound from which on the known plan counts as optimal."""
@@ -170,7 +164,7 @@ class _Certifier:
             seconds if math.isfinite(seconds) else 0.0,
             KIND,
             self.method,
-            time.perf_counter() - self.started,
+            self.deadline.spent,
             self.infeasible,
             None if self.plan is None else self.plan.sequence,
         )

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from benchmarks.plans.dtr_machine import GivenUp, Machine, Neighbours
 from memplan.solver.links import links_of
-from memplan.solver.strategies.dtr_machine import GivenUp, Machine, Neighbours
 from memplan.solver.strategies.keepset import Baseline, Contest
 
 # Runs with other budgets of its own, since its accounting differs from the runtime's.

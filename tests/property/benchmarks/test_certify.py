@@ -8,11 +8,14 @@ from random import Random
 import numpy as np
 import pytest
 
+from helpers.models import load_benchmark
 from helpers.problems import Case, Op
-from memplan.solver.bound.certify import lower_bound
+from memplan.deadline import Deadline
 from memplan.solver.problem import Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
+
+lower_bound = load_benchmark("order_bound.certify").lower_bound
 
 SECONDS = 60.0
 # Seeds at which one part of the certificate matters; without it, a bound is above a plan: that
@@ -74,13 +77,15 @@ def with_views_of_the_overwritten(case: Case, draw: Random) -> Case:
 def hard_budgets(case: Case) -> list[int]:
     """Budgets between the lowest peak that greedy and some rounds reach and the peak as it is."""
     peak = case.peak(case.order)
-    lowest = solve(case.problem(1), SECONDS, SearchOptions(order=False, iterations=2)).peak
+    lowest = solve(
+        case.problem(1), Deadline(SECONDS), SearchOptions(order=False, iterations=2)
+    ).peak
     return [b for b in sorted({lowest, (lowest + peak) // 2, peak - 1}) if b < peak]
 
 
 def cheapest_known(case: Case, problem: Problem) -> float | None:
     """The least extra cost of all sequences with a recomputation, and of one that is searched."""
-    found = solve(problem, SECONDS, SearchOptions(order=False, iterations=6))
+    found = solve(problem, Deadline(SECONDS), SearchOptions(order=False, iterations=6))
     costs = [case.cheapest(problem.budget, 1), found.extra_cost if found.feasible else None]
     return min((cost for cost in costs if cost is not None), default=None)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.solver.bound.blocks import Blocks
+from benchmarks.order_bound.blocks import Blocks
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import NONE, Floats, Ints, Problem
 

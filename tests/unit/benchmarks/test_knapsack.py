@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helpers.models import load_benchmark
 from helpers.problems import Case, Op
 from helpers.steps import problem_of
-from memplan.solver.strategies.knapsack import Knapsack, Packing, spread
 from memplan.solver.strategies.mincut import MinCut
+
+_knapsack = load_benchmark("plans.knapsack")
+Knapsack, Packing, spread = _knapsack.Knapsack, _knapsack.Packing, _knapsack.spread
 
 SECONDS = 30.0
 

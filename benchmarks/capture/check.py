@@ -34,7 +34,7 @@ from torch import Tensor
 import memplan
 from benchmarks.capture.roads import kept
 from benchmarks.record import write_record
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 ROADS = ("grad", "joint", "auto")
 FIGURES = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import memplan
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 WARM_UP, ROUNDS = 5, 101
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import memplan
 from benchmarks.nets.captured import Classified, Gpt2
 from benchmarks.nets.families import conv_norm
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 STEPS = 200
 

@@ -74,8 +74,7 @@ def command(
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
     from memplan.api.analysis import analyze
-    from memplan.api.state_modes import confirmed, settled
-    from memplan.simulate.opened import open_model
+    from memplan.api.open_step import open_step
     from memplan.simulate.session import session_kind
 
     report.guard(model)
@@ -91,7 +90,7 @@ def command(
 
         with frontier_progress(report, model) as progress:
             kind = session_kind(session)
-            opened = confirmed(settled(open_model(model, bound(dims), loss), kind, state))
+            opened = open_step(model, kind, bound(dims), loss, state)
             analysis, points = find_frontier(opened, provider, progress=progress)
     else:
         with waiting(report, f"analyzing {model.name}"):

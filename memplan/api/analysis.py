@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.api.floor_sentence import FloorReport, floor_report
+from memplan.api.open_step import open_step
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.state_modes import confirmed, contract_of, settled, state_report
+from memplan.api.state_modes import contract_of, state_report
 from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
@@ -27,7 +28,7 @@ from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.narrowing import narrowings
-from memplan.simulate.opened import OpenModel, on_devices, open_model
+from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.state_memory import bind_state, unbound
@@ -260,7 +261,7 @@ def analyze(
     kind = session_kind(session, provider)
     asked = (state,) if isinstance(state, str) else tuple(state)
     with as_file(path) as file:
-        model = confirmed(settled(open_model(file, dims, loss, partly=True), kind, asked))
+        model = open_step(file, kind, dims, loss, asked, partly=True)
         analysis = analyze_session(model, kind, loss)
     return replace(analysis, path=shown_path(path))
 

@@ -16,8 +16,8 @@ from memplan.autodiff.forward.expand import Expanded, expand_all
 from memplan.autodiff.forward.patterns import see_patterns
 from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import PHASE_KEY
 

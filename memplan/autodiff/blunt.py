@@ -11,7 +11,7 @@ A user's forward graph may have such nodes, and what is written from it must not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from memplan.ops.float_types import unsupported_kernels
 from memplan.ops.sharp_edges import Edge, sharp_edges
 from memplan.proto.edit import replace_nodes
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import all_nodes, subgraphs
 from memplan.proto.opset import allow_initializers, default_opset
 
 _AXES_OF_PAD = 18
@@ -35,7 +35,7 @@ Key = tuple[str, str]
 
 def make_blunt(model: onnx.ModelProto) -> None:
     """Write such nodes otherwise, in place."""
-    nodes = list(_all_nodes(model.graph))
+    nodes = list(all_nodes(model.graph.node))
     edges = {(found.op, found.output): found.edge for found in sharp_edges(model)}
     narrow: dict[Key, int] = {}
     if any(node.op_type in _SCATTERS for node in nodes):
@@ -48,13 +48,6 @@ def make_blunt(model: onnx.ModelProto) -> None:
         allow_initializers(model)
         names = NameAuthority((*defined_names(model.graph), *(node.name for node in nodes)))
         _Remaking(default_opset(model), names, edges, narrow).walk(model.graph)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for body in subgraphs(node):
-            yield from _all_nodes(body)
 
 
 class _Remaking:

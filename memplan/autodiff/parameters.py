@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -12,7 +12,7 @@ import onnx
 from memplan.autodiff.activity import find_activity
 from memplan.errors import ModelError, UsageError
 from memplan.ops.book import SAME_ELEMENTS
-from memplan.proto.nodes import operator_key, subgraphs
+from memplan.proto.nodes import all_nodes, operator_key
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 # Operators and the input slots where weights stand.
@@ -78,7 +78,7 @@ def find_candidates(
     floats = {n for n in known if types.get(n, UNKNOWN).is_float and n not in statistics}
     active = find_activity(list(graph.node), types, ys, floats).tensors
     placed = _placed(graph)
-    left = {node.input[0] for node in _nodes(graph) if node.op_type in _EITHER_SIDE}
+    left = {node.input[0] for node in all_nodes(graph.node) if node.op_type in _EITHER_SIDE}
     trained = {
         name
         for name in initializers
@@ -99,7 +99,7 @@ def _placed(graph: onnx.GraphProto) -> set[str]:
     """Tensors that stand in a weight's place, directly or as a view."""
     found = {
         name
-        for node in _nodes(graph)
+        for node in all_nodes(graph.node)
         for slot, name in enumerate(node.input)
         if slot in _PLACES.get(node.op_type, ())
     }
@@ -107,14 +107,6 @@ def _placed(graph: onnx.GraphProto) -> set[str]:
         if operator_key(node) in _VIEWS and any(name in found for name in node.output):
             found.add(node.input[0])
     return found
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the bodies in it, which read tensors of the graph."""
-    for node in graph.node:
-        yield node
-        for body in subgraphs(node):
-            yield from _nodes(body)
 
 
 def choose(candidates: Candidates, patterns: Sequence[str]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def inferred(
         opset: of the standard operators.
     """
     unknown = (UNKNOWN,) * len(node.output)
-    if any(True for _ in subgraphs(node)):
+    if subgraphs(node):
         return unknown
     reads = {name: names[name] for name in node.input if name}
     facts = {name: terms.fact(term) for name, term in reads.items()}

@@ -187,7 +187,7 @@ class _Checker:
         """A node that may give what it reads to others, nobody knows how."""
         node = self.graph.node[place]
         words = f"{_describe(node, place)} may hand '{name}' on"
-        if operator(operator_key(node)).keeps:
+        if operator(operator_key(node)).into_sequence:
             life.handed_on = life.handed_on or f"{words} in a sequence"
         elif node.domain not in _KNOWN_DOMAINS:
             life.handed_on = life.handed_on or f"{words}: its domain, '{node.domain}', is unknown"

@@ -43,7 +43,7 @@ from memplan.equivalence.terms import (
 )
 from memplan.ops.book import CONTROL_FLOW_OPS, PRODUCTS, RANDOM_OPS, operator
 from memplan.ops.memory import has_effects, packed_inputs
-from memplan.proto.nodes import domain_of, is_constant, operator_key, subgraphs
+from memplan.proto.nodes import all_nodes, domain_of, is_constant, operator_key, subgraphs
 from memplan.shapes.fold import constant_value
 
 _SEED = "seed"
@@ -64,7 +64,7 @@ class Numbered:
     @property
     def effects(self) -> bool:
         """Whether it or a body does more than make its outputs, as far as anybody knows."""
-        return any(has_effects(operator_key(node)) for node in with_inner(self.node))
+        return any(has_effects(operator_key(node)) for node in all_nodes([self.node]))
 
     @property
     def draws(self) -> bool:
@@ -380,14 +380,6 @@ def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield attribute.name, attribute.g
         for index, body in enumerate(attribute.graphs):
             yield f"{attribute.name} {index}", body
-
-
-def with_inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """A node and all nodes in its bodies."""
-    yield node
-    for body in subgraphs(node):
-        for inner in body.node:
-            yield from with_inner(inner)
 
 
 def unseeded(node: onnx.NodeProto, place: int) -> Iterator[tuple[str, int]]:

@@ -25,13 +25,12 @@ from memplan.equivalence.numbering import (
     occurrence_of,
     type_bytes,
     unseeded,
-    with_inner,
 )
 from memplan.equivalence.parts import Parts
 from memplan.equivalence.terms import ABSENT, Fact, Terms
 from memplan.ops.book import operator
 from memplan.proto.metadata import node_metadata
-from memplan.proto.nodes import domain_of, is_standard
+from memplan.proto.nodes import all_nodes, domain_of, is_standard
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel
 from memplan.units import counted
@@ -351,7 +350,7 @@ def _same_opsets(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
         {"" if is_standard(o.domain) else o.domain: o.version for o in model.opset_import}
         for model in (first, second)
     ]
-    inner = (part for node in second.graph.node for part in with_inner(node))
+    inner = all_nodes(second.graph.node)
     for domain in {domain_of(node) for node in inner}:
         if versions[0].get(domain) != versions[1].get(domain):
             raise _Refuted(f"the opset of '{domain or 'ai.onnx'}' is another")

@@ -20,16 +20,13 @@ from memplan.equivalence.packed import unpacked
 from memplan.equivalence.pool_proof import first_index
 from memplan.equivalence.range_proof import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
-from memplan.ops.book import VIEWS
+from memplan.ops.book import ALONE, VIEWS, operator
 from memplan.ops.whole_numbers import type_bounds
 from memplan.shapes.tensor_type import FLOATS
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
-# These keep every element where it is if the shape stays.
-_KEEPING = frozenset({"Tile", "Split"})
-_OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
 
 
 Rule = Callable[[Call], int | None]
@@ -45,7 +42,7 @@ def same_as(call: Call) -> int | None:
         return found
     if f":{call.op}" in VIEWS:
         return view(call.terms, call.read(0), call.result.shape)
-    if call.op in _KEEPING and call.result.shape == call.fact().shape:
+    if operator(f":{call.op}").stays and call.result.shape == call.fact().shape:
         return call.read(0)
     return None
 
@@ -92,7 +89,7 @@ def _at_least(call: Call) -> int | None:
 
 def _of_one(call: Call) -> int | None:
     """Of a single input, these give that input."""
-    return call.read(0) if len(call.reads) == 1 and call.op != "Mean" else None
+    return call.read(0) if len(call.reads) == 1 else None
 
 
 def _reshape(call: Call) -> int | None:
@@ -339,7 +336,7 @@ def _ratio(terms: Terms, reads: tuple[int, ...]) -> float | None:
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Identity", "MemcpyToHost", "MemcpyFromHost"), _identity),
     "Cast": _cast,
-    **dict.fromkeys(_OF_ONE, _of_one),
+    **dict.fromkeys((key.removeprefix(":") for key in ALONE), _of_one),
     "Reshape": _reshape,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,

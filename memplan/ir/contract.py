@@ -27,35 +27,17 @@ from memplan.ir.graph import Graph, Phase, Tensor
 from memplan.ir.naming import differentiated_names, is_counter_name, is_rate_name, renewed_names
 from memplan.ir.phases import Phases
 from memplan.ir.roles import (
-    EMA_DECAY,
-    FOUND_INF,
-    LOSS_SCALE,
     OF_INPUTS,
     OF_OUTPUTS,
     RENEWED,
-    SHARED,
     STATE,
     Role,
-    average_of,
     averaged_by,
 )
 from memplan.ir.stated import NOTHING, Stated, alike, read_stated
 from memplan.proto.metadata import GRADIENTS, NEW_VALUES, ROLES
 from memplan.shapes.tensor_type import FLOATS
 from memplan.units import counted
-
-__all__ = [
-    "EMA_DECAY",
-    "FOUND_INF",
-    "LOSS_SCALE",
-    "SHARED",
-    "STATE",
-    "Contract",
-    "Role",
-    "average_of",
-    "averaged_by",
-    "find_contract",
-]
 
 # Arithmetic that an update ends with, and what may lie before that.
 _ENDS = frozenset({":Add", ":Sub", ":Sum", ":Mul", ":Div", ":Where"})

@@ -31,7 +31,7 @@ def modules(graph: Graph, phases: Phases) -> tuple[str, ...]:
             parameter = next((owner[t] for t in node.reads if t in owner), None)
             if parameter is not None:
                 current = parameter
-                if len(list(node.reads)) == 1:
+                if len(node.reads) == 1:
                     owner.update(dict.fromkeys(node.writes, parameter))  # a transposed weight
             named = current if phases.of[node.id] is Phase.FORWARD else "loss"
         result.append(named or NO_MODULE)

@@ -54,6 +54,7 @@ VIEWS = _those(lambda entry: entry.view)
 SAME_ELEMENTS = VIEWS | {":Identity"}
 """Their first output has the elements of their first input, in order."""
 MOVING = _those(lambda entry: entry.moves)
+ALONE = _those(lambda entry: entry.alone)
 SHAPE_READERS = _those(lambda entry: entry.reads_shape)
 PRODUCTS = _those(lambda entry: entry.product)
 RANDOM_OPS = _those(lambda entry: entry.random)

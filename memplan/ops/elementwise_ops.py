@@ -69,7 +69,12 @@ _PLAIN = (
 )
 # What they overwrite is tried in tests/ort/test_state.py.
 _VARIADIC = Operator(
-    axes=by_element, overwrites=(0, 1), in_passes=True, scratch=_variadic, scratch_first=True
+    axes=by_element,
+    alone=True,
+    overwrites=(0, 1),
+    in_passes=True,
+    scratch=_variadic,
+    scratch_first=True,
 )
 
 OPERATORS: Mapping[str, Operator] = {

@@ -54,6 +54,8 @@ class Operator:
         work: multiply-adds of one execution, where these are more than its elements.
         view: the first output has the elements of the first input, in order, in another shape.
         moves: each element of the first output is one of the first input's.
+        stays: as long as the shape stays, so does every element of the first input.
+        alone: of a single input, it gives that input.
         reads_shape: it reads the shape of what it is given and no element, and the runtime runs it
             as soon as it can.
 
@@ -63,7 +65,7 @@ class Operator:
             writes element k of its only output, and never again: it may write over such an input,
             which is more than the runtime does on its own.
         in_passes: with more than two inputs it goes over the output several times.
-        keeps: it may put what it reads into a sequence without a copy.
+        into_sequence: it may put what it reads into a sequence without a copy.
         scratch, scratch_cuda: what the CPU's, or CUDA's, kernel takes while it runs.
         scratch_first: the kernel takes it before it asks for its output.
         scratch_in_halves: in two equal requests.
@@ -91,11 +93,13 @@ class Operator:
     work: Work | None = None
     view: bool = False
     moves: bool = False
+    stays: bool = False
+    alone: bool = False
     reads_shape: bool = False
     shares: tuple[tuple[int, int], ...] = ()
     overwrites: tuple[int, ...] = ()
     in_passes: bool = False
-    keeps: bool = False
+    into_sequence: bool = False
     scratch: Formula | None = None
     scratch_cuda: Formula | None = None
     scratch_first: bool = False

@@ -140,21 +140,23 @@ def _resize_scratch(instance: Instance) -> int | None:
 
 
 OPERATORS: Mapping[str, Operator] = {
-    ":Reshape": Operator(axes=partial(_view, shape_slot=1), view=True, moves=True),
-    **dict.fromkeys((":Flatten", ":Unsqueeze"), Operator(axes=_view, view=True, moves=True)),
-    ":Squeeze": Operator(axes=_squeeze, view=True, moves=True),
+    ":Reshape": Operator(axes=partial(_view, shape_slot=1), view=True, moves=True, stays=True),
+    **dict.fromkeys(
+        (":Flatten", ":Unsqueeze"), Operator(axes=_view, view=True, moves=True, stays=True)
+    ),
+    ":Squeeze": Operator(axes=_squeeze, view=True, moves=True, stays=True),
     **dict.fromkeys((":Shape", ":Size"), Operator(reads_shape=True)),
     ":Transpose": Operator(axes=_transpose, moves=True),
-    ":Expand": Operator(axes=_expand, moves=True),
-    ":Tile": Operator(moves=True),
+    ":Expand": Operator(axes=_expand, moves=True, stays=True),
+    ":Tile": Operator(moves=True, stays=True),
     ":ConstantOfShape": Operator(axes=_constant_of_shape),
     ":Gather": Operator(axes=_gather, moves=True),
     ":GatherElements": Operator(axes=_by_elements, moves=True),
     ":GatherND": Operator(moves=True),
     ":ScatterElements": Operator(axes=_by_elements),
     ":OneHot": Operator(axes=_one_hot),
-    ":Concat": Operator(axes=_concat),
-    ":Split": Operator(axes=_split, moves=True),
+    ":Concat": Operator(axes=_concat, alone=True),
+    ":Split": Operator(axes=_split, moves=True, stays=True),
     ":Slice": Operator(axes=_slice, moves=True),
     ":Pad": Operator(axes=_pad),
     ":Trilu": Operator(axes=_trilu),

@@ -28,7 +28,7 @@ OPERATORS: Mapping[str, Operator] = {
     **dict.fromkeys((f"com.microsoft:{op}" for op in _EFFECTS), Operator(effects=True)),
     "org.pytorch.aten:ATen": Operator(effects=True),
     **dict.fromkeys((":If", ":Loop", ":Scan"), Operator(body=True)),
-    ":SequenceMap": Operator(body=True, keeps=True),
-    **dict.fromkeys((f":{op}" for op in _SEQUENCES), Operator(keeps=True)),
+    ":SequenceMap": Operator(body=True, into_sequence=True),
+    **dict.fromkeys((f":{op}" for op in _SEQUENCES), Operator(into_sequence=True)),
     **dict.fromkeys((":Optional", ":OptionalGetElement"), Operator(shares=((0, 0),))),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.elide import Elide
@@ -31,6 +32,7 @@ NAMES = (
 """In the order in which they run."""
 REWIRING = (Release.name, Masks.name)
 """Those that let nodes compute something else, which gives the same."""
+_SPARED = (Release.name, Masks.name, Order.name, EarlyUpdate.name)
 _IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
 ALL, NONE = "all", "none"
 
@@ -144,16 +146,23 @@ class PassManager:
 
     passes: Sequence[Pass]
 
-    def run(self, model: OpenModel, timeline: Timeline) -> tuple[PassStep, ...]:
+    def run(
+        self, model: OpenModel, timeline: Timeline, deadline: Deadline | None = None
+    ) -> tuple[PassStep, ...]:
         """Run the passes on ``model``, whose simulation is ``timeline``: a step for each.
 
-        A pass that would raise a peak is left out, unless outputs went by it, which was asked for.
+        A pass that would raise a peak is left out, unless outputs went by it, which was asked for;
+        so is one that only saves memory, once the ``deadline`` has passed.
 
         Raises:
             UsageError: an option of a pass names what is not there.
         """
         steps: list[PassStep] = []
         for each in self.passes:
+            if each.name in _SPARED and deadline is not None and deadline.passed:
+                note = "left out: no time left for it"
+                steps.append(PassStep(each.name, model, timeline, changed=False, note=note))
+                continue
             step = _run(each, model, timeline)
             steps.append(step)
             model, timeline = step.model, step.timeline

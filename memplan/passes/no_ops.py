@@ -8,12 +8,8 @@ import numpy as np
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.graph_facts import Facts
-from memplan.ops.book import VIEWS
+from memplan.ops.book import operator
 
-# With one input these hand it on as it is.
-_OF_ONE = frozenset({":Concat", ":Sum", ":Max", ":Min"})
-# These keep every element where it is if the shape stays.
-_BY_SHAPE = VIEWS | {":Expand", ":Tile", ":Split"}
 _STEPS_SLOT = 4  # of Slice, from opset 10 on
 _TRAINING_MODE_OPSET = 12  # from here on Dropout has training_mode as its third input
 
@@ -30,9 +26,9 @@ def same_value(facts: Facts, node: Node) -> bool:
         return False
     if node.key in (":Identity", ":Cast"):
         return True
-    if node.key in _OF_ONE:
+    if operator(node.key).alone:
         return len(node.inputs) == 1
-    if node.key in _BY_SHAPE:
+    if operator(node.key).stays:
         return facts.shape_stays(node)
     rule = _RULES.get(node.key)
     return rule is not None and rule(facts, node)

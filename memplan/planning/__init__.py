@@ -2,5 +2,5 @@
 
 Takes a graph, a budget in bytes and seconds per node
 (:class:`~memplan.planning.planner.PlanRequest`). Gives a :class:`~memplan.planning.plan.Plan`, and
-the model that it makes once that was simulated anew (:mod:`~memplan.planning.confirm`).
+the model that it makes (:mod:`~memplan.planning.apply`), checked (:mod:`~memplan.planning.verify`).
 """

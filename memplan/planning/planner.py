@@ -20,6 +20,7 @@ from memplan.planning.encode_problem import Encoded, encode, without_outputs
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.extend_graph import NO_KINDS, extend
 from memplan.planning.forms.on_host import ON_HOST, Offloaded, offloadable
+from memplan.planning.mend import Mend, carried_over
 from memplan.planning.plan import Plan
 from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import Floor, structural_floor
@@ -27,6 +28,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
+from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checked import checked
 from memplan.solver.strategies.lowest_peak_strategy import Lowest
 from memplan.solver.strategy import Outcome, Progress, Strategy
@@ -47,6 +49,7 @@ class PlanRequest:
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
     budget is what the lowest plan takes, not ``budget_bytes``. ``forms``: kinds of other
     forms in which tensors may be kept (:mod:`memplan.planning.forms`), for tuned sessions.
+    ``at_hand``: names of the nodes of a plan to go on from (:mod:`memplan.planning.mend`).
     """
 
     graph: Graph
@@ -62,6 +65,7 @@ class PlanRequest:
     outputs_reserved: bool = False
     lowest: bool = False
     forms: frozenset[str] = NO_KINDS
+    at_hand: tuple[str, ...] = ()
 
 
 def plan_request(
@@ -181,7 +185,12 @@ def make_plan(
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
     if not strategy.takes_forms:
         problem = without_forms(problem)
-    chooser = Lowest(strategy) if request.lowest else strategy
+    chooser = strategy
+    if request.lowest:
+        chooser = Lowest(strategy)
+    elif request.at_hand and isinstance(strategy, Search):
+        graph = prepared.extended.graph
+        chooser = Mend(strategy, carried_over(request.at_hand, graph, problem))
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes

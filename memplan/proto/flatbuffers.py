@@ -18,89 +18,52 @@ from memplan.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table at a place in a file; fields are known by their number in the schema."""
+    """A table at a place in a file; fields are known by their number in the schema.
+
+    Whatever is asked for raises a ModelError where it lies outside of the file.
+    """
 
     data: memoryview
     place: int
     shown: str
 
     def text(self, field: int) -> str:
-        """A string field; empty if it is absent.
-
-        Raises:
-            ModelError: it lies outside of the file, or is not UTF-8.
-        """
+        """A string field, which must be UTF-8; empty if it is absent."""
         try:
             return bytes(self.blob(field)).decode()
         except UnicodeDecodeError:
             raise self._damaged() from None
 
     def blob(self, field: int) -> memoryview:
-        """A vector of bytes; empty if it is absent.
+        """A vector of bytes; empty if it is absent."""
+        first, count = self._vector(field, 1)
+        return self.data[first : first + count]
 
-        Raises:
-            ModelError: it lies outside of the file.
-        """
-        place = self._vector(field)
-        if place is None:
-            return self.data[:0]
-        count = self._number("<I", place)
-        self._require(place + 4, count)
-        return self.data[place + 4 : place + 4 + count]
-
-    def integer(self, field: int, form: str, default: int = 0) -> int:
-        """A number, of a form that :mod:`struct` knows.
-
-        Raises:
-            ModelError: it lies outside of the file.
-        """
+    def integer(self, field: int, form: str) -> int:
+        """A number, of a form that :mod:`struct` knows; 0 if it is absent."""
         place = self._field(field)
-        return default if place is None else int(self._number(form, place))
+        return 0 if place is None else int(self._number(form, place))
 
     def real(self, field: int) -> float:
-        """A float32; 0 if it is absent.
-
-        Raises:
-            ModelError: it lies outside of the file.
-        """
+        """A float32; 0 if it is absent."""
         place = self._field(field)
         return 0.0 if place is None else float(self._number("<f", place))
 
     def integers(self, field: int) -> tuple[int, ...]:
-        """A vector of int64; empty if it is absent.
-
-        Raises:
-            ModelError: it lies outside of the file.
-        """
-        place = self._vector(field)
-        if place is None:
-            return ()
-        count = self._number("<I", place)
-        self._require(place + 4, 8 * count)
-        return struct.unpack_from(f"<{count}q", self.data, place + 4)
+        """A vector of int64; empty if it is absent."""
+        first, count = self._vector(field, 8)
+        return struct.unpack_from(f"<{count}q", self.data, first)
 
     def table(self, field: int) -> Table | None:
-        """A table; None if it is absent.
-
-        Raises:
-            ModelError: it lies outside of the file.
-        """
+        """A table; None if it is absent."""
         place = self._field(field)
         return None if place is None else self._followed(place)
 
     def tables(self, field: int) -> Iterator[Table]:
-        """A vector of tables.
-
-        Raises:
-            ModelError: it lies outside of the file.
-        """
-        place = self._vector(field)
-        if place is None:
-            return
-        count = self._number("<I", place)
-        self._require(place + 4, 4 * count)
+        """A vector of tables."""
+        first, count = self._vector(field, 4)
         for k in range(count):
-            yield self._followed(place + 4 + 4 * k)
+            yield self._followed(first + 4 * k)
 
     def _field(self, field: int) -> int | None:
         table = self.place - self._number("<i", self.place)
@@ -111,9 +74,16 @@ class Table:
         offset = self._number("<H", table + slot)
         return self.place + offset if offset else None
 
-    def _vector(self, field: int) -> int | None:
+    def _vector(self, field: int, size: int) -> tuple[int, int]:
+        """Where the first element of ``size`` bytes lies, and how many there are; none if it is
+        absent."""
         place = self._field(field)
-        return None if place is None else place + self._number("<I", place)
+        if place is None:
+            return 0, 0
+        place += self._number("<I", place)
+        count = self._number("<I", place)
+        self._require(place + 4, size * count)
+        return place + 4, count
 
     def _followed(self, place: int) -> Table:
         return Table(self.data, place + self._number("<I", place), self.shown)

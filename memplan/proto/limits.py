@@ -8,13 +8,13 @@ else is a :class:`~memplan.errors.ModelError` that names the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from memplan.errors import ModelError
-from memplan.proto.nodes import is_standard, subgraphs
+from memplan.proto.nodes import all_nodes, is_standard
 
 MOST_NESTED = 24
 """Bodies within bodies. Each takes three protobuf messages, and protobuf reads 100."""
@@ -71,10 +71,10 @@ def require_inlinable(model: onnx.ModelProto) -> None:
     functions = {(_domain(f.domain), f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], _Size] = {}
     for key in _callees_first(functions):
-        sizes[key] = _inlined(list(functions[key].node), sizes)
-    total = _inlined(list(model.graph.node), sizes)
-    written = sum(1 for f in model.functions for _ in _with_bodies(list(f.node)))
-    written += sum(1 for _ in _with_bodies(list(model.graph.node)))
+        sizes[key] = _inlined(functions[key].node, sizes)
+    total = _inlined(model.graph.node, sizes)
+    written = sum(1 for f in model.functions for _ in all_nodes(f.node))
+    written += sum(1 for _ in all_nodes(model.graph.node))
     hint = "functions call each other too often; inline them before, or export fewer"
     most = max(INLINED_NODES, INLINED_FACTOR * written)
     require(total.nodes, most, "nodes after inlining the model's functions", hint)
@@ -85,19 +85,9 @@ def _domain(domain: str) -> str:
     return "" if is_standard(domain) else domain
 
 
-def _with_bodies(nodes: list[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those in their bodies."""
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        yield node
-        for body in subgraphs(node):
-            stack.extend(body.node)
-
-
-def _inlined(nodes: list[onnx.NodeProto], sizes: dict[tuple[str, str], _Size]) -> _Size:
+def _inlined(nodes: Sequence[onnx.NodeProto], sizes: dict[tuple[str, str], _Size]) -> _Size:
     count = nbytes = 0
-    for node in _with_bodies(nodes):
+    for node in all_nodes(nodes):
         called = sizes.get((_domain(node.domain), node.op_type))
         count += called.nodes if called is not None else 1
         nbytes += called.nbytes if called is not None else 0
@@ -111,7 +101,7 @@ def _callees_first(
     calls = {
         key: [
             called
-            for node in _with_bodies(list(function.node))
+            for node in all_nodes(function.node)
             if (called := (_domain(node.domain), node.op_type)) in functions
         ]
         for key, function in functions.items()

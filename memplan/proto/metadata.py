@@ -29,7 +29,7 @@ NEW_VALUES = "new_values"
 It stays in files that are written from the model, those that have lost an output among them."""
 ROLES = "roles"
 """On a model, ``memplan.roles``: graph input or output → its role in a training step
-(:class:`memplan.ir.contract.Role`)."""
+(:class:`memplan.ir.roles.Role`)."""
 GRADIENTS = "gradients"
 """On a model, ``memplan.gradients``: graph output → the graph input that it is the gradient of."""
 ASKED = "asked"

@@ -19,7 +19,7 @@ from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
-from memplan.proto.nodes import domain_of, is_standard, subgraphs
+from memplan.proto.nodes import all_nodes, domain_of, is_standard, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.units import counted
 
@@ -400,12 +400,9 @@ def _set_apart(model: onnx.ModelProto) -> None:
     domain that the checker does not judge."""
     version = min(default_opset(model), defs.onnx_opset_version())
     found = False
-    graphs = [model.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            known = node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
-            if known and is_standard(node.domain) and _definition(node.op_type, version) is None:
-                node.domain, found = _MS, True
-            graphs.extend(subgraphs(node))
+    for node in all_nodes(model.graph.node):
+        known = node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
+        if known and is_standard(node.domain) and _definition(node.op_type, version) is None:
+            node.domain, found = _MS, True
     if found and all(item.domain != _MS for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_MS, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 
@@ -58,6 +58,27 @@ def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
         elif kind == _GRAPHS:
             bodies.extend(attribute.graphs)
     return bodies
+
+
+def inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The nodes in the bodies of ``node``, at any depth."""
+    for body in subgraphs(node):
+        yield from all_nodes(body.node)
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Some nodes, and behind each those in its bodies."""
+    for node in nodes:
+        yield node
+        yield from inner_nodes(node)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and those in its nodes at any depth."""
+    yield graph
+    for node in graph.node:
+        for body in subgraphs(node):
+            yield from all_graphs(body)
 
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:

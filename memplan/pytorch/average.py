@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from memplan.errors import UsageError
-from memplan.ir.contract import averaged_by
+from memplan.ir.roles import averaged_by
 from memplan.pytorch.torch_step import Ema, TorchStep
 from memplan.pytorch.trace import Prepared, first_names, user_name
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
 from memplan.proto.metadata import CHECKPOINT_KEY
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import all_nodes
 
 MODULE_KEY = "memplan.module"
 FIRST_SEED = 1000
@@ -105,22 +105,13 @@ def _name_nodes_apart(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def _seed(nodes: Iterable[onnx.NodeProto]) -> None:
-    for index, node in enumerate(_random(nodes)):
+    for index, node in enumerate(n for n in all_nodes(nodes) if n.op_type in RANDOM):
         kept = [item for item in node.attribute if item.name != "seed"]
         kind = int if node.op_type in INTEGER_SEEDS else float
         made = helper.make_attribute("seed", kind(FIRST_SEED + index))
         attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
         del node.attribute[:]
         node.attribute.extend([*attributes, made])
-
-
-def _random(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Operators that draw, those in bodies among them."""
-    for node in nodes:
-        if node.op_type in RANDOM:
-            yield node
-        for body in subgraphs(node):
-            yield from _random(body.node)
 
 
 def _name_symbols(graph: onnx.GraphProto, dynamic: Mapping[str, Mapping[int, str]]) -> None:

@@ -91,6 +91,10 @@ class Header:
         """Bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def is_of(self, dtype: np.dtype[Any]) -> bool:
+        """Whether it is of this type. numpy writes bfloat16 as two bytes without a name."""
+        return self.dtype == dtype or (dtype == BFLOAT16 and self.dtype == _TWO_BYTES)
+
     @property
     def words(self) -> str:
         """Type and shape, as ``float32[32, 8]``."""

@@ -119,11 +119,10 @@ def _chosen(
 
 
 def _require_fitting(tensor: Tensor, header: Header, path: Path) -> None:
-    """Refuse an array by its header. numpy writes bfloat16 as two bytes without a name."""
+    """Refuse an array by its header."""
     bfloat16 = _is_bfloat16(tensor)
     wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-    fits = header.dtype in ((wanted, np.dtype("V2")) if bfloat16 else (wanted,))
-    if header.shape != tensor.shape or not fits:
+    if header.shape != tensor.shape or not header.is_of(wanted):
         kind = "bfloat16" if bfloat16 else wanted
         raise UsageError(
             f"{path}: '{tensor.name}' is {header.dtype}{list(header.shape)}, "

@@ -25,21 +25,18 @@ from memplan.shapes.training_ops import bound_reductions, fill_training_types
 
 
 def value_types(
-    bound: onnx.ModelProto, stated: dict[str, TensorType] | None = None
+    bound: onnx.ModelProto,
 ) -> tuple[dict[str, TensorType], list[str]]:
     """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
 
     A shape that no source gives is None; :func:`memplan.shapes.shape_checks.require_shapes` turns
     that into an error. The second result names tensors whose shape is only an upper bound.
-    ``stated`` is what ``bound`` states (:func:`memplan.shapes.infer.stated_types`), if that is
-    known already.
 
     Raises:
         ModelError: what the file states does not fit; see
             :func:`memplan.shapes.shape_checks.check_stated`.
     """
-    if stated is None:
-        stated = stated_types(bound.graph)
+    stated = stated_types(bound.graph)
     check_stated(bound, stated)
     if is_complete(bound.graph, stated):
         return stated, []
@@ -95,7 +92,7 @@ def _by_node(
     model: onnx.ModelProto, node: onnx.NodeProto, types: Types, values: Mapping[str, Array]
 ) -> Types:
     """What ONNX's inference tells of one node of the main graph."""
-    if any(True for _ in subgraphs(node)):
+    if subgraphs(node):
         return {}
     try:
         found = infer_types(node, types, values, default_opset(model), apart=True)

@@ -10,7 +10,7 @@ import onnx
 
 from memplan.errors import ModelError, UsageError
 from memplan.proto.edit import copied
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import all_graphs
 from memplan.shapes.infer import declared_values
 
 LARGEST_DIM = 2**63 - 1
@@ -66,15 +66,13 @@ def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProt
 
 
 def _bind_values(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
-    for value in declared_values(graph):
+    values = (value for here in all_graphs(graph) for value in declared_values(here))
+    for value in values:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 number = evaluate_dim(dim.dim_param, dims)
                 if number is not None:
                     dim.dim_value = number
-    for node in graph.node:
-        for body in subgraphs(node):
-            _bind_values(body, dims)
 
 
 def evaluate_dim(text: str, dims: Mapping[str, int]) -> int | None:

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from memplan.proto import native
 from memplan.proto.edit import replace_nodes
 from memplan.proto.limits import MOST_PROPAGATED
-from memplan.proto.nodes import is_constant, is_standard, subgraphs
+from memplan.proto.nodes import all_graphs, is_constant, is_standard
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, read_type
 
 Array = npt.NDArray[np.generic]
@@ -63,12 +63,10 @@ def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
 def _propagated_elements(graph: onnx.GraphProto) -> int:
     """Elements of all vectors that ONNX's data propagation would keep, in bodies too; of a graph
     whose types were inferred."""
-    found, graphs = 0, [graph]
-    while graphs:
-        here = graphs.pop()
+    found = 0
+    for here in all_graphs(graph):
         types = stated_types(here)
         for node in here.node:
-            graphs.extend(subgraphs(node))
             if node.op_type in _PROPAGATED and is_standard(node.domain):
                 sizes = (types.get(name, UNKNOWN).sizes for name in node.output)
                 found += sum(shape[0] for shape in sizes if shape is not None and len(shape) == 1)

@@ -19,7 +19,6 @@ from memplan.proto.read import check_structure, read_model
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
-from memplan.shapes.infer import stated_types
 from memplan.shapes.shape_checks import check_calls, require_shapes, shapeless
 from memplan.shapes.tensor_type import UNKNOWN, Types
 from memplan.shapes.visible import with_visibility
@@ -142,15 +141,11 @@ def prepare(
     name_nodes(model.graph)
     shown = with_hidden_shapes(model)
     bound = bind_dims(shown, dims)
-    stated = stated_types(bound.graph)
-    types, bounded = value_types(bound, stated)
-    # A plain session is not told what dimensions are bound to.
-    if get_metadata(model).get("session") == "default":
-        types = with_visibility(model, types)
-    elif shown is not model:
-        types = with_visibility(bind_dims(model, dims), types)
-    elif types is not stated:  # else the file states every shape, so the runtime knows them, too
-        types = with_visibility(bound, types)
+    types, bounded = value_types(bound)
+    plain = get_metadata(model).get("session") == "default"
+    # A plain session is not told what dimensions are bound to; no session what is hidden.
+    seen = model if plain else bound if shown is model else bind_dims(model, dims)
+    types = with_visibility(seen, types)
     if bounded:
         assumptions.append(
             "shapes are upper bounds where axes are known only at run time: " + _some(bounded)

@@ -157,7 +157,6 @@ def bfc_bytes(
 def simulate_arena(
     timeline: Timeline,
     *,
-    config: ArenaConfig | None = None,
     runs: int = 1,
     keep_outputs: bool = True,
 ) -> ArenaRun:
@@ -173,7 +172,6 @@ def simulate_arena(
     return bfc_bytes(
         timeline.allocation,
         scratch=scratch_requests(timeline),
-        config=config,
         reserved_bytes=sum(t.nbytes for t in graph.tensors if t.kind is TensorKind.INITIALIZER),
         feeds=feeds if timeline.session.provider == "cuda" else (),
         runs=runs,

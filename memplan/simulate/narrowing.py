@@ -14,7 +14,7 @@ buffer's answer is worked out once for each range of groups in which it is the s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 
 from memplan.ir.graph import Graph, TensorKind
@@ -42,13 +42,8 @@ class Narrowing:
 
     def as_json(self) -> dict[str, object]:
         """All fields, by name."""
-        return {
-            "module": self.module,
-            "parameters": list(self.parameters),
-            "freed_bytes": self.freed_bytes,
-            "freed_with_earlier_bytes": self.freed_with_earlier_bytes,
-            "stashes": [{"name": name, "nbytes": nbytes} for name, nbytes in self.stashes],
-        }
+        stashes = [{"name": name, "nbytes": nbytes} for name, nbytes in self.stashes]
+        return {**asdict(self), "parameters": list(self.parameters), "stashes": stashes}
 
 
 def narrowings(timeline: Timeline, phases: Phases) -> tuple[Narrowing, ...]:

@@ -129,9 +129,7 @@ def names_of(graph: Graph) -> dict[str, str]:
     return {tensors[o].name: tensors[i].name for o, i in graph.state.pairs.items()}
 
 
-def ordered_for_state(
-    graph: Graph, pairs: Pairs, provider: str = "cpu", loss: str = ""
-) -> list[int]:
+def ordered_for_state(graph: Graph, pairs: Pairs, loss: str = "") -> list[int]:
     """The list order, with makers of new values moved behind what still reads the old ones.
 
     Kahn's algorithm, the first node of the list first; where only such makers are left, the first
@@ -140,7 +138,7 @@ def ordered_for_state(
     free = unbound(graph)
     claims, known = _claims(free, pairs), _maker_of(free, loss)
     behind: dict[int, set[int]] = {}
-    for judged in _judged(free, claims, known, semantics(provider)).values():
+    for judged in _judged(free, claims, known, semantics("cpu")).values():
         if isinstance(judged, _Pair):
             behind.setdefault(judged.maker, set()).update(judged.before)
     waiting = [0] * len(free.nodes)
@@ -250,7 +248,7 @@ def _judge(
 def _may_keep(node: Node) -> bool:
     """Whether others may come to share what a node reads, in ways that no table tells."""
     known = node.domain in ("", "com.microsoft") or node.op in COPY_OPS
-    return operator(node.key).keeps or not known
+    return operator(node.key).into_sequence or not known
 
 
 def _views(graph: Graph, source: int, rules: MemorySemantics) -> set[int]:

@@ -21,7 +21,8 @@ from onnx import helper
 
 from memplan.api.source import Model
 from memplan.errors import MemplanError, ModelError, UsageError
-from memplan.ir.contract import LOSS_SCALE, Contract, Role
+from memplan.ir.contract import Contract
+from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.proto.edit import renamed
 from memplan.proto.graph_edit import GraphEdit, node_protos
 from memplan.proto.metadata import set_metadata

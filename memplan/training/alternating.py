@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from memplan.api.source import Model
 from memplan.errors import UsageError
-from memplan.ir.contract import SHARED
+from memplan.ir.roles import SHARED
 from memplan.shapes.dims import symbolic_dims
 from memplan.training.batches import Batch
 from memplan.training.checkpoint import TURNS, Progress, Wanted, load_checkpoint

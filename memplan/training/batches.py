@@ -292,7 +292,7 @@ def _kind(slot: Slot, header: Header) -> str:
         UsageError: it is of another type, or none of them.
     """
     shape, dtype = header.shape, header.dtype
-    if dtype != slot.dtype and not (slot.dtype == BFLOAT16 and dtype == np.dtype("V2")):
+    if not header.is_of(slot.dtype):
         raise UsageError(f"'{slot.name}' of the data is {dtype}, the step wants {slot.dtype}")
     if len(shape) == len(slot.shape) + 1 and _like(shape[1:], slot.shape):
         return "batches"

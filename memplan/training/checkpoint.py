@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.proto.write import check_output, followed, made_beside, put, spare
 from memplan.runtime.archive import (
     BFLOAT16,

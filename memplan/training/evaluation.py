@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
-from memplan.ir.contract import Role
 from memplan.ir.graph import Graph
+from memplan.ir.roles import Role
 from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.edit import live_nodes, rename_reads
 from memplan.proto.names import NameAuthority, defined_names

@@ -14,8 +14,8 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Role, averaged_by
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role, averaged_by
 from memplan.proto.edit import copied, live_nodes, replace_nodes
 from memplan.proto.metadata import PREFIX
 from memplan.proto.nodes import captured_names, is_standard, names_read

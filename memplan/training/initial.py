@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
-from memplan.ir.contract import Role, averaged_by
+from memplan.ir.roles import Role, averaged_by
 from memplan.runtime.archive import BFLOAT16, bfloat16_bits
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits

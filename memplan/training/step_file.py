@@ -18,8 +18,9 @@ import onnx
 
 from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import FOUND_INF, LOSS_SCALE, STATE, Contract, Role
+from memplan.ir.contract import Contract
 from memplan.ir.doubts import sound_contract
+from memplan.ir.roles import FOUND_INF, LOSS_SCALE, STATE, Role
 from memplan.proto.edit import copied
 from memplan.proto.external import files_of_weights
 from memplan.proto.metadata import get_metadata, planned_for

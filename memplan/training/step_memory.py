@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.training.step_file import StepFile
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.room import require_room
 from memplan.training.batches import Array
@@ -19,11 +19,9 @@ BATCHES = 4
 _SCALE = 20  # generated floats are of scale 0.05
 
 
-def synthetic_batches(
-    step: StepFile, sizes: Mapping[str, int], seed: int, count: int = BATCHES
-) -> dict[str, Array]:
-    """Arrays by name, with ``count`` batches along the first axis. Integers that index something
-    are below the size of that; floats are normal.
+def synthetic_batches(step: StepFile, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+    """Arrays by name, with :data:`BATCHES` batches along the first axis. Integers that index
+    something are below the size of that; floats are normal.
 
     Raises:
         UsageError: a size is not known, or a type cannot be generated.
@@ -40,8 +38,8 @@ def synthetic_batches(
     names = {slot.name for slot in slots}
     ids = tuple(index for index in graph.inputs if graph.tensors[index].name in names)
     nbytes = sum(graph.tensors[index].nbytes for index in ids)
-    require_room(2 * count * nbytes, f"{count} synthetic batches and their copy")
-    draws = [synthesize(replace(graph, inputs=ids), seed + k) for k in range(count)]
+    require_room(2 * BATCHES * nbytes, f"{BATCHES} synthetic batches and their copy")
+    draws = [synthesize(replace(graph, inputs=ids), seed + k) for k in range(BATCHES)]
     return {name: np.stack([_scaled(draw[name]) for draw in draws]) for name in draws[0]}
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from memplan.api.rewrite_options import check_most
 from memplan.api.source import Model
 from memplan.errors import MemplanError, RuntimeUnavailableError, TrainingError, UsageError
-from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
+from memplan.ir.roles import FOUND_INF, LOSS_SCALE, Role
 from memplan.processes.deferred import deferred_signals
 from memplan.proto.metadata import planned_for
 from memplan.proto.model_checks import require_device

@@ -10,7 +10,7 @@ import onnx
 
 import memplan
 from helpers.graphs import TUNED, open_text, parse, tensor
-from memplan.passes.chunk.chunk_candidates import facts_of
+from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_state import State, chunked, state_of
 from memplan.passes.chunk.region import Region, grow
 from memplan.passes.prune import Prune
@@ -97,7 +97,9 @@ def state_from(text: str | onnx.ModelProto, dims: dict[str, int] | None = None) 
 def region_of(state: State, name: str, axis: int, smallest: int | None = None) -> Region | None:
     """The region around a tensor; ``smallest``: a quarter of its bytes, unless given."""
     seed = tensor(state.model.graph, name)
-    return grow(facts_of(state), seed.id, axis, seed.nbytes // 4 if smallest is None else smallest)
+    return grow(
+        facts_of(state.model), seed.id, axis, seed.nbytes // 4 if smallest is None else smallest
+    )
 
 
 def in_chunks(state: State, name: str, axis: int, count: int) -> State:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import memplan
 from helpers.gradients import reference, runtime
 from helpers.models import load_benchmark
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 NOISE = {torch.float64: 1e-9, torch.float32: 1e-2}
 """Of the largest gradient of all, by element type: what is zero but for rounding is compared with

@@ -13,7 +13,7 @@ import pytest
 
 import memplan
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")

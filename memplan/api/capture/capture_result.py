@@ -10,7 +10,8 @@ import onnx
 
 from memplan.api.capture.capture_check import Check
 from memplan.api.summary import Rows, Summary
-from memplan.ir.contract import FOUND_INF, Contract, Role
+from memplan.ir.contract import Contract
+from memplan.ir.roles import FOUND_INF, Role
 from memplan.units import format_bytes
 
 SCHEMA = "memplan.capture/1"

@@ -19,7 +19,8 @@ from memplan.api.capture.captured_weights import (
 from memplan.api.capture.step_gradients import Trained
 from memplan.autodiff.optimizers.optimizer import STEP
 from memplan.autodiff.optimizers.updates import Updates
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import Contract
+from memplan.ir.roles import Role
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import names_read
 from memplan.pytorch.program import Exported

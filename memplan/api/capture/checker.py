@@ -38,7 +38,7 @@ from memplan.api.capture.reference import NotComparableError, Reference, Taken
 from memplan.api.capture.step_gradients import Trained
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
-from memplan.ir.contract import LOSS_SCALE, Role
+from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.pytorch.eager import Outcome
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor, in_float64, precision

@@ -19,9 +19,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.api.capture.captured_file import Finished
-from memplan.ir.contract import STATE
+from memplan.ir.roles import STATE
 from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import inner_nodes
 from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
@@ -151,7 +151,7 @@ def _feed_draws(
     nodes = list(graph.node)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     random = [k for k, node in enumerate(nodes) if _is_random(node, constants)]
-    inside = [n.op_type for node in nodes for n in _nested(node) if n.op_type in _FAMILIES]
+    inside = [n.op_type for node in nodes for n in inner_nodes(node) if n.op_type in _FAMILIES]
     strange = [nodes[k].op_type for k in random if not _FAMILIES[nodes[k].op_type]] + inside
     if strange:
         return f"{strange[0]} of the graph cannot be given its draws", {}
@@ -169,14 +169,6 @@ def _feed_draws(
         made += _arithmetic(node, name)
     replace_nodes(graph, made)
     return "", {draw: f"{_PREFIX}{draw}" for draw in places.values()}
-
-
-def _nested(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    found = []
-    for body in subgraphs(node):
-        for inner in body.node:
-            found += [inner, *_nested(inner)]
-    return found
 
 
 def _is_random(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis, analyze_session
 from memplan.api.check.lock import Binding, LockEntry, TopTensors
-from memplan.api.state_modes import confirmed, settled
+from memplan.api.open_step import open_step
 from memplan.errors import ModelError
 from memplan.proto.read import read_model
 from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import opened
 from memplan.simulate.session import session_kind
 from memplan.units import printable
 
@@ -86,7 +85,7 @@ def measure(
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
     # A lock holds on any machine, so nothing in it may depend on the processor.
-    found = confirmed(settled(opened(prepare(model, file, dims)), kind, ()))
+    found = open_step(prepare(model, file, dims), kind)
     analysis = analyze_session(found, kind, portable=True)
     return current(analysis, path, tolerance), symbolic
 

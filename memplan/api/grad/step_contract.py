@@ -14,7 +14,8 @@ from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import Contract
+from memplan.ir.roles import Role
 
 
 def state_contract(

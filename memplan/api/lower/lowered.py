@@ -15,8 +15,9 @@ from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_mode
 from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
 from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
 from memplan.errors import UsageError
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.proto.paths import as_output, as_path
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights, plan_weights, write_with_weights

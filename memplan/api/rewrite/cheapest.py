@@ -9,18 +9,18 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import with_loops
 from memplan.api.rewrite.rewrite_candidates import Candidate, candidates, variants
 from memplan.api.rewrite.seconds import costs_for
+from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
-from memplan.planning.confirm import confirmed_plan
 from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import in_file_order, plan_plain
 from memplan.planning.plan import Plan
-from memplan.planning.planner import plan_request
+from memplan.planning.planner import make_plan, plan_request, prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
@@ -89,16 +89,16 @@ def find_plan(source: Source, goal: Goal) -> Planned:
 
 
 def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
-    """The cheapest plan of candidates that come by rising ``least_cost``; all have equal time.
+    """The cheapest plan of candidates that come by rising ``least_cost``; each has its share of the
+    time that is left.
 
     Raises:
         InfeasibleError: there is no plan; why, of the last candidate.
     """
-    seconds = goal.seconds / len(every)
     plans: list[Planned] = []
     tried: list[str] = []
     failure: InfeasibleError | None = None
-    for candidate in every:
+    for number, candidate in enumerate(every):
         if not goal.lowest and any(p.extra_cost <= candidate.least_cost for p in plans):
             break
         steps = steps_of(candidate, goal)
@@ -106,7 +106,8 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
             tried.append(f"{candidate.kind}: {reason}")
             continue
         try:
-            plans.append(try_plan(candidate, steps, goal, seconds))
+            deadline = goal.search.share(1 / (len(every) - number))
+            plans.append(try_plan(candidate, steps, goal, deadline))
             tried.append(f"{candidate.kind}: {100 * plans[-1].extra_cost:.2f}% more time")
         except InfeasibleError as error:
             failure = error
@@ -132,7 +133,7 @@ def steps_of(candidate: Candidate, goal: Goal) -> tuple[PassStep, ...]:
     """
     chunk, tuned = candidate.chunk, goal.session.name == "tuned"
     passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
-    ran = PassManager(passes).run(candidate.model, candidate.timeline)
+    ran = PassManager(passes).run(candidate.model, candidate.timeline, goal.passing)
     if chunk is not None and not tuned:
         ran = (*ran, _pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
     return (*candidate.loops, *ran)
@@ -164,7 +165,7 @@ def chunk_step(steps: Sequence[PassStep]) -> int | None:
 
 
 def try_plan(
-    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds: float
+    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, deadline: Deadline
 ) -> Planned:
     """The best plan of one candidate behind the free passes.
 
@@ -172,7 +173,7 @@ def try_plan(
         candidate: what to plan.
         steps: what was done to it before (:func:`steps_of`).
         goal: the budget, and how to plan.
-        seconds: for the strategy, in every node order that it tries.
+        deadline: for the strategy, in every node order that it tries.
 
     Raises:
         InfeasibleError: no plan keeps the budget.
@@ -180,9 +181,11 @@ def try_plan(
     """
     plans: list[Planned] = []
     failure: MemplanError | None = None
-    for ordered in _orders(steps, goal.strategy):
+    orders = _orders(steps, goal.strategy)
+    for number, ordered in enumerate(orders):
+        share = deadline.share(1 / (len(orders) - number))
         try:
-            plans.append(_plan(candidate, ordered, goal, seconds))
+            plans.append(_plan(candidate, ordered, goal, share))
         except (InfeasibleError, UsageError) as error:
             failure = error
     if failure is not None and not plans:
@@ -197,21 +200,23 @@ def _orders(steps: tuple[PassStep, ...], strategy: Strategy) -> list[tuple[PassS
     return [steps] if isinstance(strategy, Search) or before is steps else [steps, before]
 
 
-def _plan(candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, seconds: float) -> Planned:
+def _plan(
+    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, deadline: Deadline
+) -> Planned:
     """A plan for the model that ``steps`` lead to."""
     last = steps[-1] if steps else candidate
     model, options = last.model, goal.options
     costs = costs_for(model, last.timeline, goal)
-    request = plan_request(
-        model, goal.session, costs, goal.budget_bytes, options.keep, options.recompute
-    )
+    budget = goal.budget_bytes - goal.margin_bytes
+    request = plan_request(model, goal.session, costs, budget, options.keep, options.recompute)
     forms = kinds_for(model.prepared, goal.forms)
-    request = replace(request, lowest=goal.lowest, forms=forms)
+    request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
     plain: PlainModel | None = None
     if goal.session.name == "default":
-        plan, plain = plan_plain(model, request, goal.strategy, seconds, goal.progress)
+        plan, plain = plan_plain(model, request, goal.strategy, deadline, goal.progress)
     else:
-        plan = confirmed_plan(model.prepared, request, goal.strategy, seconds, goal.progress).plan
+        plan = make_plan(prepare(request), goal.strategy, deadline.left, goal.progress)
+    plan = replace(plan, budget_bytes=max(goal.budget_bytes, plan.budget_bytes))
     plan = with_loops(plan, candidate.loops, costs, model.graph)
     return Planned(candidate, steps, costs, plan, plain, _chunk_cost(candidate, steps, goal))
 

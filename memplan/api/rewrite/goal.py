@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.api.analysis import Analysis
 from memplan.api.rewrite_options import settle
+from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import ALL, NARROW, parse_passes
+from memplan.passes.manager import ALL, NARROW, parse_passes, passes_for
 from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.forms.narrowed import NARROWED
@@ -36,7 +36,8 @@ LEVELS = ("none", "basic", "extended")
 class RewriteOptions:
     """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
 
-    ``time_limit`` is in seconds. ``keep`` and ``recompute`` are globs of tensor or node names.
+    ``time_limit`` is in seconds, of everything up to the file (:class:`Goal`). ``keep`` and
+    ``recompute`` are globs of tensor or node names.
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
@@ -103,36 +104,71 @@ class Source:
     analyzed: OpenModel | None = None
 
 
+_LEAST_SEARCH = 0.3  # of the time limit, for the search, however long the rest has taken
+# Of the time limit, until passes may begin that only save memory; and at least so many seconds.
+_PASSES, _LEAST_PASSES = 0.5, 2.0
+# The pass that orders nodes may take this share of the time left, and at most so long.
+_ORDER_SHARE, _ORDER_SECONDS = 0.1, 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class Goal:
     """What every candidate is planned for, and how.
 
-    ``budget_bytes`` bounds resident and dynamic bytes with workspace. ``costs`` is None where
-    seconds are to be measured on the graph that is planned. ``loops`` is the policy for loops
-    (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for chunks, None: none.
-    ``forms``: kinds of other forms in which tensors may be kept (:mod:`memplan.planning.forms`).
+    ``budget_bytes`` bounds resident and dynamic bytes with workspace; 0: the least is asked for.
+    ``costs`` is None where seconds are to be measured on the graph that is planned. ``loops`` is
+    the policy for loops (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for
+    chunks, None: none. ``forms``: kinds of other forms in which tensors may be kept
+    (:mod:`memplan.planning.forms`).
+
+    ``deadline`` is that of the whole, and never passes where rounds are counted;
+    ``closing_seconds`` of it are left for what comes behind the search: applying, simulating,
+    proving and reading again.
+
+    What was rejected before (:mod:`memplan.api.rewrite.proved`) is mended: ``without`` are the
+    passes that are left out; ``margin_bytes`` stay free below the budget; ``at_hand`` are the nodes
+    of the plan to go on from, by name, as they run.
     """
 
     options: RewriteOptions
     session: SessionKind
     strategy: Strategy
-    passes: tuple[Pass, ...]
     budget_bytes: int
     costs: NodeCosts | None
     loops: str
+    deadline: Deadline
+    closing_seconds: float = 0.0
     forms: frozenset[str] = NO_KINDS
     chunk: Asked | None = None
     progress: Progress | None = None
+    without: frozenset[str] = frozenset()
+    margin_bytes: int = 0
+    at_hand: tuple[str, ...] = ()
 
     @property
     def lowest(self) -> bool:
         """Whether the lowest peak is asked for, and no budget."""
-        return self.options.budget.is_lowest
+        return not self.budget_bytes
 
     @property
-    def seconds(self) -> float:
-        """For planning; infinite where rounds are counted."""
-        return math.inf if self.options.effort else self.options.time_limit
+    def passes(self) -> tuple[Pass, ...]:
+        """What runs before anything is recomputed."""
+        options = self.options
+        seconds = self.deadline.share(_ORDER_SHARE, _ORDER_SECONDS).left
+        every = passes_for(self.session, options.passes, options.wrt, seconds, options.effort)
+        return tuple(each for each in every if each.name not in self.without)
+
+    @property
+    def passing(self) -> Deadline:
+        """For passes that only save memory: half of the time, counted from the beginning."""
+        seconds = max(_PASSES * self.deadline.seconds, _LEAST_PASSES)
+        return Deadline(seconds - self.deadline.spent, self.deadline.clock)
+
+    @property
+    def search(self) -> Deadline:
+        """For the strategy: what is left but for ``closing_seconds``, and a least share."""
+        least = _LEAST_SEARCH * self.deadline.seconds
+        return Deadline(max(self.deadline.left - self.closing_seconds, least), self.deadline.clock)
 
     @property
     def early_costs(self) -> NodeCosts:

@@ -84,23 +84,3 @@ def offload_report(
     host = 0 if timeline.host is None else int(timeline.host.max(initial=0))
     rate, source = device.host_bytes_per_second, device.host_source
     return OffloadReport(tuple(offloaded), host, rate, source)
-
-
-def offload_notes(asked: bool, found: OffloadReport | None, device: Device) -> tuple[str, ...]:
-    """What is assumed of copies, where they were asked for."""
-    if not asked:
-        return ()
-    rate = f"{device.host_bytes_per_second / 1e9:.1f} GB/s each way ({device.host_source})"
-    price = (
-        f"offload: the link to the host carries {rate}: assumed, not measured; extra time counts "
-        "both copies whenever a tensor is read back, and nothing beside them: an upper bound"
-    )
-    if found is None:
-        return (f"{price}; nothing is offloaded at that price",)
-    return (
-        "offload is EXPERIMENTAL: order, streams and bytes were checked on the CUDA provider "
-        "without a GPU; no GPU has measured results or time",
-        price,
-        f"offload: {found.host_bytes:,} B of pinned host memory on top; the runtime's arena for it "
-        "may hold up to twice as much",
-    )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import onnx
 
-from memplan.api.state_modes import confirmed, settled
+from memplan.api.open_step import open_step
 from memplan.errors import ModelError
 from memplan.planning.verify import Rejected
 from memplan.processes.garbage import collector_paused
 from memplan.proto.read import reread
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
-from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state_memory import unbound
 from memplan.simulate.timeline import Timeline, simulate
@@ -66,7 +66,7 @@ def _opened_anew(
     known = symbolic_dims(fresh)
     dims = {name: size for name, size in before.dims.items() if name in known}
     prepared = prepare(fresh, before.path, dims, before.beside, partly=True)
-    return confirmed(settled(opened(prepared, loss), session, ()))
+    return open_step(prepared, session, loss=loss)
 
 
 def _check_counted(found: PreparedModel, before: PreparedModel) -> None:

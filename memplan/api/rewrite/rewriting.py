@@ -1,12 +1,13 @@
 """``rewrite``: a file and a budget → a file that fits.
 
 Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.rewrite_candidates`,
-:mod:`~memplan.api.rewrite.cheapest`), prove (:mod:`~memplan.api.rewrite.proved`), write.
+:mod:`~memplan.api.rewrite.cheapest`), apply, simulate and prove
+(:mod:`~memplan.api.rewrite.proved`), write; all of it within one deadline (:class:`Goal`).
 """
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +23,7 @@ from memplan.api.analysis import (
     grad_command,
     no_backward_notes,
 )
-from memplan.api.rewrite.chunks import chunk_notes
+from memplan.api.open_step import open_step
 from memplan.api.rewrite.goal import (
     Goal,
     RewriteOptions,
@@ -34,15 +35,16 @@ from memplan.api.rewrite.goal import (
     strategy_for,
 )
 from memplan.api.rewrite.loop_storage import loops_policy
-from memplan.api.rewrite.offload_rewrite import offload_notes, offload_report
+from memplan.api.rewrite.offload_rewrite import offload_report
 from memplan.api.rewrite.proved import Proved, proved_plan
+from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import Rewrite, default_output
-from memplan.api.rewrite.seconds import check_cost_options, cost_notes, given_costs
+from memplan.api.rewrite.seconds import check_cost_options, given_costs
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.state_modes import confirmed, settled
+from memplan.api.state_modes import confirmed
+from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, UsageError
 from memplan.passes.chunk.asked import parse_chunks
-from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import passes_for
 from memplan.passes.order import in_state_order
 from memplan.planning.plain.as_loaded import (
@@ -61,16 +63,16 @@ from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.prepare import prepare
-from memplan.simulate.opened import OpenModel, opened
+from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.solver.strategy import Progress
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
 
-_LOG = logging.getLogger(__name__)
-_REDRAWN = "random operators without a seed draw other numbers than in the original"
-# The pass that orders nodes may take this share of the time for planning, and at most so long.
-_ORDER_SHARE, _ORDER_SECONDS = 0.2, 2.0
+_CLOSING = 2.5
+"""Applying, simulating, proving and reading again take about as many times what opening took."""
+_GRACE = 2.0
+"""Seconds that they may take behind the time limit."""
 
 
 def rewrite(
@@ -119,12 +121,15 @@ def _rewrite(
     progress: Progress | None,
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
+    # numba is slow to import: only when there is something to plan.
+    from memplan.solver.search.warm_up import warm_up
+
     check_cost_options(options)
     check_offload(options)
     chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
-    passes = _passes(options, session)
+    passes_for(session, options.passes, options.wrt, 0.0)
     if target is not None:
         check_target(target, force, path, options.costs)
     with ExitStack() as stack:
@@ -132,16 +137,18 @@ def _rewrite(
         placement = NO_WEIGHTS
         if target is not None:
             placement = plan_weights(proto, path, target, options.weights, force, options.costs)
+        warm_up()
+        deadline = Deadline(math.inf if options.effort else options.time_limit)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
-        budget = budget_bytes(options, source.original)
         goal = Goal(
             options=options,
             session=session,
             strategy=strategy,
-            passes=passes,
-            budget_bytes=budget,
+            budget_bytes=budget_bytes(options, source.original),
             costs=given_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
+            deadline=deadline,
+            closing_seconds=max(0.0, _CLOSING * deadline.spent - _GRACE),
             forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,
@@ -150,12 +157,12 @@ def _rewrite(
             proved = proved_plan(source, goal)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
-    loaded_notes = _confirm_loaded(proved)
+    loaded = _confirm_loaded(proved)
     if target is not None:
         beside = source.model.prepared.beside
         placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
         source = replace(source, placement=placement)
-    return _answer(path, target, source, proved, loaded_notes)
+    return _answer(path, target, source, proved, loaded)
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
@@ -165,11 +172,6 @@ def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleErr
     return InfeasibleError(
         f"{NO_BACKWARD}: {error.message}", f"{grad_command(model)} makes a training graph of it"
     )
-
-
-def _passes(options: RewriteOptions, session: SessionKind) -> tuple[Pass, ...]:
-    seconds = min(_ORDER_SECONDS, _ORDER_SHARE * options.time_limit)
-    return passes_for(session, options.passes, options.wrt, seconds, options.effort)
 
 
 def _read(
@@ -186,27 +188,26 @@ def _read(
     folder, which ``stack`` removes: the runtime reads it from there.
     """
     require_device(proto, options.provider)
-    model = opened(prepare(proto, path, dims), options.loss)
+    prepared = prepare(proto, path, dims)
+    notes: tuple[str, ...] = ()
+    if session.name == "default" and default_opset(prepared.proto) < OLDEST_OPSET:
+        raised = raise_opset(prepared.proto, OLDEST_OPSET, "plans for plain sessions")
+        folder = stack.enter_context(scratch_folder())
+        copy = folder / path.name
+        weights = settle_links(raised, path)
+        write_model(raised, copy, force=True)
+        check_structure(raised, copy)
+        prepared = prepare(raised, copy, dims, weights)
+        notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
+    model = open_step(prepared, session, loss=options.loss, state=options.state)
     if session.name == "default" and narrow_types(model.graph, session):
         raise UsageError(
             "plans for plain sessions are not made in float16 or bfloat16 on the CPU: ONNX Runtime "
             "puts Casts around nodes that undo them",
             "use --session tuned and load the result with memplan.load(path)",
         )
-    notes: tuple[str, ...] = ()
-    if session.name == "default" and default_opset(model.prepared.proto) < OLDEST_OPSET:
-        raised = raise_opset(model.prepared.proto, OLDEST_OPSET, "plans for plain sessions")
-        folder = stack.enter_context(scratch_folder())
-        copy = folder / path.name
-        weights = settle_links(raised, path)
-        write_model(raised, copy, force=True)
-        check_structure(raised, copy)
-        model = opened(prepare(raised, copy, dims, weights), options.loss)
-        notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
-    model = settled(model, session, options.state)
-    bound, moved = confirmed(model), in_state_order(model)
-    original = _original(bound, session, options.loss)
-    return Source(bound if moved is model else confirmed(moved), original, notes, analyzed=bound)
+    original, moved = _original(model, session, options.loss), in_state_order(model)
+    return Source(model if moved is model else confirmed(moved), original, notes, analyzed=model)
 
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
@@ -248,28 +249,11 @@ def _answer(
     output: Path | None,
     source: Source,
     proved: Proved,
-    loaded_notes: tuple[str, ...],
+    loaded: tuple[str, ...],
 ) -> Rewrite:
-    goal, planned = proved.goal, proved.planned
-    applied, equivalence = proved.applied, proved.equivalence
+    goal, planned, applied = proved.goal, proved.planned, proved.applied
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
-    placed = (source.placement.note,) if source.placement.note else ()
-    plain = planned.plain.notes if planned.plain else ()
-    redrawn = (_REDRAWN,) if equivalence.redrawn else ()
-    chunks = chunk_notes(goal, planned, equivalence)
-    device = planned.costs.device
-    offload = offload_report(planned.plan.offloaded, applied.timeline, device)
-    notes = (
-        *offload_notes(goal.options.offload, offload, device),
-        *placed,
-        *variant.notes,
-        *plain,
-        *loaded_notes,
-        *source.notes,
-        *proved.notes,
-        *redrawn,
-        *chunks,
-    )
+    offload = offload_report(planned.plan.offloaded, applied.timeline, planned.costs.device)
     return Rewrite(
         path=path,
         output=output,
@@ -281,11 +265,10 @@ def _answer(
         plan=planned.plan,
         timeline=applied.timeline,
         model=applied.model,
-        equivalence=equivalence,
+        equivalence=proved.equivalence,
         assumptions=(
             *(source.original if planned.plain else analysis).assumptions,
-            *notes,
-            *cost_notes(planned.costs, planned.model, goal.options),
+            *rewrite_notes(source, proved, offload, loaded),
         ),
         costs=planned.costs,
         plain=planned.plain,

@@ -9,7 +9,6 @@ from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
-from memplan.units import counted
 
 
 def check_cost_options(options: RewriteOptions) -> None:
@@ -58,21 +57,3 @@ def costs_for(model: OpenModel, timeline: Timeline, goal: Goal) -> NodeCosts:
     found = profile_open(model, ProfileOptions(options.provider))
     device = device_profile(options)
     return measured_costs("profile", model.graph, device, options.provider, found.seconds)
-
-
-def cost_notes(costs: NodeCosts, model: OpenModel, options: RewriteOptions) -> tuple[str, ...]:
-    """How many nodes were measured, where any could have been."""
-    if costs.source == "estimate":
-        return ()
-    whole, measured = len(model.graph.nodes), costs.measured_nodes(model.graph)
-    origin = f"in {costs.source}"
-    if options.profile:
-        origin = f"on {options.provider}, {1000 * sum(costs.seconds.values()):,.1f} ms a step"
-    if measured == whole:
-        every = "all " if whole > 1 else ""
-        return (f"seconds of {every}{counted(whole, 'node')} measured ({origin})",)
-    scale = ", on the scale of the measured ones" if costs.scale else ""
-    return (
-        f"seconds of {measured} of {whole} nodes measured ({origin}), of {whole - measured} "
-        f"estimated{scale}",
-    )

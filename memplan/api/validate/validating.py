@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from memplan.api.open_step import open_step
 from memplan.api.source import Model, as_file
-from memplan.api.state_modes import confirmed, like_state, settled
+from memplan.api.state_modes import like_state
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
@@ -104,9 +105,9 @@ def _of_files(
                 f"--dim {name}: the chunks of the rewritten file are for {name}={fixed[name]}",
                 "rewrite the original anew for another size",
             )
-    after = opened(prepare(second, rewritten, bound))
+    planned = session_kind(_session(metadata))
+    after = open_step(prepare(second, rewritten, bound), planned, state=options.state)
     bound |= fixed
-    after = confirmed(settled(after, session_kind(_session(metadata)), options.state))
     before = like_state(opened(prepare(first, original, bound)), after)
     removed = removed_names(metadata)
     _check_same_interface(before, after, removed)

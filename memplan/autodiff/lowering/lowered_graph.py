@@ -26,8 +26,9 @@ from memplan.autodiff.lowering.update import Folded, fold_updates
 from memplan.autodiff.lowering.walk import LOSSES, Made, Walk, require_lowerings
 from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.proto.edit import remove_unread, replace_nodes
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata, set_metadata
 from memplan.proto.model_checks import find_fault, require_valid

@@ -22,7 +22,7 @@ from memplan.autodiff.optimizers.descent import Sgd
 from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.errors import ModelError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.proto.nodes import reads_of
 
 _ADAM, _SGD = OPTIMIZERS

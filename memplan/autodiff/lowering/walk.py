@@ -22,7 +22,7 @@ from memplan.autodiff.lowering.lowering_registry import Entry, entry_for, is_for
 from memplan.errors import MemplanError, ModelError
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
-from memplan.proto.nodes import domain_of, names_read, subgraphs
+from memplan.proto.nodes import all_nodes, domain_of, names_read
 from memplan.proto.opset import default_opset
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 from memplan.shapes.training_ops import differentiated
@@ -52,7 +52,8 @@ def require_lowerings(model: onnx.ModelProto, further: Collection[str] = ()) -> 
     opset = default_opset(model)
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for node, inside in _all_nodes(model.graph):
+    for outer, node in ((n, inner) for n in model.graph.node for inner in all_nodes([n])):
+        inside = node is not outer
         if not is_foreign(node, opset) or node.op_type in further:
             continue
         if inside or entry_for(node, opset) is None:
@@ -69,16 +70,6 @@ def require_lowerings(model: onnx.ModelProto, further: Collection[str] = ()) -> 
         if any(op in what for what in counts for op in OPTIMIZERS):
             hint = "of an optimizer: give the training model, and this one by --optimizer-model"
         raise ModelError(f"no lowering to standard operators is known for: {shown}", hint)
-
-
-def _all_nodes(
-    graph: onnx.GraphProto, inside: bool = False
-) -> Iterator[tuple[onnx.NodeProto, bool]]:
-    """Every node, and whether it is in a body."""
-    for node in graph.node:
-        yield node, inside
-        for body in subgraphs(node):
-            yield from _all_nodes(body, True)
 
 
 class Walk:

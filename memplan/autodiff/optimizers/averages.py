@@ -16,7 +16,7 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.optimizer import DOUBLE, UpdateInputs, update_scope
-from memplan.ir.contract import EMA_DECAY, average_of
+from memplan.ir.roles import EMA_DECAY, average_of
 from memplan.shapes.tensor_type import TensorType
 
 

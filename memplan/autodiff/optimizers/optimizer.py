@@ -23,8 +23,8 @@ from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Number, Value
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.proto.metadata import PHASE_KEY
 from memplan.shapes.tensor_type import Shape, TensorType
 

@@ -26,7 +26,7 @@ from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.optimizer import DOUBLE, FLOAT, UpdateInputs, update_scope
 from memplan.errors import UsageError
-from memplan.ir.contract import LOSS_SCALE, Role
+from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.strategies.spec import build, split_spec
 

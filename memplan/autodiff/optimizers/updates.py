@@ -27,7 +27,7 @@ from memplan.autodiff.optimizers.optimizer import (
     update_scope,
 )
 from memplan.autodiff.optimizers.scaling import LossScale, Scaling
-from memplan.ir.contract import FOUND_INF, LOSS_SCALE, Role
+from memplan.ir.roles import FOUND_INF, LOSS_SCALE, Role
 from memplan.shapes.tensor_type import TensorType
 
 _EPSILON = 1e-6

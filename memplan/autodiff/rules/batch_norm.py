@@ -18,10 +18,11 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.statistics import trains
+from memplan.ops.book import SAME_ELEMENTS
+from memplan.proto.nodes import operator_key
 
 _EPSILON = 1e-5
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity"})
-_CASTS = frozenset({"Cast"})
+_CASTS = frozenset({":Cast"})
 _LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
@@ -118,7 +119,7 @@ def batch_norm(ctx: Context) -> Gradients:
 
 def _is_mean(ctx: Context, value: Value, x: Value) -> bool:
     """Whether ``value`` is the mean of ``x`` over everything but channels."""
-    made = ctx.maker(_behind(ctx, value, _VIEWS))
+    made = ctx.maker(_behind(ctx, value, SAME_ELEMENTS))
     if made is None or made.op_type != "ReduceMean" or not _spares_channels(ctx, made, x):
         return False
     return _behind(ctx, ctx.tensor(made.input[0]), _CASTS) == x
@@ -126,7 +127,7 @@ def _is_mean(ctx: Context, value: Value, x: Value) -> bool:
 
 def _is_variance(ctx: Context, value: Value, x: Value) -> bool:
     """Whether it is the variance: Σ(x - mean)² over the number of elements, or the mean of that."""
-    made = ctx.maker(_behind(ctx, value, _VIEWS))
+    made = ctx.maker(_behind(ctx, value, SAME_ELEMENTS))
     if made is not None and made.op_type == "Mul":
         share, count = ctx.constant(ctx.tensor(made.input[1])), x.type.elements
         channels = x.shape[1]
@@ -156,7 +157,7 @@ def _is_variance(ctx: Context, value: Value, x: Value) -> bool:
 def _behind(ctx: Context, value: Value, ops: frozenset[str]) -> Value:
     """What ``value`` is a view or a cast of."""
     made = ctx.maker(value)
-    while made is not None and made.op_type in ops:
+    while made is not None and operator_key(made) in ops:
         value = ctx.tensor(made.input[0])
         made = ctx.maker(value)
     return value

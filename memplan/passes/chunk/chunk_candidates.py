@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memplan.ir.graph import Graph, TensorKind
+from memplan.ir.graph_facts import Facts
+from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_state import State
 from memplan.passes.chunk.region import Region, grow
-from memplan.passes.chunk.uses import Facts
-from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import structural_floor
 
 COUNTS = (2, 4, 8, 16, 32, 64)
@@ -46,17 +46,12 @@ class Candidate:
         return f"{many} regions like that of {where}" if many > 1 else f"the region of {where}"
 
 
-def facts_of(state: State) -> Facts:
-    """What is known of a model's graph."""
-    return Facts(state.model.graph, small_constants(state.model.prepared.bound.graph))
-
-
 def candidates(state: State, least_bytes: float) -> Iterator[Candidate]:
     """Regions around the tensors that make the peak or the floor, with all others like them.
 
     ``least_bytes``: smaller tensors are not worth it.
     """
-    facts = facts_of(state)
+    facts = facts_of(state.model)
     graph = facts.graph
     seen: set[tuple[object, ...]] = set()
     for seed in seeds(state, least_bytes):
@@ -73,7 +68,7 @@ def candidates(state: State, least_bytes: float) -> Iterator[Candidate]:
 
 def again(state: State, candidate: Candidate) -> Candidate | None:
     """The same regions in a model that was written anew; None if they are not there."""
-    facts = facts_of(state)
+    facts = facts_of(state.model)
     regions: list[Region] = []
     for name in candidate.seeds:
         tensor = facts.graph.tensor_named(name)

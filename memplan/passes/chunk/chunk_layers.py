@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.ir.graph import Graph
+from memplan.passes.change import facts_of
 from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
 from memplan.passes.chunk.choose_chunks import is_lower
-from memplan.passes.chunk.chunk_candidates import COUNTS, facts_of, seeds
+from memplan.passes.chunk.chunk_candidates import COUNTS, seeds
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.chunk.turn import Turn, turns
 from memplan.passes.graph_pass import Applied
@@ -83,7 +84,7 @@ class ChunkLayers:
 def _cuts(state: State, count: int) -> list[Cut]:
     """What layers there are along an axis, in how many chunks each."""
     graph, forward = state.model.graph, state.model.phases.forward
-    facts = facts_of(state)
+    facts = facts_of(state.model)
     for seed in seeds(state, _LEAST_SEED * state.floor_bytes):
         for axis in range(len(graph.tensors[seed].shape)):
             found = list(turns(facts, forward, seed, axis))

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.graph_facts import Facts
 from memplan.ops.facets import WHOLE, Use
-from memplan.passes.chunk.uses import Facts, uses
+from memplan.passes.chunk.uses import uses
 
 # A region that grows beyond is most of the network: forward and backward are far apart then.
 _MOST_NODES = 200

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from memplan.ir.graph import Graph
+from memplan.ir.graph_facts import Facts
 from memplan.ops.facets import WHOLE
 from memplan.passes.chunk.region import Growth, Region
-from memplan.passes.chunk.uses import Facts
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """How much of what the forward part hands to the backward part a region may have."""

@@ -3,26 +3,11 @@ run. An operator without a rule is not chunked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
-
-from memplan.ir.graph import Graph, Node
+from memplan.ir.graph import Node
+from memplan.ir.graph_facts import Facts
 from memplan.ops.book import operator
 from memplan.ops.facets import WHOLE, Use
 from memplan.ops.in_graph import in_graph
-
-Array = npt.NDArray[np.generic]
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a graph. ``values``: contents of small constants by name."""
-
-    graph: Graph
-    values: Mapping[str, Array]
 
 
 def uses(facts: Facts, node: Node) -> tuple[Use, ...]:

@@ -10,13 +10,13 @@ fewest that keep the budget are used.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
+from memplan.deadline import Deadline
 from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.plain.fences import (
@@ -166,7 +166,7 @@ class Draft:
         visible = with_visibility(model, types)
         return build_graph(model, visible)
 
-    def fewest_input_fences(self, budget: Peaks, time_limit: float) -> list[InputFence]:
+    def fewest_input_fences(self, budget: Peaks, deadline: Deadline) -> list[InputFence]:
         """The input fences that cannot be spared when every node is pinned."""
         every = self.session.pin_of >= 0
 
@@ -175,32 +175,30 @@ class Draft:
             return within(plain_peaks(session, every, False), budget)
 
         seen = visible_with(self.whole, self.types, self.input_fences)
-        return fewest_input_fences(self.input_fences, fits, seen, time_limit)
+        return fewest_input_fences(self.input_fences, fits, seen, deadline)
 
 
 def finish(
-    draft: Draft, limits: Limits, time_limit: float, needed: frozenset[str] = frozenset()
+    draft: Draft, limits: Limits, deadline: Deadline, needed: frozenset[str] = frozenset()
 ) -> PlainModel:
     """Give up input fences and pins while the limits hold, and check the rest by simulation.
 
     Args:
         draft: a draft whose peaks keep the limits.
         limits: budgets for the first run and for later ones.
-        time_limit: seconds for the search; where it ends early, more stand than are needed.
+        deadline: of the search; where it ends early, more stand than are needed.
         needed: names of nodes that keep their pins.
 
     Raises:
         Rejected: search and simulation disagree. That is our bug.
     """
     budget = limits.without(draft.resident)
-    start = time.monotonic()
-    input_fences = draft.fewest_input_fences(budget, time_limit / 2)
+    input_fences = draft.fewest_input_fences(budget, deadline.share(0.5))
     model = draft.written(input_fences)
     graph = draft.graph_of(model)
     session = plain_session(graph, draft.kind)
-    left = max(0.0, time_limit - (time.monotonic() - start))
     stay = np.asarray([node.name in needed for node in graph.nodes], dtype=np.bool_)
-    pinned, expected = fewest_pins(session, budget, left, stay & (session.pin_of >= 0))
+    pinned, expected = fewest_pins(session, budget, deadline.left, stay & (session.pin_of >= 0))
     model = draft.written(input_fences, _pins(graph, session, pinned))
     graph = draft.graph_of(model)
     timeline = simulate(graph, draft.kind)

@@ -8,7 +8,6 @@ from a hidden batch is hidden too, up to the next reshape to a constant shape.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
+from memplan.deadline import Deadline
 from memplan.planning.plain.fences import DIMENSION_READERS, INPUT_FENCE, FenceMaker, data_inputs
 from memplan.proto.edit import copied
 from memplan.shapes.infer import has_small_content, without_weights
@@ -114,7 +114,7 @@ def fewest_input_fences(
     input_fences: Sequence[InputFence],
     fits: Callable[[frozenset[str]], bool],
     seen_with: Callable[[Sequence[InputFence]], frozenset[str]],
-    time_limit: float,
+    deadline: Deadline,
 ) -> list[InputFence]:
     """Give up input fences as long as the budget holds with every node pinned (delta debugging).
 
@@ -122,18 +122,17 @@ def fewest_input_fences(
         input_fences: all of them; with all, the budget holds.
         fits: whether it holds when the runtime knows the shapes of the given tensors.
         seen_with: the tensors whose shapes it knows with the given input fences.
-        time_limit: seconds.
+        deadline: when to stop.
     """
     fixed = [fence for fence in input_fences if fence.fixed]
     kept = [fence for fence in input_fences if not fence.fixed]
-    deadline = time.monotonic() + time_limit
     if fits(seen_with(fixed)):
         return fixed
     chunk = max(1, len(kept) // 2)
     while True:
         spared, first = False, 0
         while first < len(kept):
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 return fixed + kept
             trial = kept[:first] + kept[first + chunk :]
             if fits(seen_with(fixed + trial)):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
+from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan
@@ -21,11 +22,14 @@ from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
 from memplan.units import format_bytes
 
-SEARCH_SECONDS = 5.0
-"""When the search for the fewest input fences and pins ends."""
+_SEARCH_SECONDS = 5.0
+"""At most, of a search for the fewest input fences and pins."""
 
 _ATTEMPTS = 6
 _LOADS = 4
+# Shares of the time that is left: for a plan, for the search behind it, and for all plans of which
+# later runs keep the budget, too. At least, of the whole.
+_ATTEMPT, _FINISH, _LATER, _LEAST = 0.4, 0.3, 0.6, 0.05
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
 _UNBOUNDED = 1 << 62
@@ -37,7 +41,7 @@ def plan_plain(
     model: OpenModel,
     request: PlanRequest,
     strategy: Strategy,
-    time_limit: float,
+    deadline: Deadline,
     progress: Progress | None = None,
 ) -> tuple[Plan, PlainModel]:
     """Plan ``request`` so that the budget holds in a plain session.
@@ -49,119 +53,138 @@ def plan_plain(
         model: what is planned.
         request: with a default session.
         strategy: decides what is recomputed.
-        time_limit: seconds per attempt. The memory pattern's block has gaps that the planner does
-            not foresee; where they break the budget, it plans again for less.
+        deadline: for all attempts. The memory pattern's block has gaps that the planner does not
+            foresee; where they break the budget, it plans again for less.
         progress: called with the present peak in bytes.
 
     Raises:
         InfeasibleError: not even the first run can keep the budget.
         UsageError: the graph has no input.
     """
+    planner = _PlainPlanner(model, request, strategy, progress)
     if request.lowest:
-        return _plan_lowest(model, request, strategy, time_limit, progress)
+        return planner.lowest(deadline)
     try:
-        return _plan(model, request, strategy, time_limit, progress, later=True)
+        return planner.within(request.budget_bytes, deadline.share(_LATER), later=True)
     except InfeasibleError:
-        return _plan(model, request, strategy, time_limit, progress, later=False)
+        return planner.within(request.budget_bytes, deadline, later=False)
 
 
-def _plan_lowest(
-    model: OpenModel,
-    request: PlanRequest,
-    strategy: Strategy,
-    time_limit: float,
-    progress: Progress | None,
-) -> tuple[Plan, PlainModel]:
-    """The lowest plan with a node order that is kept, and if need be a little more room for the
-    buffers of a plain session, until the first run fits."""
-    lowest = make_plan(prepare(_as_pinned(request, 0, False)), strategy, time_limit, progress)
-    failure: InfeasibleError | None = None
-    for share in _ROOM:
-        budget = int(lowest.predicted_peak_with_workspace_bytes * (1 + share))
-        wanted = replace(request, lowest=False, budget_bytes=budget)
-        try:
-            return _plan(model, wanted, strategy, time_limit / 2, progress, later=False)
-        except InfeasibleError as error:
-            failure = error
-    assert failure is not None
-    raise failure
+@dataclass(frozen=True, slots=True)
+class _PlainPlanner:
+    """Plans for one model, and what a plain session makes of them."""
 
+    model: OpenModel
+    request: PlanRequest
+    strategy: Strategy
+    progress: Progress | None
 
-def _plan(
-    model: OpenModel,
-    request: PlanRequest,
-    strategy: Strategy,
-    time_limit: float,
-    progress: Progress | None,
-    *,
-    later: bool,
-) -> tuple[Plan, PlainModel]:
-    """Plan for less and less until the budget holds, then for a little more again if that is
-    cheaper."""
-    budget = target = request.budget_bytes
-    limits = Limits(budget, budget if later else _UNBOUNDED)
-    pinning = SEARCH_SECONDS if math.isfinite(time_limit) else math.inf
-    best: tuple[Plan, PlainModel] | None = None
-    rejected: Rejected | None = None
-    low, high, seconds = 0, 0, time_limit  # targets that are too low, and too high; 0: none yet
-    for _ in range(_ATTEMPTS):
-        try:
-            plan = make_plan(
-                prepare(_as_pinned(request, target, later)), strategy, seconds, progress
-            )
-        except InfeasibleError:
-            if not high:
-                raise
-            low, over = target, 0
-        else:
+    def lowest(self, deadline: Deadline) -> tuple[Plan, PlainModel]:
+        """The lowest plan with a node order that is kept, and if need be a little more room for the
+        buffers of a plain session, until the first run fits."""
+        lowest = self._plan(0, deadline, later=False).predicted_peak_with_workspace_bytes
+        failure: InfeasibleError | None = None
+        for share in _ROOM:
             try:
-                draft = _draft(model, plan, request.session)
-                result, over = _tried(model, draft, limits, pinning)
-            except Rejected as error:
-                rejected, result, over = error, None, max(1, int(_CLOSE * budget))
-            if result is not None and (best is None or _cost(plan) < _cost(best[0])):
-                best = (replace(plan, budget_bytes=budget), result)
-            if result is not None:
+                budget = int(lowest * (1 + share))
+                return self.within(budget, deadline.share(_ATTEMPT), later=False)
+            except InfeasibleError as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def within(self, budget: int, deadline: Deadline, *, later: bool) -> tuple[Plan, PlainModel]:
+        """Plan for less and less until the budget holds, then for a little more again if that is
+        cheaper. ``later``: it must hold in later runs, too."""
+        limits = Limits(budget, budget if later else _UNBOUNDED)
+        best: tuple[Plan, PlainModel] | None = None
+        reason = "buffers of a plain session do not fit as closely as the plan needs"
+        target = budget
+        low: int | None = None  # the highest target below which nothing more is to be found
+        high: int | None = None  # the lowest whose plan breaks a limit
+        for _ in range(_ATTEMPTS):
+            over = 0
+            try:
+                plan = self._plan(target, deadline, later=later)
+            except InfeasibleError:
+                if high is None:
+                    raise
                 low = target
             else:
-                high = min(target, plan.predicted_peak_with_workspace_bytes)
-        if best is not None and (not high or _cost(best[0]) == 0):
-            break
-        target = (low + high) // 2 if low else high - over
-        seconds = time_limit / 2
-        if high - low < _CLOSE * budget and low:
-            break
-    if best is None:
-        reason = "buffers of a plain session do not fit as closely as the plan needs"
-        raise InfeasibleError(
-            f"no plan found within {budget:,} B: {rejected.reason if rejected else reason}",
-            "use --session tuned, or give a larger budget",
+                try:
+                    result, over = self._tried(plan, limits, deadline)
+                except Rejected as error:
+                    result, over, reason = None, max(1, int(_CLOSE * budget)), error.reason
+                if result is None:
+                    high = min(target, plan.predicted_peak_with_workspace_bytes)
+                else:
+                    low = target
+                    if best is None or _cost(plan) < _cost(best[0]):
+                        best = (plan, result)
+            if best is not None and (high is None or _cost(best[0]) == 0 or deadline.passed):
+                break
+            assert high is not None  # or the first plan held, or there was none
+            if low is None:
+                target = high - over
+            elif high - low < _CLOSE * budget:
+                break
+            else:
+                target = (low + high) // 2
+        if best is None:
+            raise InfeasibleError(
+                f"no plan found within {budget:,} B: {reason}",
+                "use --session tuned, or give a larger budget",
+            )
+        return replace(best[0], budget_bytes=budget), best[1]
+
+    def _plan(self, budget: int, deadline: Deadline, *, later: bool) -> Plan:
+        """A plan for a session with every node in its place and no shape known; 0: the lowest."""
+        seconds = _part(deadline, _ATTEMPT).left
+        request = replace(
+            self.request,
+            graph=_without_shapes(self.request.graph),
+            session=in_file_order(self.request.session),
+            budget_bytes=budget,
+            outputs_reserved=later,
+            lowest=not budget,
         )
-    return best
+        return make_plan(prepare(request), self.strategy, seconds, self.progress)
+
+    def _tried(
+        self, plan: Plan, limits: Limits, deadline: Deadline
+    ) -> tuple[PlainModel | None, int]:
+        """The finished model if it keeps the limits, and by how many bytes it breaks them else.
+
+        Raises:
+            Rejected: it is not what was planned.
+        """
+        prepared = self.model.prepared
+        planned: onnx.ModelProto = apply_plan(prepared.proto, plan, prepared.dims)
+        types = rewritten_types(planned, plan, prepared.types)
+        draft = Draft(planned, types, prepared.dims, self.request.session)
+        over = limits.excess(draft.peaks(), draft.resident)
+        if over > 0:
+            return None, over
+        result = _finished(draft, limits, prepared.beside, deadline)
+        ensure_sound(prepared.proto, result.model, result.timeline.graph)
+        over = limits.excess(result.peaks, 0)
+        return (result if over <= 0 else None), over
 
 
-def _tried(
-    model: OpenModel, draft: Draft, limits: Limits, seconds: float
-) -> tuple[PlainModel | None, int]:
-    """The finished model if it keeps the limits, and by how many bytes it breaks them else.
-
-    Raises:
-        Rejected: it is not what was planned.
-    """
-    over = limits.excess(draft.peaks(), draft.resident)
-    if over > 0:
-        return None, over
-    result = _finished(draft, limits, model.prepared.beside, seconds)
-    ensure_sound(model.prepared.proto, result.model, result.timeline.graph)
-    over = limits.excess(result.peaks, 0)
-    return (result if over <= 0 else None), over
+def _part(deadline: Deadline, share: float, most: float = math.inf) -> Deadline:
+    """For one of the searches: a share of what is left, and something even when nothing is. Where
+    rounds are counted there is no limit."""
+    if math.isinf(deadline.seconds):
+        return deadline
+    seconds = max(share * deadline.left, _LEAST * deadline.seconds)
+    return Deadline(min(seconds, most), deadline.clock)
 
 
 def _cost(plan: Plan) -> float:
     return plan.extra_cost_fraction
 
 
-def _finished(draft: Draft, limits: Limits, weights: Path, seconds: float) -> PlainModel:
+def _finished(draft: Draft, limits: Limits, weights: Path, deadline: Deadline) -> PlainModel:
     """The model with the fewest fences and pins that the runtime leaves as it is.
 
     Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
@@ -169,7 +192,7 @@ def _finished(draft: Draft, limits: Limits, weights: Path, seconds: float) -> Pl
     """
     needed: frozenset[str] = frozenset()
     for _ in range(_LOADS):
-        result = finish(draft, limits, seconds, needed)
+        result = finish(draft, limits, _part(deadline, _FINISH, _SEARCH_SECONDS), needed)
         held = written_as_loaded(result.model, draft.kind, weights)
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
@@ -185,17 +208,6 @@ def _finished(draft: Draft, limits: Limits, weights: Path, seconds: float) -> Pl
     return replace(result, notes=tuple(notes))
 
 
-def _as_pinned(request: PlanRequest, budget: int, later: bool) -> PlanRequest:
-    """The request as the planner must see it: every node in its place and no shape known."""
-    return replace(
-        request,
-        graph=_without_shapes(request.graph),
-        session=in_file_order(request.session),
-        budget_bytes=budget,
-        outputs_reserved=later,
-    )
-
-
 def in_file_order(session: SessionKind) -> SessionKind:
     """A plain session where every node has a pin and every input a fence."""
     return replace(session, priority_order=True, reuse=False)
@@ -204,12 +216,6 @@ def in_file_order(session: SessionKind) -> SessionKind:
 def _without_shapes(graph: Graph) -> Graph:
     """The graph behind input fences: the runtime neither reuses buffers nor works in place."""
     return replace(graph, tensors=tuple(replace(t, static=False) for t in graph.tensors))
-
-
-def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:
-    planned: onnx.ModelProto = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    types = rewritten_types(planned, plan, model.prepared.types)
-    return Draft(planned, types, model.prepared.dims, session)
 
 
 def _later_notes(plain: PlainModel, budget: int) -> list[str]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.report.terminal.tables import group, line, listed
 from memplan.units import counted
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.report.terminal.tables import group, line, listed
 from memplan.units import counted
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.report.terminal.loops_text import changed_table
 from memplan.report.terminal.passes import removed_lines

@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from memplan.errors import UsageError
-from memplan.ir.contract import Contract, Role, find_contract
+from memplan.ir.contract import Contract, find_contract
+from memplan.ir.roles import Role
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import open_text
-from memplan.ir.contract import Contract, Role, find_contract
+from memplan.ir.contract import Contract, find_contract
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.simulate.opened import OpenModel
 
 # Gradients are called adj_X, of a loss whose own gradient is fed; bias gradients are columns.

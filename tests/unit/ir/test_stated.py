@@ -10,8 +10,9 @@ import pytest
 
 import memplan
 from helpers.graphs import open_text, parse
-from memplan.ir.contract import Role, find_contract
+from memplan.ir.contract import find_contract
 from memplan.ir.reach import trained_outputs
+from memplan.ir.roles import Role
 from memplan.ir.stated import read_stated
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.simulate.opened import OpenModel

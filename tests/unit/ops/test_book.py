@@ -17,8 +17,8 @@ from helpers.chunking import Array, runs
 from memplan.ir.graph import ABSENT
 from memplan.ops.book import BOOK, FAMILIES
 from memplan.ops.facets import SUM, WHOLE, Use
-from memplan.passes.chunk.uses import Facts, uses
-from memplan.shapes.fold import small_constants
+from memplan.passes.change import facts_of
+from memplan.passes.chunk.uses import uses
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened
 
@@ -48,8 +48,7 @@ def test_the_chunks_of_every_use_are_the_whole(case: Case) -> None:
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         value.CopyFrom(helper.make_tensor_value_info(value.name, kind, array.shape))
     model = opened(prepare(proto, Path("case.onnx"), {}))
-    facts = Facts(model.graph, small_constants(model.prepared.bound.graph))
-    every = uses(facts, model.graph.nodes[0])
+    every = uses(facts_of(model), model.graph.nodes[0])
     assert sorted(use.makes[0] for use in every if not use.sums) == list(case.axes)
     assert sum(use.sums for use in every) == case.sums
     for use in every:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.training.batches import Batches, checked_batch, load_data
 from memplan.training.step_file import Slot
 

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.graphs import parse
 from memplan.errors import MemplanError, UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.training.initial import initial_state
 from memplan.training.step_file import StepFile, read_step, require_update
 from memplan.training.trained_weights import read_weights

@@ -14,7 +14,7 @@ import pytest
 
 import memplan
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.simulate.explain import TensorClass
 from memplan_cli.main import main
 

@@ -12,7 +12,7 @@ import pytest
 
 import memplan
 from memplan.errors import EXIT_USAGE, ModelError, UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 from memplan.units import parse_budget
 
 torch: Any = pytest.importorskip("torch")

@@ -17,8 +17,9 @@ from memplan.autodiff.lowering.lowered_graph import Request, lower_model
 from memplan.autodiff.lowering.lowering_registry import registered
 from memplan.autodiff.lowering.recurrent_lowering import RECURRENT
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Role, find_contract
+from memplan.ir.contract import find_contract
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata
 
 pytestmark = pytest.mark.ort

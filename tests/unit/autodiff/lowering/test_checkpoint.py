@@ -18,7 +18,7 @@ from helpers.running import Memplan, runner
 from memplan.autodiff.lowering.lowered_graph import Request, lower_model
 from memplan.autodiff.lowering.ort_checkpoint import parse_checkpoint, read_checkpoint
 from memplan.errors import EXIT_MODEL, ModelError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 flatbuffers: Any = pytest.importorskip("flatbuffers")  # comes with onnxruntime
 Array = Any

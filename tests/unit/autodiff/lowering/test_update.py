@@ -14,8 +14,8 @@ from helpers.lowering import node
 from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_model
 from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
 from memplan.errors import ModelError
-from memplan.ir.contract import Role
 from memplan.ir.graph import Phase
+from memplan.ir.roles import Role
 from memplan.proto.metadata import PHASE_KEY, node_metadata
 
 pytestmark = pytest.mark.ort

@@ -15,7 +15,8 @@ from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.scaling import parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates, members_of
-from memplan.ir.contract import Contract, Role
+from memplan.ir.contract import Contract
+from memplan.ir.roles import Role
 from memplan.proto.metadata import set_metadata
 
 pytestmark = pytest.mark.ort

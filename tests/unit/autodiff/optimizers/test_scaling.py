@@ -17,7 +17,7 @@ from memplan.autodiff.optimizers.parse import KINDS
 from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
-from memplan.ir.contract import Role
+from memplan.ir.roles import Role
 
 FORWARD = """
     g ({kind}[4,6] x) => ({kind} loss)

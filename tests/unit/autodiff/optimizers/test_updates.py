@@ -16,9 +16,10 @@ from memplan.api.grad.training_graph import GradOptions, TrainingGraph
 from memplan.autodiff.optimizers.parse import KINDS
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
-from memplan.ir.contract import Role, find_contract
+from memplan.ir.contract import find_contract
 from memplan.ir.graph import Phase
 from memplan.ir.phases import find_phases
+from memplan.ir.roles import Role
 from memplan.proto.metadata import get_metadata, node_metadata
 
 # A tied embedding, a normalization, a convolution and a loop-free recurrence: weights that are read

@@ -14,7 +14,8 @@ from helpers.graphs import TUNED, parse
 from helpers.proofs import proof
 from memplan.ir.graph import Graph
 from memplan.ops.cost import flops
-from memplan.passes.chunk.chunk_candidates import facts_of, seeds
+from memplan.passes.change import facts_of
+from memplan.passes.chunk.chunk_candidates import seeds
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.chunk.chunk_state import State, chunked, state_of
 from memplan.passes.chunk.turn import Turn, turns
@@ -28,7 +29,7 @@ def products(graph: Graph) -> float:
 
 def turns_of(state: State, axis: int = 0) -> list[Turn]:
     seed = seeds(state, 0)[0]
-    return list(turns(facts_of(state), state.model.phases.forward, seed, axis))
+    return list(turns(facts_of(state.model), state.model.phases.forward, seed, axis))
 
 
 def by_pass(model: onnx.ModelProto, count: int = 0, budget: int = 0) -> tuple[State, State, str]:

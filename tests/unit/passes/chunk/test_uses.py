@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import open_text
-from memplan.passes.chunk.uses import Facts, uses
-from memplan.shapes.fold import small_constants
+from memplan.passes.change import facts_of
+from memplan.passes.chunk.uses import uses
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,4 @@ from memplan.shapes.fold import small_constants
 )
 def test_what_is_not_known_has_no_use(text: str) -> None:
     model = open_text(text)
-    facts = Facts(model.graph, small_constants(model.prepared.bound.graph))
-    assert uses(facts, model.graph.nodes[0]) == ()
+    assert uses(facts_of(model), model.graph.nodes[0]) == ()

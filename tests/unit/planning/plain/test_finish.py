@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from helpers.graphs import open_text
+from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError
 from memplan.planning.plain import finish_fences as finishing
 from memplan.planning.plain import plain_plan as planning
@@ -48,7 +49,7 @@ def no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(model: OpenModel) -> onnx.ModelProto:
     request = PlanRequest(model.graph, DEFAULT, PLENTY, lambda g: [1.0] * len(g.nodes))
-    return plan_plain(model, request, parse_strategy("none"), 2.0)[1].model
+    return plan_plain(model, request, parse_strategy("none"), Deadline(2.0))[1].model
 
 
 @pytest.mark.parametrize("wrong", [(0, 0), (4, 0), (-4, 0), (0, 4), (0, -4)])
@@ -65,10 +66,10 @@ def test_peaks_of_search_and_simulation_are_equal(
     monkeypatch.setattr(finishing, "fewest_pins", misled)
     limits = Limits(PLENTY, PLENTY)
     if wrong == (0, 0):
-        assert finish(a_draft(), limits, 1.0).peaks.first <= PLENTY
+        assert finish(a_draft(), limits, Deadline(1.0)).peaks.first <= PLENTY
         return
     with pytest.raises(Rejected, match="search and simulator disagree"):
-        finish(a_draft(), limits, 1.0)
+        finish(a_draft(), limits, Deadline(1.0))
 
 
 def another_interface(model: onnx.ModelProto) -> None:

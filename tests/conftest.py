@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,15 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(FOLDER).parts[0]
         if folder in SLOW_FOLDERS or item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cpu_clock() -> Iterator[None]:
-    """Time limits count CPU seconds of the test's process: the machine's load is no matter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "perf_counter", time.process_time)
-        patch.setattr(time, "monotonic", time.process_time)
-        yield
 
 
 @pytest.fixture(autouse=True)

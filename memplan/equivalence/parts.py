@@ -285,10 +285,10 @@ class Parts:
             start, stop, length = (end // unit for end in ends)
             if stop - start != size:
                 continue
-            known = len(self.terms.forms)
             root = view(self.terms, part.root, [*shape[:axis], length, *shape[axis + 1 :]])
-            if best is None or (root < known and not best[0]):
-                best = root < known, self._of(root, axis, start, stop)
+            known = root < self.terms.known
+            if best is None or (known and not best[0]):
+                best = known, self._of(root, axis, start, stop)
         return None if best is None else best[1]
 
     def _expanded(self, applied: Applied, call: Call) -> int | None:

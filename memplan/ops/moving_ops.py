@@ -24,9 +24,10 @@ def _view(instance: Instance, *, shape_slot: int = -1) -> Iterator[Use]:
             yield Use((axis, *whole(instance)), (target,), shape_slot=shape_slot)
 
 
-def _squeeze(instance: Instance) -> Iterator[Use]:
-    """As of a view; without axes, a chunk of one would lose its axis."""
-    if instance.input(1) is not None or "axes" in instance.attributes:
+def _axes_named(instance: Instance) -> Iterator[Use]:
+    """As of a view, if it is known which axes come or go: without any, a chunk of one would lose
+    its own."""
+    if instance.numbers(1, "axes"):
         yield from _view(instance)
 
 
@@ -141,10 +142,10 @@ def _resize_scratch(instance: Instance) -> int | None:
 
 OPERATORS: Mapping[str, Operator] = {
     ":Reshape": Operator(axes=partial(_view, shape_slot=1), view=True, moves=True, stays=True),
+    ":Flatten": Operator(axes=_view, view=True, moves=True, stays=True),
     **dict.fromkeys(
-        (":Flatten", ":Unsqueeze"), Operator(axes=_view, view=True, moves=True, stays=True)
+        (":Unsqueeze", ":Squeeze"), Operator(axes=_axes_named, view=True, moves=True, stays=True)
     ),
-    ":Squeeze": Operator(axes=_squeeze, view=True, moves=True, stays=True),
     **dict.fromkeys((":Shape", ":Size"), Operator(reads_shape=True)),
     ":Transpose": Operator(axes=_transpose, moves=True),
     ":Expand": Operator(axes=_expand, moves=True, stays=True),

@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
-import onnx
-
-from memplan.ir.graph_facts import Array, Facts
+from memplan.ir.graph_facts import Facts
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import Nodes
-from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant
 from memplan.shapes.fold import small_constants
-from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
 Accepts = Callable[[Timeline, Timeline], bool]
 """Whether a timeline is good enough, given the one before."""
-
-
-class Possible(Protocol):
-    """What may be done to a graph or left, whatever becomes of the others of a list."""
-
-    def make(self, edit: ModelEdit) -> None:
-        """Do it."""
-        ...
-
-
-AnyChange = TypeVar("AnyChange", bound=Possible)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Other nodes in the place of some.
-
-    ``nodes``: name of a node → the nodes in its place, which may hold the old one; ``constants``
-    and ``types`` of what is new, by name. No two changes of one list have a node in common.
-    """
-
-    nodes: Mapping[str, tuple[onnx.NodeProto, ...]]
-    constants: Mapping[str, Array] = field(default_factory=dict)
-    types: Mapping[str, TensorType] = field(default_factory=dict)
-
-    def make(self, edit: ModelEdit) -> None:
-        """Put the nodes there, with their constants."""
-        for name, nodes in self.nodes.items():
-            edit.put_instead(edit.numbers[name], *nodes)
-        edit.types.update(self.types)
-        for name, value in self.constants.items():
-            edit.initialize(name, value)
+Change = Callable[[ModelEdit], None]
+"""What may be done to a graph or left, whatever becomes of the others of a list."""
 
 
 def facts_of(model: OpenModel) -> Facts:
@@ -60,27 +24,20 @@ def facts_of(model: OpenModel) -> Facts:
     return Facts(model.graph, values, model.prepared.exact)
 
 
-def name_authority(model: OpenModel) -> NameAuthority:
-    """Names for new nodes and tensors of a model."""
-    names = NameAuthority(defined_names(model.prepared.proto.graph))
-    names.taken.update(node.name for node in model.graph.nodes)
-    return names
-
-
 def changed(
-    model: OpenModel, changes: Iterable[Possible], removable: Nodes = is_constant
+    model: OpenModel, changes: Iterable[Change], removable: Nodes = is_constant
 ) -> OpenModel:
     """The model after ``changes``."""
     edit = ModelEdit(model)
     for change in changes:
-        change.make(edit)
+        change(edit)
     return edit.opened(removable)
 
 
 def with_most(
     model: OpenModel,
     timeline: Timeline,
-    changes: Sequence[AnyChange],
+    changes: Sequence[Change],
     accepts: Accepts,
     removable: Nodes = is_constant,
 ) -> tuple[OpenModel, Timeline, int] | None:
@@ -96,7 +53,7 @@ def with_most(
         accepts: whether a timeline is good enough, given the one before.
         removable: nodes that go where the changes leave them without a reader.
     """
-    accepted: list[AnyChange] = []
+    accepted: list[Change] = []
     best: tuple[OpenModel, Timeline] | None = None
     waiting = [list(changes)] if changes else []
     while waiting:

@@ -82,8 +82,8 @@ class Elide:
         """Without copies, as far as no peak rises by it."""
         start = len(model.graph.nodes)
         for _ in range(self.rounds):
-            edits = find_edits(model)
-            lower = with_most(model, timeline, edits, peak_did_not_rise, _served(model.graph))
+            changes = [edit.make for edit in find_edits(model)]
+            lower = with_most(model, timeline, changes, peak_did_not_rise, _served(model.graph))
             if lower is None:
                 break
             model, timeline, _ = lower

@@ -9,16 +9,17 @@ do.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.ir.graph import Node, TensorKind
+from memplan.ir.graph import Graph, Node, TensorKind
 from memplan.ir.graph_facts import Facts
-from memplan.passes.change import Change, facts_of, name_authority
-from memplan.passes.surgery import node_protos
+from memplan.passes.change import Change, facts_of
+from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import copied
-from memplan.proto.names import NameAuthority
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
 
@@ -27,14 +28,14 @@ _BOOL = onnx.TensorProto.BOOL
 
 def joined_masks(model: OpenModel) -> list[Change]:
     """One change for every product by two masks."""
-    facts, names, changes = facts_of(model), name_authority(model), []
-    protos, taken = node_protos(model.prepared.proto), set[int]()
+    facts, taken = facts_of(model), set[int]()
+    changes: list[Change] = []
     for last in facts.graph.nodes:
         found = _two_masks(facts, last)
         if found is None or taken & {n.id for n in found}:
             continue
         taken |= {n.id for n in (*found, last)}
-        changes.append(_joined(facts, *found, last, protos, names))
+        changes.append(partial(_join, facts.graph, *found, last))
     return changes
 
 
@@ -76,24 +77,15 @@ def _choice(facts: Facts, product: Node) -> Node | None:
     return node
 
 
-def _joined(
-    facts: Facts,
-    first: Node,
-    one: Node,
-    other: Node,
-    last: Node,
-    protos: list[onnx.NodeProto],
-    names: NameAuthority,
-) -> Change:
-    """One mask, made where the first choice was."""
-    graph = facts.graph
+def _join(graph: Graph, first: Node, one: Node, other: Node, last: Node, edit: ModelEdit) -> None:
+    """One mask, made right before the only product that is left."""
     masks = [graph.tensors[node.inputs[0]] for node in (one, other)]
-    either = names.fresh(f"{masks[0].name}/either")
+    either = edit.fresh(f"{masks[0].name}/either")
+    edit.types[either] = TensorType(_BOOL, masks[0].shape)
     mask = helper.make_node("Or", [tensor.name for tensor in masks], [either], name=either)
-    choice, product = copied(protos[other.id]), copied(protos[last.id])
+    choice = copied(edit.original(other.id))
     choice.input[0] = either
-    product.input[0] = graph.tensors[first.inputs[0]].name
-    nodes: dict[str, tuple[onnx.NodeProto, ...]] = {protos[n.id].name: () for n in (first, one)}
-    nodes[protos[other.id].name] = ()
-    nodes[protos[last.id].name] = (mask, choice, product)
-    return Change(nodes, types={either: TensorType(_BOOL, masks[0].shape)})
+    for node in (first, one, other):
+        edit.remove(node.id)
+    edit.put_before(last.id, mask, choice)
+    edit.node(last.id).input[0] = graph.tensors[first.inputs[0]].name

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -23,8 +24,7 @@ from memplan.ir.graph_facts import Array, Facts
 from memplan.passes.change import Change, facts_of, with_most
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
 from memplan.passes.joined import joined_masks
-from memplan.passes.surgery import node_protos
-from memplan.proto.edit import copied
+from memplan.passes.surgery import ModelEdit
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -71,9 +71,9 @@ class Masks:
 
 def _changes(model: OpenModel, timeline: Timeline) -> list[Change]:
     """One change for every input of an activation that would die earlier."""
-    facts, protos = facts_of(model), node_protos(model.prepared.proto)
+    facts = facts_of(model)
     step_of = timeline.allocation.step_of
-    changes = []
+    changes: list[Change] = []
     for source in facts.graph.tensors:
         if source.kind is not TensorKind.COMPUTED or source.is_output or len(source.readers) < 2:
             continue
@@ -82,13 +82,16 @@ def _changes(model: OpenModel, timeline: Timeline) -> list[Change]:
         left = [step_of[n] for n in source.readers if n not in instead]
         if not instead or not left or max(left) >= last:
             continue
-        nodes = {}
-        for index, result in instead.items():
-            proto = copied(protos[index])
-            proto.input[facts.graph.nodes[index].inputs.index(source.id)] = result
-            nodes[proto.name] = (proto,)
-        changes.append(Change(nodes))
+        nodes = facts.graph.nodes
+        slots = {node: nodes[node].inputs.index(source.id) for node in instead}
+        changes.append(partial(_read_instead, instead, slots))
     return changes
+
+
+def _read_instead(instead: Mapping[int, str], slots: Mapping[int, int], edit: ModelEdit) -> None:
+    """Let nodes read other tensors in one slot each."""
+    for node, result in instead.items():
+        edit.node(node).input[slots[node]] = result
 
 
 def _rewired(facts: Facts, source: Tensor, step_of: tuple[int, ...]) -> Mapping[int, str]:

@@ -11,22 +11,22 @@ plane begins, and reads its first index alone. Its first row will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.ir.graph import ABSENT, Graph, Node, Tensor
 from memplan.ir.graph_facts import Facts
 from memplan.ops.pool_indices import IMAGES, is_unit_pool, plane_begins, takes_first
-from memplan.passes.change import Change, facts_of, name_authority, with_most
+from memplan.passes.change import Change, facts_of, with_most
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
-from memplan.passes.surgery import node_protos
+from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import copied
-from memplan.proto.names import NameAuthority
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
@@ -46,48 +46,42 @@ class Release:
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model without what is held for nobody, as far as no peak rises by it."""
         notes = []
-        found = with_most(model, timeline, _short_pools(model), peak_did_not_rise)
+        found = with_most(model, timeline, list(_short_pools(facts_of(model))), peak_did_not_rise)
         if found is not None:
             model, timeline, count = found
             notes.append(f"{counted(count, 'pool')} for one index a plane")
         if timeline.session.priority_order and not timeline.session.reuse:
-            found = with_most(model, timeline, list(_readers(model)), peak_did_not_rise)
+            found = with_most(model, timeline, list(_sizes(model.graph)), peak_did_not_rise)
             if found is not None:
                 model, timeline, count = found
                 notes.append(f"{counted(count, 'node')} with results that nothing reads")
         return Applied(model, ", ".join(notes))
 
 
-def _readers(model: OpenModel) -> Iterator[Change]:
+def _sizes(graph: Graph) -> Iterator[Change]:
     """A ``Size`` behind every node for each of its outputs that nobody reads."""
-    graph, names = model.graph, name_authority(model)
-    for node, proto in zip(graph.nodes, node_protos(model.prepared.proto), strict=True):
+    for node in graph.nodes:
+        made = (graph.tensors[t] for t in node.writes)
         unread = [
-            tensor.name
-            for tensor in (graph.tensors[t] for t in node.writes)
-            if not tensor.readers and not tensor.is_output and tensor.nbytes > _SIZE_BYTES
+            t.name for t in made if not t.readers and not t.is_output and t.nbytes > _SIZE_BYTES
         ]
-        if not unread:
-            continue
-        readers, types = [], {}
-        for name in unread:
-            stem = names.fresh(f"{name}/release")
-            readers.append(helper.make_node("Size", [name], [stem], name=stem))
-            types[stem] = TensorType(_INT64, ())
-        yield Change({node.name: (copied(proto), *readers)}, types=types)
+        if unread:
+            yield partial(_put_sizes, node.id, unread)
 
 
-def _short_pools(model: OpenModel) -> list[Change]:
+def _put_sizes(node: int, unread: Sequence[str], edit: ModelEdit) -> None:
+    for tensor in unread:
+        name = edit.fresh(f"{tensor}/release")
+        edit.types[name] = TensorType(_INT64, ())
+        edit.put_behind(node, helper.make_node("Size", [tensor], [name], name=name))
+
+
+def _short_pools(facts: Facts) -> Iterator[Change]:
     """Pools of one element of which only the first index of each plane is read."""
-    facts, names = facts_of(model), name_authority(model)
-    if not facts.exact:
-        return []
-    protos = node_protos(model.prepared.proto)
-    return [
-        _first_row(facts, node, readers, protos, names)
-        for node in facts.graph.nodes
-        if (readers := _first_index_readers(facts, node))
-    ]
+    for node in facts.graph.nodes if facts.exact else ():
+        readers = _first_index_readers(facts, node)
+        if readers:
+            yield partial(_shorten, facts.graph, node, readers)
 
 
 def _first_index_readers(facts: Facts, node: Node) -> list[Node]:
@@ -112,48 +106,38 @@ def _in_bodies(graph: Graph, tensor: int) -> bool:
     return any(tensor in node.captured for node in graph.nodes)
 
 
-def _first_row(
-    facts: Facts,
-    pool: Node,
-    readers: list[Node],
-    protos: list[onnx.NodeProto],
-    names: NameAuthority,
-) -> Change:
+def _shorten(graph: Graph, pool: Node, readers: Sequence[Node], edit: ModelEdit) -> None:
     """The pool of the first rows; every index is then too low by what the other rows of the planes
     before hold."""
-    tensors = facts.graph.tensors
-    source = tensors[pool.inputs[0]]
+    source = graph.tensors[pool.inputs[0]]
     batch, channels, rows, columns = source.shape
+    stem = edit.fresh(f"{pool.name}/row")
+    numbers = {"start": 0, "end": 1, "axis": 2}
+    bounds = [edit.constant(np.array([n], np.int64), f"{stem}_{k}") for k, n in numbers.items()]
+    by_batch, by_channel = plane_begins(batch, channels, (rows - 1) * columns)
+    skipped = [edit.constant(by_batch, f"{stem}_batches")]
+    skipped += [edit.constant(by_channel, f"{stem}_planes")] if channels > 1 else []
+    values, indices = (edit.fresh(f"{stem}_{part}") for part in ("values", "indices"))
     kind = TensorType(source.dtype, (batch, channels, 1, columns))
-    stem = names.fresh(f"{pool.name}/row")
-    first, second, row = (names.fresh(f"{stem}_{part}") for part in ("start", "end", "axis"))
-    values, indices, batches, planes = (
-        names.fresh(f"{stem}_{part}") for part in ("values", "indices", "batches", "planes")
-    )
-    short = copied(protos[pool.id])
-    short.name, short.input[0] = names.fresh(f"{stem}_pool"), stem
+    edit.types |= {stem: kind, values: kind, indices: TensorType(_INT64, kind.shape)}
+    cut = helper.make_node("Slice", [source.name, *bounds], [stem], name=stem)
+    short = copied(edit.original(pool.id))
+    short.name, short.input[0] = edit.fresh(f"{stem}_pool"), stem
     short.output[:] = [values, indices]
-    cut = helper.make_node("Slice", [source.name, first, second, row], [stem], name=stem)
-    nodes: dict[str, tuple[onnx.NodeProto, ...]] = {pool.name: (cut, short)}
-    types = {stem: kind, values: kind, indices: TensorType(_INT64, kind.shape)}
-    skipped = plane_begins(batch, channels, (rows - 1) * columns)
-    added = {batches: skipped[0], planes: skipped[1]} if channels > 1 else {batches: skipped[0]}
+    edit.put_instead(pool.id, cut, short)
     for reader in readers:
-        result = tensors[reader.outputs[0]]
-        part = names.fresh(f"{result.name}/row")
-        again = copied(protos[reader.id])
-        again.input[0], again.output[0] = indices, part
-        parts = [again]
-        for constant in added:
-            total = result.name if constant is list(added)[-1] else names.fresh(f"{part}_sum")
-            parts.append(helper.make_node("Add", [part, constant], [total], name=part))
-            types[part] = TensorType(_INT64, (batch, channels, 1, 1))
-            part = total
-        nodes[reader.name] = tuple(parts)
-    constants = {
-        first: np.array([0], np.int64),
-        second: np.array([1], np.int64),
-        row: np.array([2], np.int64),
-        **added,
-    }
-    return Change(nodes, constants, types)
+        _read_shortened(graph.tensors[reader.outputs[0]], reader.id, indices, skipped, edit)
+
+
+def _read_shortened(
+    result: Tensor, reader: int, indices: str, skipped: Sequence[str], edit: ModelEdit
+) -> None:
+    """Let a reader of the first index read ``indices``, and add what was skipped."""
+    part = edit.fresh(f"{result.name}/row")
+    node = edit.node(reader)
+    node.input[0], node.output[0] = indices, part
+    for constant in skipped:
+        total = result.name if constant == skipped[-1] else edit.fresh(f"{part}_sum")
+        edit.put_behind(reader, helper.make_node("Add", [part, constant], [total], name=part))
+        edit.types[part] = TensorType(_INT64, result.shape)
+        part = total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import onnx
 
@@ -12,8 +11,7 @@ from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
 from memplan.proto.edit import Nodes
-from memplan.proto.graph_edit import Array, GraphEdit
-from memplan.proto.graph_edit import node_protos as node_protos
+from memplan.proto.graph_edit import Array, GraphEdit, node_protos
 from memplan.proto.nodes import is_constant
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.tensor_type import TensorType
@@ -32,11 +30,6 @@ class ModelEdit(GraphEdit):
         super().__init__(model.prepared.proto)
         self.before = model
         self.types: dict[str, TensorType] = {}
-
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """Name of a node → its number."""
-        return {node.name: node.id for node in self.before.graph.nodes}
 
     def initialize(self, name: str, value: Array) -> None:
         super().initialize(name, value)

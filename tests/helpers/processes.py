@@ -9,7 +9,7 @@ from pathlib import Path
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """Whether the condition holds within a minute."""
-    for _ in range(6000):  # a minute; clocks of tests count CPU seconds
+    for _ in range(6000):  # a minute
         if condition():
             break
         time.sleep(0.01)

@@ -21,7 +21,7 @@ from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.api.validate.validate_options import ValidateOptions
 from memplan.api.validate.validating import validate
 from memplan.errors import UsageError
-from memplan.passes.chunk.chunk_candidates import facts_of
+from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_state import State, chunked
 from memplan.passes.chunk.region import Growth, grow
 from memplan.passes.chunk.turn import between
@@ -169,7 +169,7 @@ def test_random_regions(model: onnx.ModelProto, data: st.DataObject) -> None:
     seed = data.draw(st.sampled_from(seeds))
     axis = data.draw(st.sampled_from(range(len(seed.shape))))
     smallest = data.draw(st.sampled_from((0, seed.nbytes // 4, seed.nbytes)))
-    region = grow(facts_of(before), seed.id, axis, smallest)
+    region = grow(facts_of(before.model), seed.id, axis, smallest)
     assume(region is not None)
     assert region is not None
     counts = [c for c in (2, 4) if region.divisor(graph) % c == 0]
@@ -188,7 +188,9 @@ def test_whatever_is_in_a_graph_stays_right(model: onnx.ModelProto, data: st.Dat
     assume(seeds)
     seed = data.draw(st.sampled_from(seeds))
     axis = data.draw(st.sampled_from(range(len(seed.shape))))
-    region = grow(facts_of(before), seed.id, axis, data.draw(st.sampled_from((0, seed.nbytes))))
+    region = grow(
+        facts_of(before.model), seed.id, axis, data.draw(st.sampled_from((0, seed.nbytes)))
+    )
     assume(region is not None)
     assert region is not None
     assume(region.divisor(graph) % 2 == 0)
@@ -204,7 +206,7 @@ def test_whatever_lies_between_two_places(model: onnx.ModelProto, data: st.DataO
     found = [t for t in graph.tensors if t.producer >= 0 and t.shape and t.counted]
     assume(found)
     seed = data.draw(st.sampled_from(found))
-    growth = Growth(facts_of(before), -1)
+    growth = Growth(facts_of(before.model), -1)
     assume(growth.start(seed.id, data.draw(st.sampled_from(range(len(seed.shape)))), 1000))
     places = st.integers(0, len(graph.nodes) - 1)
     region = between(growth, *sorted((data.draw(places), data.draw(places))))

@@ -7,10 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.solver.evaluate import MemoryProfile
-from memplan.solver.index import Index, shift_excess
+from memplan.solver.index import Index, build_index, shift_excess
 from memplan.solver.jit import inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
-from memplan.solver.search.moves import WorkArrays, maker_of, score_move, ways_to_make
+from memplan.solver.search.moves import (
+    Context,
+    Gap,
+    WorkArrays,
+    maker_of,
+    saved_alone,
+    score_move,
+    ways_to_make,
+)
 
 # Moves that score less than this share of the best are left out.
 NEAR = 0.5
@@ -86,20 +94,12 @@ class Gaps(NamedTuple):
 
 
 @leaf
-def idle_gaps(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    price: Floats,
-    budget: int,
-    step: int,
-    noise: float,
-    gaps: Gaps,
-) -> int:
+def idle_gaps(context: Context, step: int, noise: float, gaps: Gaps) -> int:
     """List the gaps around ``step`` that may be used; how many there are.
 
     Their bound is what evicting alone would bring, per second.
     """
+    profile, index = context.profile, context.tables
     count = 0 * step
     for s in range(len(profile.size)):
         if profile.birth[s] >= step or profile.death[s] <= step + 1:
@@ -109,40 +109,37 @@ def idle_gaps(
         first, last = gap_around(profile, index, s, step)
         if last == NONE:
             continue
-        # What is read next must be made again, by the cheapest of its makers at least.
-        cheapest = np.inf
-        for k in range(index.value_start[s], index.value_start[s + 1]):
-            v = index.values[k]
-            if index.last_read[v] < last or index.made_at[v] >= last:
-                continue
-            for way in range(ways_to_make(problem, profile.value_tensor[v])):
-                cheapest = min(cheapest, price[maker_of(problem, profile.value_tensor[v], way)])
+        gap = Gap(s, 0, first, last)
+        cheapest = least_price(context, gap)
         if cheapest == np.inf:
             continue
-        most = -shift_excess(profile, index, budget, first + 1, last - 1, -profile.size[s], np.inf)
         gaps.factor[count] = 1.0
         if noise > 0:
             gaps.factor[count] = 1.0 + noise * (2.0 * np.random.random() - 1.0)
         gaps.storage[count], gaps.before[count], gaps.after[count] = s, first, last
-        gaps.bound[count] = most / (cheapest + 1e-300) * gaps.factor[count]
+        gaps.bound[count] = saved_alone(context, gap) / (cheapest + 1e-300) * gaps.factor[count]
         count += 1
     return count
 
 
 @leaf
+def least_price(context: Context, gap: Gap) -> float:
+    """What is read behind the gap must be made again, by the cheapest of its makers at least."""
+    problem, profile, index = context.problem, context.profile, context.tables
+    cheapest = np.inf
+    for k in range(index.value_start[gap.evicted], index.value_start[gap.evicted + 1]):
+        v = index.values[k]
+        if index.last_read[v] < gap.at or index.made_at[v] >= gap.at:
+            continue
+        tensor = profile.value_tensor[v]
+        for way in range(ways_to_make(problem, tensor)):
+            cheapest = min(cheapest, context.price[maker_of(problem, tensor, way)])
+    return cheapest
+
+
+@leaf
 def score_gaps(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    scratch: WorkArrays,
-    movable: Flags,
-    price: Floats,
-    budget: int,
-    depth: int,
-    gaps: Gaps,
-    best: Ints,
-    moves: Moves,
-    filled: int,
+    context: Context, gaps: Gaps, best: Ints, depth: int, moves: Moves, filled: int
 ) -> int:
     """Score the gaps in the order ``best`` with closures up to ``depth``; fills ``moves``.
 
@@ -154,28 +151,15 @@ def score_gaps(
     for g in best:
         if gaps.bound[g] < NEAR * leading:
             break
-        for way in range(most_ways(problem, profile, index, gaps.storage[g])):
+        for way in range(most_ways(context, gaps.storage[g])):
             enough = max(NEAR * leading, moves.score[g]) / gaps.factor[g]
-            value, count = score_move(
-                problem,
-                profile,
-                index,
-                scratch,
-                movable,
-                price,
-                budget,
-                gaps.storage[g],
-                way,
-                gaps.before[g],
-                gaps.after[g],
-                depth,
-                enough,
-            )
+            gap = Gap(gaps.storage[g], way, gaps.before[g], gaps.after[g])
+            value, count = score_move(context, gap, depth, enough)
             value *= gaps.factor[g]
             if count == 0 or value <= moves.score[g] or filled + count > len(moves.nodes):
                 continue
             for k in range(count):
-                moves.nodes[filled + k] = scratch.best[k]
+                moves.nodes[filled + k] = context.scratch.best[k]
             moves.score[g], moves.start[g], moves.used[g] = value, filled, count
             filled += count
             leading = max(leading, value)
@@ -183,11 +167,12 @@ def score_gaps(
 
 
 @leaf
-def most_ways(problem: Arrays, profile: MemoryProfile, index: Index, storage: int) -> int:
+def most_ways(context: Context, storage: int) -> int:
     """The most ways in which a value of ``storage`` can be made again."""
+    profile, index = context.profile, context.tables
     most = 0 * storage
     for k in range(index.value_start[storage], index.value_start[storage + 1]):
-        most = max(most, ways_to_make(problem, profile.value_tensor[index.values[k]]))
+        most = max(most, ways_to_make(context.problem, profile.value_tensor[index.values[k]]))
     return most
 
 
@@ -195,7 +180,6 @@ def most_ways(problem: Arrays, profile: MemoryProfile, index: Index, storage: in
 def enumerate_moves(
     problem: Arrays,
     profile: MemoryProfile,
-    index: Index,
     movable: Flags,
     price: Floats,
     budget: int,
@@ -210,6 +194,9 @@ def enumerate_moves(
     looked at first: what they bring rules most of the deep ones out.
     """
     storages = len(profile.size)
+    scratch = new_scratch(problem, storages, longest)
+    index = build_index(problem, profile)
+    context = Context(problem, profile, index, scratch, movable, price, budget)
     gaps = Gaps(
         np.zeros(storages, np.int64),
         np.zeros(storages, np.int64),
@@ -217,7 +204,7 @@ def enumerate_moves(
         np.zeros(storages),
         np.zeros(storages),
     )
-    count = idle_gaps(problem, profile, index, price, budget, step, noise, gaps)
+    count = idle_gaps(context, step, noise, gaps)
     best = np.argsort(-gaps.bound[:count], kind="mergesort")
     moves = Moves(
         gaps.storage[:count],
@@ -227,36 +214,9 @@ def enumerate_moves(
         np.zeros(count, np.int64),
         np.zeros(LISTED * longest, np.int64),
     )
-    scratch = new_scratch(problem, storages, longest)
-    filled = score_gaps(
-        problem,
-        profile,
-        index,
-        scratch,
-        movable,
-        price,
-        budget,
-        min(depth, SHALLOW),
-        gaps,
-        best,
-        moves,
-        0 * count,
-    )
+    filled = score_gaps(context, gaps, best, min(depth, SHALLOW), moves, 0 * count)
     if depth > SHALLOW:
-        score_gaps(
-            problem,
-            profile,
-            index,
-            scratch,
-            movable,
-            price,
-            budget,
-            depth,
-            gaps,
-            best,
-            moves,
-            filled,
-        )
+        score_gaps(context, gaps, best, depth, moves, filled)
     if count == 0:
         return moves
     found = np.flatnonzero((moves.score > 0) & (moves.score >= NEAR * moves.score.max()))

@@ -40,6 +40,28 @@ class WorkArrays(NamedTuple):
     best: Ints  # nodes of the best closure found
 
 
+class Context(NamedTuple):
+    """What moves are scored by: an evaluated sequence, prices and the budget. Compiled code takes
+    no dataclass, but named tuples of these."""
+
+    problem: Arrays
+    profile: MemoryProfile
+    tables: Index
+    scratch: WorkArrays
+    movable: Flags
+    price: Floats
+    budget: int
+
+
+class Gap(NamedTuple):
+    """A stretch in which a storage is out of memory, and how what it holds is made again."""
+
+    evicted: int  # the storage
+    way: int  # see maker_of
+    after: int  # the last position that reads it before, or makes it
+    at: int  # the position before which it is made again
+
+
 @leaf
 def maker_of(problem: Arrays, tensor: int, way: int) -> int:
     """The node that makes a tensor again in the given way: 0 is ``maker``, the next are ``others``;
@@ -107,26 +129,16 @@ def drop_made(index: Index, scratch: WorkArrays, extensions: int, stamp: int) ->
 
 @leaf
 def close_over(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    scratch: WorkArrays,
-    budget: int,
-    evicted: int,
-    way: int,
-    at: int,
-    done: int,
-    count: int,
-    extensions: int,
-    stamp: int,
-    most: float,
+    context: Context, gap: Gap, done: int, count: int, extensions: int, most: float
 ) -> tuple[int, int]:
     """Look at what the nodes from ``done`` on read: what is gone with the evicted storage must be
-    recomputed too, other dead inputs are listed as extensions (kept alive until ``at``). Their
+    recomputed too, other dead inputs are listed as extensions (kept alive until ``gap.at``). Their
     harm is counted up to ``most``, what the eviction can save.
 
     Returns the number of nodes (-1: impossible) and of extensions.
     """
+    problem, profile, index = context.problem, context.profile, context.tables
+    scratch, stamp, at = context.scratch, context.scratch.stamp[0], gap.at
     k = done
     while k < count:
         node = scratch.queue[k]
@@ -138,9 +150,9 @@ def close_over(
             if problem.resident[t] or scratch.tensor_mark[t] == stamp:
                 continue
             v = latest_before(index, t, at)
-            s = profile.value_storage[v] if v >= 0 else evicted
-            if s == evicted:
-                maker = maker_of(problem, t, way)
+            s = profile.value_storage[v] if v >= 0 else gap.evicted
+            if s == gap.evicted:
+                maker = maker_of(problem, t, gap.way)
                 if maker == NONE:
                     return -1, 0
                 count = add_node(problem, scratch, maker, count, stamp)
@@ -164,30 +176,21 @@ def close_over(
             scratch.ext_from[extensions] = start
             scratch.ext_size[extensions] = size
             scratch.ext_harm[extensions] = shift_excess(
-                profile, index, budget, start, at - 1, size, most
+                profile, index, context.budget, start, at - 1, size, most
             )
             extensions += 1
     return count, extensions
 
 
 @leaf
-def spread_excess(
-    profile: MemoryProfile,
-    index: Index,
-    scratch: WorkArrays,
-    budget: int,
-    first: int,
-    at: int,
-    size: int,
-    extensions: int,
-    most: float,
-) -> float:
-    """Excess change when ``size`` leaves first..at-1 and every extension lives on until at.
+def spread_excess(context: Context, gap: Gap, extensions: int, most: float) -> float:
+    """Excess change when the storage leaves the gap and every extension lives on until its end.
 
     Infinite once it adds more than ``most``, what the eviction alone saves.
     """
+    scratch, size = context.scratch, context.profile.size[gap.evicted]
     events = 0
-    scratch.event_at[0], scratch.event_by[0] = first, -size
+    scratch.event_at[0], scratch.event_by[0] = gap.after + 1, -size
     events = 1
     for e in range(extensions):
         p = events
@@ -200,10 +203,16 @@ def spread_excess(
     change, added, shift = 0.0, 0.0, 0
     for e in range(events):
         shift += scratch.event_by[e]
-        end = scratch.event_at[e + 1] if e + 1 < events else at
+        end = scratch.event_at[e + 1] if e + 1 < events else gap.at
         if end > scratch.event_at[e]:
             part = shift_excess(
-                profile, index, budget, scratch.event_at[e], end - 1, shift, most - added
+                context.profile,
+                context.tables,
+                context.budget,
+                scratch.event_at[e],
+                end - 1,
+                shift,
+                most - added,
             )
             change += part
             added += max(part, 0.0)
@@ -213,20 +222,12 @@ def spread_excess(
 
 
 @leaf
-def insertion_excess(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    scratch: WorkArrays,
-    budget: int,
-    evicted: int,
-    at: int,
-    count: int,
-    extensions: int,
-) -> float:
-    """Excess at the inserted nodes themselves, run one after the other before ``at``."""
+def insertion_excess(context: Context, gap: Gap, count: int, extensions: int) -> float:
+    """Excess at the inserted nodes themselves, run one after the other before ``gap.at``."""
+    problem, profile, index = context.problem, context.profile, context.tables
+    scratch, at = context.scratch, gap.at
     level = profile.dynamic[at] - problem.inside[profile.sequence[at]] - index.born[at]
-    level -= profile.size[evicted]
+    level -= profile.size[gap.evicted]
     for e in range(extensions):
         level += scratch.ext_size[e]
     stamp = scratch.stamp[0]
@@ -242,15 +243,15 @@ def insertion_excess(
             if problem.alias_of[w] == NONE:
                 level += problem.nbytes[problem.writes[w]]
         here = level + problem.workspace[node]
-        if here > budget:
-            excess += here - budget
+        if here > context.budget:
+            excess += here - context.budget
         # Outputs that only the next inserted nodes read die on the way.
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
             t = problem.reads[r]
             if scratch.tensor_mark[t] != stamp or scratch.reader[t] != k:
                 continue
             scratch.reader[t] = NONE  # a node may read it in two slots
-            if not wanted(profile, index, evicted, t, at):
+            if not wanted(profile, index, gap.evicted, t, at):
                 w = output_slot(problem, scratch.made_by[t], t)
                 if problem.alias_of[w] == NONE:
                     level -= problem.nbytes[t]
@@ -277,58 +278,42 @@ def wanted(profile: MemoryProfile, index: Index, evicted: int, tensor: int, at: 
 
 
 @leaf
-def only_moves(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    movable: Flags,
-    node: int,
-    evicted: int,
-    at: int,
-) -> bool:
-    """Whether nobody reads the node's last instance before ``at``.
+def only_moves(context: Context, gap: Gap, node: int) -> bool:
+    """Whether nobody reads the node's last instance before ``gap.at``.
 
-    Then running it before ``at`` replaces that instance instead of adding one, for free.
+    Then running it there replaces that instance instead of adding one, for free.
     """
-    if not movable[node]:
+    if not context.movable[node]:
         return False
+    problem, profile, index = context.problem, context.profile, context.tables
     for w in range(problem.write_start[node], problem.write_start[node + 1]):
         t = problem.writes[w]
-        v = latest_before(index, t, at)
+        v = latest_before(index, t, gap.at)
         if v < 0 or problem.pinned[t]:
             return False
         if profile.value_reads[v] == 0:
             continue
         s = profile.value_storage[v]
-        if s != evicted or index.read_at[index.read_start[s]] < at:
+        if s != gap.evicted or index.read_at[index.read_start[s]] < gap.at:
             return False
     return True
 
 
 @leaf
-def add_evicted(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    scratch: WorkArrays,
-    evicted: int,
-    way: int,
-    after: int,
-    at: int,
-    count: int,
-    stamp: int,
-) -> int:
-    """Add the nodes that make again what is read of ``evicted`` from ``at`` on.
+def add_evicted(context: Context, gap: Gap, count: int) -> int:
+    """Add the nodes that make again what is read of the evicted storage behind the gap.
 
     The number of nodes, or -1 when that is impossible.
     """
-    for k in range(index.value_start[evicted], index.value_start[evicted + 1]):
+    problem, profile, index = context.problem, context.profile, context.tables
+    scratch, stamp = context.scratch, context.scratch.stamp[0]
+    for k in range(index.value_start[gap.evicted], index.value_start[gap.evicted + 1]):
         v = index.values[k]
         # Not read from here on, or made at the reader itself (a view, or in place).
-        if index.last_read[v] < at or index.made_at[v] >= at:
+        if index.last_read[v] < gap.at or index.made_at[v] >= gap.at:
             continue
-        maker = maker_of(problem, profile.value_tensor[v], way)
-        if index.made_at[v] > after or maker == NONE:
+        maker = maker_of(problem, profile.value_tensor[v], gap.way)
+        if index.made_at[v] > gap.after or maker == NONE:
             return -1
         count = add_node(problem, scratch, maker, count, stamp)
         if count < 0:
@@ -337,70 +322,47 @@ def add_evicted(
 
 
 @leaf
-def score_move(
-    problem: Arrays,
-    profile: MemoryProfile,
-    index: Index,
-    scratch: WorkArrays,
-    movable: Flags,
-    price: Floats,
-    budget: int,
-    evicted: int,
-    way: int,
-    after: int,
-    at: int,
-    depth: int,
-    threshold: float,
-) -> tuple[float, int]:
-    """Best score of evicting storage ``evicted`` over (after, at), and its number of nodes. What it
-    holds is made again in the given ``way`` (:func:`maker_of`).
+def saved_alone(context: Context, gap: Gap) -> float:
+    """What the eviction alone saves: no closure gains more."""
+    size = context.profile.size[gap.evicted]
+    first, last = gap.after + 1, gap.at - 1
+    return -shift_excess(
+        context.profile, context.tables, context.budget, first, last, -size, np.inf
+    )
+
+
+@leaf
+def score_move(context: Context, gap: Gap, depth: int, threshold: float) -> tuple[float, int]:
+    """Best score of evicting a storage over ``gap``, and its number of nodes.
 
     The score is saved excess (byte·steps) per second of recomputation; 0: no gain, or none above
     ``threshold``. The nodes are left in ``scratch.best``.
     """
+    problem, scratch, price = context.problem, context.scratch, context.price
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
     # A literal 0 is a type of its own to numba, which would compile every callee once more.
     nothing = 0 * stamp
-    count = add_evicted(problem, profile, index, scratch, evicted, way, after, at, nothing, stamp)
+    count = add_evicted(context, gap, nothing)
     if count < 0:
         return 0.0, 0
-    # What the eviction alone saves bounds the gain of every closure.
-    most = -shift_excess(profile, index, budget, after + 1, at - 1, -profile.size[evicted], np.inf)
+    most = saved_alone(context, gap)
     best_score, best_count = 0.0, 0
     done, extensions, priced, cost = nothing, nothing, nothing, 1e-300
     for _ in range(depth):
-        count, extensions = close_over(
-            problem,
-            profile,
-            index,
-            scratch,
-            budget,
-            evicted,
-            way,
-            at,
-            done,
-            count,
-            extensions,
-            stamp,
-            most,
-        )
+        count, extensions = close_over(context, gap, done, count, extensions, most)
         if count < 0:
             break
         done = count
         for k in range(priced, count):
-            if not only_moves(problem, profile, index, movable, scratch.queue[k], evicted, at):
+            if not only_moves(context, gap, scratch.queue[k]):
                 cost += price[scratch.queue[k]]
         priced = count
         if most / cost <= max(best_score, threshold):
             break
-        gain = -spread_excess(
-            profile, index, scratch, budget, after + 1, at, profile.size[evicted], extensions, most
-        )
+        gain = -spread_excess(context, gap, extensions, most)
         if gain > 0:
-            gain -= insertion_excess(
-                problem, profile, index, scratch, budget, evicted, at, count, extensions
-            )
+            gain -= insertion_excess(context, gap, count, extensions)
         if gain > 0 and gain / cost > best_score:
             best_score, best_count = gain / cost, count
             for k in range(count):
@@ -411,7 +373,7 @@ def score_move(
         count = add_node(problem, scratch, worst, count, stamp)
         if count < 0:
             break
-        extensions, again = drop_made(index, scratch, extensions, stamp)
+        extensions, again = drop_made(context.tables, scratch, extensions, stamp)
         if again:
             done = nothing
     return best_score, best_count

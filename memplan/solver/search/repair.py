@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.solver.evaluate import MemoryProfile, evaluate, excess_of
-from memplan.solver.index import build_index
 from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
 from memplan.solver.search.move_candidates import (
@@ -150,9 +149,8 @@ def repair(
         if excess <= 0 or failures > give_up or cost_of(problem, profile.sequence) > cost_limit:
             break
         step = pick_step(profile, budget, mode, failures)
-        index = build_index(problem, profile)
         moves = enumerate_moves(
-            problem, profile, index, movable, price, budget, step, depth, LONGEST_CLOSURE, noise
+            problem, profile, movable, price, budget, step, depth, LONGEST_CLOSURE, noise
         )
         taken = False
         if len(profile.sequence) > BATCH_LENGTH and len(moves.at) > 1:

@@ -270,3 +270,20 @@ def test_a_view_of_a_slice_that_the_original_makes_is_what_it_was() -> None:
     { [s] s = Slice(x, one, two, zero) [q] q = Squeeze(s, zero) [z] z = Add(c, q) }"""
     found = proof(text, text)
     assert found.proved, found.reason
+
+
+def test_a_view_of_a_part_of_one_is_a_part_of_the_view_that_the_reference_has() -> None:
+    """Chunks of one leave two axes that may be the chunked one: [4, 1, 1, 3]."""
+    whole = """g (float[4, 2, 3] x) => (float[4, 1, 2, 3] y)
+    <int64[1] one = {1}> { [n] h = Neg(x) [u] y = Unsqueeze(h, one) }"""
+    chunks = """g (float[4, 2, 3] x) => (float[4, 1, 2, 3] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}> {
+        [s0] x0 = Slice(x, zero, one, one)
+        [n0] h0 = Neg(x0)
+        [u0] y0 = Unsqueeze(h0, one)
+        [s1] x1 = Slice(x, one, two, one)
+        [n1] h1 = Neg(x1)
+        [u1] y1 = Unsqueeze(h1, one)
+        [j] y = Concat <axis: int = 2>(y0, y1)
+    }"""
+    assert proof(whole, chunks).reason is None

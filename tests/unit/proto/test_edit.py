@@ -115,10 +115,10 @@ def test_fresh_names_of_one_stem_take_linear_time() -> None:
     assert [authority.fresh("a") for _ in range(3)] == ["a_1", "a_3", "a_4"]
     assert authority.fresh("b", first=2) == "b"
     assert authority.fresh("b", first=2) == "b_2"
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(20_000):
         authority.fresh("node")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_readers_are_renamed_inside_bodies_unless_the_name_is_their_own() -> None:

@@ -96,10 +96,10 @@ def family(name: str, count: int, size: int, tensor_class: str = "stash") -> Fam
 
 class TestFamilies:
     def test_a_name_of_many_numbers_takes_no_time(self) -> None:
-        started = time.monotonic()
+        started = time.process_time()
         assert family_of("1_" * 20_000 + "x").endswith("_*_x")
         assert family_of("x" + "_1" * 20_000) == "x"
-        assert time.monotonic() - started < 2
+        assert time.process_time() - started < 2
 
     @pytest.mark.parametrize(
         ("name", "expected"),

@@ -57,9 +57,9 @@ def test_in_order_the_first_runs_keep_their_order_and_the_bound_is_met() -> None
 
 def test_a_bound_that_is_met_ends_the_search() -> None:
     problem = hard_problem(3, 0.9)
-    started = time.perf_counter()
+    started = time.process_time()
     solve_portfolio(problem, Deadline(600.0), IN_ORDER)
-    assert time.perf_counter() - started < 300
+    assert time.process_time() - started < 300
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 """What can go wrong, and the exit code of each.
 
-    MemplanError                70  our bug, unless a subclass says otherwise ├── UsageError
-    2  an argument, option or output path cannot be used ├── ModelError               3  the file is
-    not a model that memplan can read or plan ├── LockError                3  the lock file is
-    broken ├── InfeasibleError          4  no plan keeps the budget ├── RuntimeUnavailableError  5
-    ONNX Runtime missing, a run failed, too little memory │   └── ProviderMissingError 5  CUDA was
-    asked for and does not start ├── TrainingError            1  the loss of a step is not a number
-    └── CaptureDiffersError      1  a captured step is not PyTorch's
-    (memplan.api.capture.capture_check)
+    MemplanError                70  our bug, unless a subclass says otherwise
+    ├── UsageError               2  an argument, option or output path cannot be used
+    ├── ModelError               3  the file is not a model that memplan can read or plan
+    ├── LockError                3  the lock file is broken
+    ├── InfeasibleError          4  no plan keeps the budget
+    ├── RuntimeUnavailableError  5  ONNX Runtime missing, a run failed, too little memory
+    │   ├── NodeFailedError      5  a run failed in a node of the model
+    │   └── ProviderMissingError 5  CUDA was asked for and does not start
+    ├── TrainingError            1  the loss of a step is not a number
+    └── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture)
 
 Other findings (a regression, outputs that differ, a budget that was broken) are not exceptions: the
 command reports them and exits 1.
@@ -67,6 +69,10 @@ class RuntimeUnavailableError(MemplanError):
     """ONNX Runtime, a provider or a run failed for a reason outside the model's contents."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class NodeFailedError(RuntimeUnavailableError):
+    """A run failed in a node of the model: what it was given may be at fault."""
 
 
 class ProviderMissingError(RuntimeUnavailableError):

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from memplan.errors import UsageError
 from memplan_cli.command import memplan_command
-from memplan_cli.progress import announce_compilation, frontier_progress, waiting
+from memplan_cli.progress import points_progress, waiting
 from memplan_cli.shared_options import (
     PATH,
     Report,
@@ -27,7 +27,7 @@ from memplan_cli.shared_options import (
 
 if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
-    from memplan.api.frontier import FrontierPoint
+    from memplan.api.sweep.sweep_result import SweepPoint
 
 # Lines that a report takes beside its list of tensors, and the shortest list on a small terminal.
 _LINES_BESIDE_TENSORS = 30
@@ -74,33 +74,26 @@ def command(
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
     from memplan.api.analysis import analyze
-    from memplan.api.open_step import open_step
-    from memplan.simulate.session import session_kind
 
     report.guard(model)
     if frontier:
         _refuse_unshown(report.form)
     if frontier and session != "tuned":
         raise UsageError("--frontier plans for tuned sessions only", "leave --session out")
-    points: tuple[FrontierPoint, ...] = ()
+    with waiting(report, f"analyzing {model.name}"):
+        analysis = analyze(
+            model, bound(dims), session=session, provider=provider, loss=loss, state=state
+        )
+    points: tuple[SweepPoint, ...] = ()
     if frontier:
-        if not report.quiet:
-            announce_compilation()
-        from memplan.api.frontier import find_frontier
+        from memplan.api.sweep import frontier as view
 
-        with frontier_progress(report, model) as progress:
-            kind = session_kind(session)
-            opened = open_step(model, kind, bound(dims), loss, state)
-            analysis, points = find_frontier(opened, provider, progress=progress)
-    else:
-        with waiting(report, f"analyzing {model.name}"):
-            analysis = analyze(
-                model, bound(dims), session=session, provider=provider, loss=loss, state=state
-            )
+        with points_progress(report) as progress:
+            points = view.find_frontier(analysis, model, loss, state, progress)
     if report.form == "json":
         result = analysis.as_json()
         if points:
-            result["frontier"] = [point.as_json() for point in points]
+            result["frontier"] = [view.frontier_json(point) for point in points]
         report.emit_json(result)
     elif report.form == "text":
         if ctx.get_parameter_source("top") is ParameterSource.DEFAULT:
@@ -124,7 +117,7 @@ def _refuse_unshown(form: str) -> None:
         )
 
 
-def _text(analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, report: Report) -> str:
+def _text(analysis: Analysis, points: tuple[SweepPoint, ...], top: int, report: Report) -> str:
     from memplan.report.terminal.analysis_text import headline, render
     from memplan.report.terminal.tables import line
 
@@ -156,7 +149,7 @@ def _screen_lines(report: Report) -> int | None:
 
 
 def _exported(
-    analysis: Analysis, points: tuple[FrontierPoint, ...], top: int, form: str
+    analysis: Analysis, points: tuple[SweepPoint, ...], top: int, form: str
 ) -> str | bytes:
     if form == "html":
         from memplan.report.html.page import analysis_html

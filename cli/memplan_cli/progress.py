@@ -155,21 +155,6 @@ def _planning(
 
 
 @contextmanager
-def frontier_progress(
-    report: Report, model: Path
-) -> Iterator[Callable[[int, int, int], None] | None]:
-    """Yields a callback for a budget's index, their number and the budget in bytes, or None."""
-    with _status_line(report, f"analyzing {model.name}") as line:
-        yield (
-            None
-            if line is None
-            else lambda index, total, budget: line.show(
-                lambda: f"planning for budget {index + 1} of {total}: {format_bytes(budget)}"
-            )
-        )
-
-
-@contextmanager
 def models_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
     """Yields a callback for a model's index, the number of models and its path, or None."""
     with _status_line(report, "reading the lock") as line:

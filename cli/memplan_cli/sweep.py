@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def _words(known: tuple[str, ...]) -> Any:
     return parse
 
 
-# What the function does not name goes into SweepOptions: such an option is named for its field.
+# What the function does not name goes into SweepOptions or its plan, and is named for its field.
 @memplan_command(
     "sweep",
     "memplan sweep step.onnx --dim N=8,16,32 --budget 8GB,60%",
@@ -160,7 +161,7 @@ def command(
     extra time and its lower bound. A point that fails says why in its row; the exit code is that
     of a failure if no point has an answer. Nothing is rewritten.
     """
-    from memplan.api.sweep.request import SweepOptions
+    from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
     from memplan.api.sweep.sweeping import sweep
     from memplan.units import parse_size
 
@@ -170,9 +171,13 @@ def command(
         raise UsageError(
             "--backend dask needs the address of a scheduler", "--address tcp://HOST:8786"
         )
+    if options["time_limit"] is not None:
+        options["effort"] = 0
+    given = {name: value for name, value in options.items() if value is not None}
+    own = {name: given.pop(name) for name in SweepOptions.__slots__ if name in given}
     if reserve:
-        options["reserve"] = parse_size(reserve)
-    asked = SweepOptions(**{name: value for name, value in options.items() if value is not None})
+        given["reserve"] = parse_size(reserve)
+    asked = SweepOptions(replace(DEFAULT_PLAN, **given), **own)
     try:
         with points_progress(report) as progress:
             result = sweep(

@@ -6,7 +6,6 @@ it gives a frozen dataclass with ``as_json``.
 | function | stands in | takes | gives |
 |---|---|---|---|
 | ``analyze`` | ``analyze`` | a training graph | ``Analysis``: what every byte of the peak is |
-| ``find_frontier`` | ``frontier`` | an open model | ``FrontierPoint``s: what every budget costs |
 | ``profile`` | ``profile`` | a training graph | ``Profile``: measured seconds per node |
 | ``rewrite`` | ``rewrite/run`` | a training graph, a budget | ``Rewrite``: a graph that fits |
 | ``sweep`` | ``sweep/run`` | training graphs, lists of sizes | ``Sweep``: a table of many plans |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memplan.errors import ProviderMissingError, RuntimeUnavailableError
+from memplan.errors import NodeFailedError, ProviderMissingError, RuntimeUnavailableError
 from memplan.runtime.installed import missing_runtime
 from memplan.units import format_bytes
 
@@ -71,8 +71,9 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
     node, (_, found, status) = _NODE.search(line), line.partition(_STATUS)
     if node and found:
         said = _WHERE.sub("", status, count=1)
-        return RuntimeUnavailableError(f"{what} failed in {node[1]} '{node[2]}': {said[:400]}")
-    return RuntimeUnavailableError(f"{what} failed: {line[:400]}", hint)
+        return NodeFailedError(f"{what} failed in {node[1]} '{node[2]}': {said[:400]}")
+    kind = NodeFailedError if node else RuntimeUnavailableError
+    return kind(f"{what} failed: {line[:400]}", hint)
 
 
 def failed_node(error: str) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import joblib
@@ -11,7 +12,7 @@ import onnx
 from helpers.training_steps import long_skips
 from memplan.api.sweep.fit import Fit, FitRequest, search_fit
 from memplan.api.sweep.point import Answer, Failure, Footprint, ModelFile, Planned, Task
-from memplan.api.sweep.request import SweepOptions, given_budget
+from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions, given_budget
 from memplan.api.sweep.sweep_result import Sweep
 from memplan.api.sweep.sweeping import sweep
 from memplan.errors import EXIT_INFEASIBLE
@@ -42,7 +43,9 @@ def swept(models: Path | Sequence[Path], *budgets: str | int, **options: object)
         for k in ("dims", "fit", "sessions", "providers", "progress")
         if k in options
     }
-    asked = SweepOptions(**{**QUICK, "backend": "joblib", **options})  # type: ignore[arg-type]
+    own = {k: options.pop(k) for k in ("fit_dim", "fit_step", "resume") if k in options}
+    plan = replace(DEFAULT_PLAN, **{**QUICK, **options})  # type: ignore[arg-type]
+    asked = SweepOptions(plan, backend="joblib", **own)  # type: ignore[arg-type]
     with joblib.parallel_config("sequential"):
         return sweep(models, budgets, options=asked, **taken)  # type: ignore[arg-type]
 
@@ -56,7 +59,9 @@ def planned(peak: int, extra: float = 0.1, nodes: int = 1) -> Planned:
 
 
 def task(value: int, plan: bool = False, dim: str = "N") -> Task:
-    options = SweepOptions(strategy="greedy").plan(given_budget("1GB"), "tuned", "cpu")
+    options = SweepOptions(replace(DEFAULT_PLAN, strategy="greedy")).plan_for(
+        given_budget("1GB"), "tuned", "cpu"
+    )
     file = ModelFile(Path("m.onnx"), "digest")
     return Task(file, ((dim, value),), "tuned", "cpu", None, "now", options if plan else None)
 

@@ -40,6 +40,7 @@ class Task:
     loss: str | None
     versions: str
     plan: RewriteOptions | None = None
+    state: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -50,6 +51,7 @@ class Task:
             "session": self.session,
             "provider": self.provider,
             "loss": self.loss,
+            "state": list(self.state),
             "versions": self.versions,
             "plan": None
             if self.plan is None

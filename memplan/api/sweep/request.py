@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from memplan.api.rewrite.goal import LEVELS, RewriteOptions, given_options
+from memplan.api.rewrite.goal import RewriteOptions, given_options, strategy_for
 from memplan.api.rewrite_options import settle
-from memplan.api.sweep.effort import DEFAULT_EFFORT, with_effort
 from memplan.errors import UsageError
-from memplan.passes.chunk.asked import NONE as NO_CHUNKS
-from memplan.passes.manager import ALL
+from memplan.solver.strategies.builtin import Search
 from memplan.units import SizeSpec, did_you_mean
 
 BACKENDS = ("local", "dask", "joblib")
@@ -21,33 +19,26 @@ Dims = tuple[tuple[str, int], ...]
 """Dimensions bound to sizes, in the order in which they were given."""
 
 
+DEFAULT_EFFORT = 50
+"""Rounds of each search: some seconds for a graph of a thousand nodes."""
+DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT, seed=0)
+"""How a point is planned unless told otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     """How to plan, and where to run.
 
-    Those up to ``loss`` are as in :class:`memplan.RewriteOptions`. ``effort`` is in rounds: the
-    same plans on every machine and backend; ``time_limit``, seconds per plan, is by the clock
-    instead. ``fit_dim`` is the dimension whose largest value is asked for, in multiples of
-    ``fit_step``. ``jobs``: points at a time on this machine, each of which holds a model (0: one
-    per core). ``backend``: ``local``, ``dask`` (``address`` of its scheduler; empty: the current
-    client), or ``joblib`` (what ``joblib.parallel_config`` says). ``resume``: a file that finished
-    points are kept in, and read from.
+    ``plan`` is how ``rewrite`` is asked for every point; budget, session and provider are those of
+    the point. Its ``effort`` is in rounds: the same plans on every machine and backend; with 0,
+    ``time_limit`` stops every plan by the clock. ``fit_dim`` is the dimension whose largest value
+    is asked for, in multiples of ``fit_step``. ``jobs``: points at a time on this machine, each of
+    which holds a model (0: one per core). ``backend``: ``local``, ``dask`` (``address`` of its
+    scheduler; empty: the current client), or ``joblib`` (what ``joblib.parallel_config`` says).
+    ``resume``: a file that finished points are kept in, and read from.
     """
 
-    strategy: str = "auto"
-    optimize: str = "extended"
-    passes: str = ALL
-    wrt: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    scan_recompute: str = ""
-    chunk: str = NO_CHUNKS
-    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
-    device: str | None = None
-    loss: str | None = None
-    effort: int = DEFAULT_EFFORT
-    seed: int = 0
-    time_limit: float | None = None
+    plan: RewriteOptions = DEFAULT_PLAN
     fit_dim: str | None = None
     fit_step: int = 1
     jobs: int = 0
@@ -56,32 +47,29 @@ class SweepOptions:
     resume: Path | None = None
 
     def __post_init__(self) -> None:
-        least = {"effort": 1, "seed": 0, "fit_step": 1, "jobs": 0}
-        settle(self, least, {"optimize": LEVELS})
+        settle(self, {"fit_step": 1, "jobs": 0})
+        object.__setattr__(self, "plan", given_options(self.plan))
 
-    def plan(self, budget: SizeSpec, session: str, provider: str) -> RewriteOptions:
+    def plan_for(self, budget: SizeSpec, session: str, provider: str) -> RewriteOptions:
         """How ``rewrite`` is asked for one point.
+
+        Of strategies other than the search, which have no rounds, none is stopped by the clock
+        either.
 
         Raises:
             UsageError: there is no such strategy.
         """
-        options = RewriteOptions(
-            budget=budget,
-            reserve=self.reserve,
-            strategy=self.strategy,
-            session=session,
-            provider=provider,
-            optimize=self.optimize,
-            keep=self.keep,
-            recompute=self.recompute,
-            device=self.device,
-            loss=self.loss,
-            passes=self.passes,
-            wrt=self.wrt,
-            scan_recompute=self.scan_recompute,
-            chunk=self.chunk,
+        options = replace(self.plan, budget=budget, session=session, provider=provider)
+        if not options.effort:
+            return replace(options, seed=None)
+        strategy = strategy_for(replace(options, effort=0, seed=None))
+        if not isinstance(strategy, Search):
+            return replace(options, seed=None)
+        return replace(
+            options,
+            effort=strategy.iterations or options.effort,
+            seed=None if strategy.seed else options.seed,
         )
-        return with_effort(options, self.effort, self.seed, self.time_limit)
 
 
 def check_options(options: SweepOptions) -> None:

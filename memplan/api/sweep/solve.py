@@ -77,6 +77,7 @@ def _footprint(task: Task) -> Footprint:
         session=task.session,
         provider=task.provider,
         loss=task.loss,
+        state=task.state,
     )
     return Footprint(
         peak_bytes=found.timeline.peak_bytes,

@@ -185,14 +185,14 @@ class Sweep(Summary):
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract: the same on every backend."""
-        options = self.options
+        options = self.options.plan
         return {
             "schema": SCHEMA,
             "strategy": options.strategy,
             "optimize": options.optimize,
-            "effort": options.effort if options.time_limit is None else None,
-            "seed": options.seed,
-            "time_limit_seconds": options.time_limit,
+            "effort": options.effort or None,
+            "seed": options.seed or 0,
+            "time_limit_seconds": None if options.effort else options.time_limit,
             "reserve": options.reserve.text,
             "accounting_version": ACCOUNTING_VERSION,
             "points": [point.as_json() for point in self.points],
@@ -204,9 +204,10 @@ class Sweep(Summary):
 
 def planned_by(options: SweepOptions) -> str:
     """Strategy and effort, in words."""
-    if options.time_limit is not None:
-        return f"{options.strategy}, {options.time_limit:g} s a plan (by the clock)"
-    return f"{options.strategy}, effort {options.effort}, seed {options.seed}"
+    plan = options.plan
+    if not plan.effort:
+        return f"{plan.strategy}, {plan.time_limit:g} s a plan (by the clock)"
+    return f"{plan.strategy}, effort {plan.effort}, seed {plan.seed or 0}"
 
 
 def _error(failure: Failure) -> MemplanError:

@@ -15,6 +15,7 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.api.sweep.fit import Fit, FitRequest, Search, search_fit
 from memplan.api.sweep.point import Answer, Failure, Footprint, ModelFile, Planned, Task, versions
 from memplan.api.sweep.request import (
+    DEFAULT_PLAN,
     Dims,
     Sizes,
     SweepOptions,
@@ -79,7 +80,7 @@ def sweep(
     kinds = tuple(product(dict.fromkeys(sessions), dict.fromkeys(providers)))
     for session, provider in kinds:
         session_kind(session, provider)
-        options.plan(SizeSpec("100%", 1, None), session, provider)
+        options.plan_for(DEFAULT_PLAN.budget, session, provider)
     alone = isinstance(models, str | PathLike | onnx.ModelProto)
     every: tuple[Model, ...] = (models,) if alone else tuple(models)  # type: ignore[arg-type,assignment]
     if not every:
@@ -162,8 +163,9 @@ class _Table:
     ) -> Task:
         """The question for one point; without a budget what the model takes as it is."""
         session, provider = kind
-        plan = None if budget is None else self.options.plan(budget, session, provider)
-        return Task(file, dims, session, provider, self.options.loss, versions(), plan)
+        plan = None if budget is None else self.options.plan_for(budget, session, provider)
+        told = self.options.plan
+        return Task(file, dims, session, provider, told.loss, versions(), plan, told.state)
 
     def fits(self, sizes: Mapping[str, Sequence[int]], budget: SizeSpec) -> tuple[Fit, ...]:
         """One answer per model, kind of session and combination of the other dimensions.
@@ -221,7 +223,7 @@ class _Table:
         room = budget.resolve(0) - self._reserve(0)
         if room <= 0:
             raise UsageError(
-                f"a size of {budget.text} less a reserve of {self.options.reserve.text} "
+                f"a size of {budget.text} less a reserve of {self.options.plan.reserve.text} "
                 "leaves nothing"
             )
         return FitRequest(dim, self.options.fit_step, budget, room, ask)
@@ -320,4 +322,4 @@ class _Table:
         )
 
     def _reserve(self, whole: int) -> int:
-        return self.options.reserve.resolve(whole)
+        return self.options.plan.reserve.resolve(whole)

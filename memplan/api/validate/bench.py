@@ -10,7 +10,7 @@ from pathlib import Path
 from memplan.api.state_modes import bindings
 from memplan.api.validate.same_interface import without_inputs
 from memplan.api.validate.validate_options import ValidateOptions
-from memplan.errors import RuntimeUnavailableError, UsageError
+from memplan.errors import NodeFailedError, UsageError
 from memplan.ir.graph import Graph
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
@@ -104,11 +104,10 @@ class Bench:
         limit, weights = self.time_limit, model.prepared.weights
         try:
             measured = measure(path, request, first, outputs[0], further, limit, weights)
-        except RuntimeUnavailableError as error:
-            in_a_node = " failed in " in error.message or "while running" in error.message
-            if error.hint or not self.made_up or not in_a_node:
+        except NodeFailedError as error:
+            if error.hint or not self.made_up:
                 raise
-            raise RuntimeUnavailableError(error.message, _MADE_UP) from None
+            raise NodeFailedError(error.message, _MADE_UP) from None
         return Ran(measured, tuple(outputs[: 1 + len(measured.further_dynamic_bytes)]))
 
 

@@ -32,7 +32,7 @@ from memplan.simulate.timeline import Bytes
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from memplan.api.frontier import FrontierPoint
+    from memplan.api.sweep.sweep_result import SweepPoint
 
 _COLUMNS = (
     ("tensor", "text"),
@@ -47,7 +47,7 @@ _COLUMNS = (
 )
 
 
-def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[FrontierPoint] = ()) -> str:
+def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[SweepPoint] = ()) -> str:
     """The analysis as a self-contained page.
 
     Args:
@@ -221,7 +221,7 @@ def _cell(text: str, *, code: bool = False) -> str:
     return f'<td title="{shown}">{f"<code>{shown}</code>" if code else shown}</td>'
 
 
-def _frontier_section(points: Sequence[FrontierPoint]) -> str:
+def _frontier_section(points: Sequence[SweepPoint]) -> str:
     """What budgets cost, in a table like that of the tensors."""
     heads = "".join(
         f'<th class="number" data-kind="number"><button type="button">{head}</button></th>'
@@ -229,23 +229,23 @@ def _frontier_section(points: Sequence[FrontierPoint]) -> str:
     )
     rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
     return (
-        "<section><h2>Frontier <small>what a budget costs; estimated, for the file as it is, "
-        "without fusions; the search is stopped by the clock, so it varies</small></h2>"
+        "<section><h2>Frontier <small>what a budget costs; estimated; the "
+        "search is stopped by the clock, so it varies</small></h2>"
         f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table>"
         "</div></section>"
     )
 
 
-def _frontier_cells(point: FrontierPoint) -> str:
-    budget = point.budget_bytes
+def _frontier_cells(point: SweepPoint) -> str:
+    budget, plan = point.budget_bytes or 0, point.planned
     cells: list[tuple[float, str]] = [(budget, format_bytes(budget)), (budget, f"{budget:,}")]
-    if point.feasible:
-        percent = 100 * point.extra_cost_fraction
-        cells += [(percent, f"{percent:.2f}%"), (point.clones, f"{point.clones:,}")]
+    if plan is not None:
+        percent, clones = 100 * plan.extra_cost_fraction, plan.recomputed_nodes
+        cells += [(percent, f"{percent:.2f}%"), (clones, f"{clones:,}")]
     else:
         # Behind all plans, however the table is sorted by time.
-        cells += [(1e9, "no plan"), (1e9, f"lowest peak {format_bytes(point.peak_bytes)}")]
+        cells += [(1e9, "no plan"), (1e9, "")]
     return "".join(f'<td class="number" data-value="{n}">{text}</td>' for n, text in cells)
 
 

@@ -17,7 +17,7 @@ from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
-    from memplan.api.frontier import FrontierPoint
+    from memplan.api.sweep.sweep_result import SweepPoint
     from memplan.simulate.pattern import LaterRuns
 
 _MODULES_SHOWN = 8
@@ -36,7 +36,7 @@ def headline(analysis: Analysis) -> str:
 
 def render(
     analysis: Analysis,
-    points: Sequence[FrontierPoint] = (),
+    points: Sequence[SweepPoint] = (),
     *,
     top: int = 20,
     details: bool = False,
@@ -169,18 +169,19 @@ def _live_table(live: Sequence[Live], top: int) -> Table:
     return table
 
 
-def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
+def _frontier_table(points: Sequence[SweepPoint]) -> Table:
     """Budget, extra time, recomputed nodes."""
     table = Table(
-        "Frontier: what a budget costs (estimated; the file as it is, without fusions; the search "
-        "is stopped by the clock, so it varies)",
+        "Frontier: what a budget costs (estimated; the search is stopped by the clock, so it "
+        "varies)",
         *((name, "number") for name in ("budget", "bytes", "extra time", "recomputed")),
     )
     for point in points:
+        plan, budget = point.planned, point.budget_bytes or 0
         cells = (
-            (f"{100 * point.extra_cost_fraction:.2f}%", f"{point.clones:,}")
-            if point.feasible
-            else ("no plan", f"lowest peak {format_bytes(point.peak_bytes)}")
+            ("no plan", "")
+            if plan is None
+            else (f"{100 * plan.extra_cost_fraction:.2f}%", f"{plan.recomputed_nodes:,}")
         )
-        table.row(format_bytes(point.budget_bytes), f"{point.budget_bytes:,}", *cells)
+        table.row(format_bytes(budget), f"{budget:,}", *cells)
     return table

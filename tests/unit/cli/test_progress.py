@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,23 +83,6 @@ def test_whoever_waits_sees_what_for(terminal: Terminal, arguments: tuple[str, .
         assert any(re.match(pattern, text) for text in shown), (pattern, terminal.lines)
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert all(re.search(r", \d+ s$", line) for line in terminal.lines if "compiling" not in line)
-
-
-def test_a_frontier_says_which_budget_it_plans_for(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trace(
-        problem: object, budgets: object, seconds: float, progress: Callable[..., None]
-    ) -> tuple[()]:
-        progress(0, 12, 1 << 20)
-        return ()
-
-    monkeypatch.setattr("memplan.solver.trace_frontier.trace_frontier", trace)
-    odd.saved(long_skips(), Path(), "m.onnx")
-    assert terminal.run("analyze", "m.onnx", "--frontier") == 0
-    shown = [line for line in terminal.lines if "compiling" not in line]
-    assert shown[0] == "analyzing m.onnx, 0 s"
-    assert re.match(rf"planning for budget 1 of 12: ({BUDGET}), \d+ s$", shown[1])
 
 
 @pytest.mark.parametrize("flag", ["-q", "-v"])

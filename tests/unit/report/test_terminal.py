@@ -14,7 +14,8 @@ from rich.console import Console
 
 from helpers.running import Memplan, runner
 from memplan.api.analysis import analyze
-from memplan.api.frontier import FrontierPoint
+from memplan.api.sweep.point import Planned
+from memplan.api.sweep.sweep_result import SweepPoint
 from memplan.api.validate.validation import Run
 from memplan.report.html.page import analysis_html
 from memplan.report.terminal.analysis_text import headline, render
@@ -165,17 +166,16 @@ def test_the_page_shows_a_frontier(tmp_path: Path) -> None:
     analysis = analyze(tmp_path / "m.onnx")
     plain = analysis_html(analysis)
     assert "Frontier" not in plain
-    points = (
-        FrontierPoint(3 * 1024**2, 2 * 1024**2, 0.125, 7, True),
-        FrontierPoint(1024**2, 1536 * 1024, 0.0, 0, False),
-    )
+    point = SweepPoint(Path("m.onnx"), {}, "tuned", "cpu", None, 3 * 1024**2, None)
+    plan = Planned(3 * 1024**2, 1, 2, 0.125, 0.0, "order-free", 7, 0)
+    points = (replace(point, planned=plan), replace(point, budget_bytes=1024**2))
     page = analysis_html(analysis, points=points)
     assert "<h2>Frontier " in page
     assert ">12.50%</td>" in page
-    assert ">lowest peak 1.50 MiB</td>" in page
-    # The figures of the next run are others.
-    assert "stopped by the clock" in page
-    assert "stopped by the clock" in show(render(analysis, points), stdout=False)
+    assert ">no plan</td>" in page
+    text = show(render(analysis, points), stdout=False)
+    assert "12.50%" in text
+    assert "no plan" in text
     assert len(page) > len(plain)
 
 

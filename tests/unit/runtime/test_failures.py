@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
+from memplan.errors import EXIT_ENVIRONMENT, NodeFailedError, RuntimeUnavailableError
 from memplan.processes import child as children
 from memplan.runtime import measure
 from memplan.runtime.gpu import find_gpu
@@ -87,3 +87,10 @@ def test_without_a_driver_there_is_a_reason() -> None:
     if not isinstance(found, str):
         pytest.skip("this machine has a GPU")
     assert "driver" in found
+
+
+def test_a_failure_in_a_node_is_told_apart_from_others() -> None:
+    """``validate`` says of it that inputs were made up."""
+    inside = "Non-zero status code returned while running Gather node. Name:'g' Status Message: x"
+    assert isinstance(explain(inside, "the run", "cpu"), NodeFailedError)
+    assert not isinstance(explain("the disk is full", "the run", "cpu"), NodeFailedError)

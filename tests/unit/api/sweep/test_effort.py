@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memplan.api.rewrite.goal import RewriteOptions, strategy_for
-from memplan.api.sweep.effort import DEFAULT_EFFORT, with_effort
-from memplan.api.sweep.request import SweepOptions
+from memplan.api.sweep.request import DEFAULT_EFFORT, DEFAULT_PLAN, SweepOptions
 from memplan.errors import UsageError
 from memplan.solver.strategies.builtin import Search
 from memplan.units import parse_size
 
 BUDGET = parse_size("60%")
+
+
+def planned_by(**fields: object) -> RewriteOptions:
+    """How a point is planned."""
+    plan = RewriteOptions(BUDGET, **fields)  # type: ignore[arg-type]
+    return SweepOptions(plan).plan_for(BUDGET, "tuned", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -24,32 +31,32 @@ BUDGET = parse_size("60%")
     ],
 )
 def test_a_search_counts_rounds(strategy: str, search: Search) -> None:
-    options = with_effort(RewriteOptions(BUDGET, strategy=strategy), 7, 3, None)
+    options = planned_by(strategy=strategy, effort=7, seed=3)
     assert strategy_for(options) == search
     assert options.effort == search.iterations
 
 
 def test_other_strategies_stay_as_they_are() -> None:
-    options = with_effort(RewriteOptions(BUDGET, strategy="greedy"), 7, 3, None)
+    options = planned_by(strategy="greedy", effort=7, seed=3)
     assert options.strategy == "greedy"
     assert options.effort > 0  # the clock does not stop it
     assert options.seed is None
 
 
 def test_seconds_replace_rounds() -> None:
-    options = with_effort(RewriteOptions(BUDGET), 7, 3, 2.5)
+    options = planned_by(time_limit=2.5, seed=3)
     assert (options.strategy, options.time_limit, options.effort) == ("auto", 2.5, 0)
 
 
 def test_an_unknown_strategy_is_wrong_use() -> None:
     with pytest.raises(UsageError, match="there is no strategy"):
-        with_effort(RewriteOptions(BUDGET, strategy="magic"), 7, 3, None)
+        planned_by(strategy="magic", effort=7)
 
 
 def test_a_sweep_hands_its_options_on() -> None:
-    asked = SweepOptions(keep=("a*",), optimize="basic", loss="l", reserve=parse_size("1MB"))
-    options = asked.plan(BUDGET, "default", "cuda")
-    assert (options.session, options.provider, options.loss) == ("default", "cuda", "l")
-    assert (options.keep, options.optimize) == (("a*",), "basic")
-    assert options.reserve == parse_size("1MB")
+    plan = replace(
+        DEFAULT_PLAN, keep=("a*",), optimize="basic", loss="l", reserve=parse_size("1MB")
+    )
+    options = SweepOptions(plan).plan_for(BUDGET, "default", "cuda")
+    assert options == replace(plan, budget=BUDGET, session="default", provider="cuda")
     assert options.effort == DEFAULT_EFFORT

@@ -19,7 +19,6 @@ from memplan.solver.strategies.portfolio import (
     PortfolioParams,
     solve_portfolio,
 )
-from memplan.solver.trace_frontier import budgets_between, trace_frontier
 
 pytestmark = pytest.mark.slow
 
@@ -107,17 +106,6 @@ def test_counted_iterations_depend_on_the_seed_alone() -> None:
     options = PortfolioOptions(seed=3, iterations=15)
     first, again = (solve_portfolio(problem, Deadline(0.0), options)[0] for _ in range(2))
     assert first.sequence.tolist() == again.sequence.tolist()
-
-
-def test_the_frontier_falls_with_the_budget() -> None:
-    problem = hard_problem(2)
-    peak = int(evaluate(problem.arrays, problem.order).total.max())
-    points = trace_frontier(problem, budgets_between(peak // 2, peak, 8), 2.0)
-    fits = [point for point in points if point.decision.feasible]
-    assert len(fits) > 3
-    costs = [point.extra_cost_fraction for point in fits]
-    assert costs == sorted(costs, reverse=True)
-    assert costs[-1] == 0 < costs[0]
 
 
 def test_the_portfolio_says_who_made_the_plan(caplog: pytest.LogCaptureFixture) -> None:

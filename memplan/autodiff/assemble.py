@@ -13,7 +13,7 @@ from memplan.ir.graph import Phase
 from memplan.proto.edit import copied, live_nodes, rename_reads, replace_nodes
 from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import names_read
-from memplan.shapes.tensor_type import UNKNOWN, TensorType, write_type
+from memplan.shapes.tensor_type import UNKNOWN, value_info
 
 
 def assemble(
@@ -49,12 +49,8 @@ def assemble(
     given = {value.name for value in graph.input}
     for tensor in forward.graph.initializer:
         if tensor.name in trained and tensor.name not in given:
-            _declare(graph.input, tensor.name, emitter.types[tensor.name])
-    for name, found in emitter.inputs.items():
-        _declare(graph.input, name, found)
-    for name, final in renamed.items():
-        _declare(graph.output, final, emitter.types[name])
-    _state_types(graph, emitter)
+            graph.input.append(value_info(tensor.name, emitter.types[tensor.name]))
+    _declare(graph, emitter, renamed)
     return result
 
 
@@ -68,11 +64,7 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
         node.output[:] = [renamed.get(name, name) for name in node.output]
     replace_nodes(graph, _placed(graph, emitter))
     graph.initializer.extend(emitter.initializers.values())
-    for name, found in emitter.inputs.items():
-        _declare(graph.input, name, found)
-    for name, final in renamed.items():
-        _declare(graph.output, final, emitter.types[name])
-    _state_types(graph, emitter)
+    _declare(graph, emitter, renamed)
 
 
 def _named_outputs(emitter: Emitter, outputs: Mapping[str, Value]) -> dict[str, str]:
@@ -115,16 +107,14 @@ def _drop_unread(node: onnx.NodeProto, emitter: Emitter, read: Collection[str]) 
     node.output[:] = names
 
 
-def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
-    """Value infos for computed tensors that have none."""
+def _declare(graph: onnx.GraphProto, emitter: Emitter, renamed: Mapping[str, str]) -> None:
+    """New inputs and outputs, and value infos for computed tensors that have none."""
+    graph.input.extend(value_info(name, found) for name, found in emitter.inputs.items())
+    for name, final in renamed.items():
+        graph.output.append(value_info(final, emitter.types[name]))
     known = {value.name for value in (*graph.value_info, *graph.output, *graph.input)}
     for node in graph.node:
         for name in node.output:
             found = emitter.types.get(name, UNKNOWN)
             if name and name not in known and found.dtype:
-                _declare(graph.value_info, name, found)
-
-
-def _declare(values: object, name: str, found: TensorType) -> None:
-    info = onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
-    values.append(info)  # type: ignore[attr-defined]
+                graph.value_info.append(value_info(name, found))

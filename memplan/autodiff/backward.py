@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.assemble import assemble
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.forward.annotate import flat_copy
-from memplan.autodiff.forward.expand import Expanded, expand_all
-from memplan.autodiff.forward.patterns import see_patterns
+from memplan.autodiff.forward.expand import Expanded, differentiable, expand_all
 from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Phase
@@ -98,11 +96,7 @@ def build_gradients(
     emitter = expanded.emitter
     emitter.scan_recompute = ScanRecompute(request.scan_recompute)
     _check(request, expanded)
-    outputs_before = {value.name for value in expanded.model.graph.output}
-    kept = {*request.xs, *request.ys, *outputs_before}
-    nodes = see_patterns(list(expanded.model.graph.node), emitter.constants, kept, emitter.types)
-    activity = find_activity(nodes, emitter.types, request.ys, request.xs)
-    require_rules(nodes, activity)
+    seen = differentiable(expanded, request.ys, request.xs)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
         sink = GradientSink() if sink is None else sink
         seeds = _seeds(emitter, request, sink)
@@ -114,8 +108,7 @@ def build_gradients(
         sink.taken[name] = grad.name
         outputs.update(sink.take(emitter, name, grad))
 
-    fixed = {tensor.name for tensor in expanded.model.graph.initializer} - set(request.xs)
-    ReversePass(emitter, nodes, activity, request.xs, fixed, ready).run(seeds)
+    ReversePass(seen, request.xs, ready).run(seeds)
     outputs.update(sink.finish(emitter))
     _require_gradients(request, done)
     emitter.scan_recompute.require_matches()

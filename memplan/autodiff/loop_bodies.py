@@ -18,7 +18,7 @@ from memplan.passes.loops.edit_loop import is_own_output, own_output
 from memplan.proto.edit import copied, live_nodes, replace_nodes
 from memplan.proto.nodes import domain_of, free_names, names_read
 from memplan.shapes.prepare import name_nodes
-from memplan.shapes.tensor_type import TensorType, write_type
+from memplan.shapes.tensor_type import TensorType, value_info, write_type
 
 
 def graph_attribute(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
@@ -92,7 +92,7 @@ class BodyWriter:
         self.emitter.types[name] = found
         if new:
             self.emitter.places[name] = None
-        self.inputs.append(_info(name, found))
+        self.inputs.append(value_info(name, found))
         return self.emitter.tensor(name)
 
     def captured(self, value: Value) -> Value:
@@ -126,13 +126,9 @@ class BodyWriter:
             nodes,
             name,
             self.inputs,
-            [_info(value.name, value.type) for value in self.outputs],
+            [value_info(value.name, value.type) for value in self.outputs],
             [tensor for key, tensor in known.items() if key in read],
         )
-
-
-def _info(name: str, found: TensorType) -> onnx.ValueInfoProto:
-    return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
 
 
 def separate_outputs(graph: onnx.GraphProto, emitter: Emitter) -> None:

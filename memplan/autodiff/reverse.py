@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import onnx
 
-from memplan.autodiff.activity import Activity
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.emitter import Emitter, Scope, scope_of
+from memplan.autodiff.emit.emitter import Scope, scope_of
 from memplan.autodiff.emit.gradient_registry import Entry, Gradient, entry_for
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.expand import Differentiable
 from memplan.errors import MemplanError
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PHASE_KEY
@@ -32,31 +32,20 @@ class ReversePass:
     asked for is handed out once it is complete: weight gradients can be consumed early.
     """
 
-    def __init__(
-        self,
-        emitter: Emitter,
-        nodes: Sequence[onnx.NodeProto],
-        activity: Activity,
-        xs: Collection[str],
-        fixed: Collection[str] = (),
-        on_ready: OnReady | None = None,
-    ) -> None:
-        """Prepare to differentiate ``nodes``.
+    def __init__(self, seen: Differentiable, xs: Collection[str], on_ready: OnReady) -> None:
+        """Prepare to differentiate a graph.
 
         Args:
-            emitter: gets the backward nodes.
-            nodes: the forward nodes.
-            activity: what needs a gradient.
+            seen: the graph; its emitter gets the backward nodes.
             xs: tensors whose gradients are asked for.
-            fixed: the initializers that are not among ``xs``.
             on_ready: called with the name and the whole gradient of each x, as soon as it is
                 complete and everything is built that the node at hand has to build: what is made
                 of the gradient stands behind the last node that reads the x. Never called for an x
                 whose gradient is zero.
         """
-        self.emitter = emitter
-        self.nodes = nodes
-        self.activity = activity
+        self.emitter = seen.emitter
+        nodes = self.nodes = seen.nodes
+        activity = self.activity = seen.activity
         self.xs = frozenset(xs)
         self.on_ready = on_ready
         self.sums: dict[str, Value] = {}
@@ -70,7 +59,7 @@ class ReversePass:
             index: sum(self.readers[name] > 0 for name in self._active_outputs(index))
             for index in activity.nodes
         }
-        self.parameter_side = self._parameter_side(frozenset(fixed))
+        self.parameter_side = self._parameter_side(seen.fixed)
         self.heap: list[tuple[int, int, int]] = []
         self.complete: list[tuple[str, Value]] = []
 
@@ -148,8 +137,7 @@ class ReversePass:
 
     def _hand_out(self) -> None:
         for name, grad in self.complete:
-            if self.on_ready is not None:
-                self.on_ready(name, grad)
+            self.on_ready(name, grad)
         self.complete.clear()
 
     def _contribute(self, name: str, grad: Value) -> None:

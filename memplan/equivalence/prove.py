@@ -327,8 +327,9 @@ def reference_side(prepared: PreparedModel, other: onnx.ModelProto | None = None
     """
     if symbolic_dims(prepared.proto) and other is not None and not symbolic_dims(other):
         prepared = replace(prepared, proto=prepared.bound)
+    exact = prepared.exact  # it looks at all inputs
     facts = {
-        name: Fact(value.dtype, value.sizes if prepared.exact else None)
+        name: Fact(value.dtype, value.sizes if exact else None)
         for name, value in prepared.types.items()
     }
     return Side(prepared.proto, prepared.folder, facts)

@@ -22,13 +22,11 @@ import numpy as np
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.graph_facts import Array, Facts
 from memplan.passes.change import Change, facts_of, with_most
-from memplan.passes.early import early_results
-from memplan.passes.graph_pass import Applied, peak_did_not_rise, peak_fell
+from memplan.passes.graph_pass import Applied, peak_did_not_rise
 from memplan.passes.joined import joined_masks
-from memplan.passes.order import in_order
 from memplan.passes.surgery import ModelEdit
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline
 from memplan.units import counted
 
 _Bounds = tuple[float, float, frozenset[str] | None]
@@ -56,38 +54,19 @@ class Masks:
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with the comparisons that keep an input of an activation alive reading its
-        output, as far as no peak rises by it."""
+        output, and with one mask in place of two, as far as no peak rises by it."""
         notes = []
         found = with_most(model, timeline, _changes(model, timeline), peak_did_not_rise)
         if found is not None:
             model, timeline, count = found
             notes.append(f"{counted(count, 'input')} of activations not kept")
+        # One mask is smaller than two from where it is made, which is where the planner puts it.
         if timeline.session.priority_order and not timeline.session.reuse:
             found = with_most(model, timeline, joined_masks(model), peak_did_not_rise)
-            joined = (model, timeline, 0) if found is None else found
-            earlier = _made_at_once(*joined[:2])
-            # Without it, two masks may be as good as one.
-            if joined[2] and earlier is not joined[0]:
-                notes.append(f"{counted(joined[2], 'mask')} joined with another")
-            elif joined[2]:
-                earlier, joined = _made_at_once(model, timeline), (model, timeline, 0)
-            if earlier is not joined[0]:
-                model = earlier
-                notes.append("masks made at once")
+            if found is not None:
+                model, timeline, count = found
+                notes.append(f"{counted(count, 'mask')} joined with another")
         return Applied(model, ", ".join(notes))
-
-
-def _made_at_once(model: OpenModel, timeline: Timeline) -> OpenModel:
-    """The model with small results made early, in the better of two ways; itself if neither lowers
-    the peak."""
-    best, lowest = model, timeline
-    for alone in (False, True):
-        order = early_results(timeline, alone=alone)
-        earlier = in_order(model, order)
-        found = simulate(earlier.graph, timeline.session)
-        if peak_fell(found, lowest):
-            best, lowest = earlier, found
-    return best
 
 
 def _changes(model: OpenModel, timeline: Timeline) -> list[Change]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from memplan.errors import UsageError
 from memplan.ir.roles import averaged_by
+from memplan.pytorch.prepared_step import PreparedStep, first_names, user_name
 from memplan.pytorch.torch_step import Ema, TorchStep
-from memplan.pytorch.trace import Prepared, first_names, user_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class Averages:
         return str(source), 1 - self.decay
 
 
-def read_averages(step: TorchStep, prepared: Prepared, trained: Collection[str]) -> Averages | None:
+def read_averages(
+    step: TorchStep, prepared: PreparedStep, trained: Collection[str]
+) -> Averages | None:
     """Read a step's averages, under the names of the graph.
 
     Args:

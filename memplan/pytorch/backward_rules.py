@@ -37,7 +37,6 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
         "hardtanh_backward",  # torch's exporter has another gradient at the bounds
         "nll_loss_forward",
         "nll_loss2d_forward",
-        "hardtanh_backward",
         "addmv",
         "addcmul",
         "addcdiv",
@@ -86,7 +85,7 @@ def squeeze(x: Tensor, dims: Sizes) -> Tensor:
 def embedding_backward(
     grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
-    """Rows added up where a token occurs more than once."""
+    """Rows added up where a token occurs more than once, in fewer nodes than torch writes it in."""
     if padding_idx >= 0:
         grad = grad * (indices != padding_idx).unsqueeze(-1).to(grad.dtype)
     if scale_grad_by_freq:
@@ -152,7 +151,7 @@ def weight_norm_backward(
 
 
 def diagonal_backward(grad: Tensor, sizes: Sizes, offset: int, dim1: int, dim2: int) -> Tensor:
-    """Zeros, and on the diagonal the gradient."""
+    """Zeros, and on the diagonal the gradient; torch writes into a view, which no graph may."""
     rank = len(sizes)
     rows, columns = sizes[dim1], sizes[dim2]
     row = torch.arange(rows, dtype=torch.int64, device=grad.device)

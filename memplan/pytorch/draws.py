@@ -24,7 +24,7 @@ UNIFORM, NORMAL = "uniform", "normal"
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class TorchDraw:
     """One draw: ``family`` is ``uniform`` (in [0, 1)) or ``normal`` (standard), ``operator`` what
     PyTorch called for it."""
 
@@ -55,7 +55,7 @@ class Draws(TorchDispatchMode):
         """Begin a step; ``number`` tells its draws from those of other steps."""
         super().__init__()
         self.number = number
-        self.made: list[Draw] = []
+        self.made: list[TorchDraw] = []
         self.unknown: list[str] = []
 
     def __torch_dispatch__(
@@ -77,16 +77,13 @@ class Draws(TorchDispatchMode):
             return func(*args, **given)
         return rule(self, name, *args, **given)
 
-    def uniform(self, operator: str, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
-        """The next draw of numbers in [0, 1), in the type of ``like``."""
-        return self._next(UNIFORM, operator, shape, like)
-
-    def normal(self, operator: str, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
-        """The next draw of standard normal numbers, in the type of ``like``."""
-        return self._next(NORMAL, operator, shape, like)
-
-    def _next(self, family: str, operator: str, shape: Sequence[int], like: Any) -> Tensor:
-        draw = Draw(family, tuple(int(n) for n in shape), operator, (self.number, len(self.made)))
+    def draw(
+        self, family: str, operator: str, shape: Sequence[int], like: Tensor | None = None
+    ) -> Tensor:
+        """The next numbers of a family, in the type of ``like``."""
+        draw = TorchDraw(
+            family, tuple(int(n) for n in shape), operator, (self.number, len(self.made))
+        )
         self.made.append(draw)
         found = torch.from_numpy(np.asarray(draw.values()))
         if like is None:
@@ -113,70 +110,70 @@ def _kind(values: Tensor, options: Mapping[str, Any]) -> Tensor:
     return values.to(device=options.get("device"), dtype=dtype)
 
 
-def _bernoulli_(mode: Draws, name: str, x: Tensor, p: Any = 0.5, **_: Any) -> Tensor:
-    return x.copy_(mode.uniform(name, x.shape, x) > 1 - p)
-
-
 def _bernoulli(mode: Draws, name: str, x: Tensor, p: Any = None, **_: Any) -> Tensor:
-    return (mode.uniform(name, x.shape, x) > 1 - (x if p is None else p)).to(x.dtype)
-
-
-def _rand(mode: Draws, name: str, size: Sequence[int], *_a: Any, **options: Any) -> Tensor:
-    return _kind(mode.uniform(name, size), options)
-
-
-def _rand_like(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> Tensor:
-    return mode.uniform(name, x.shape, x).to(options.get("dtype") or x.dtype)
-
-
-def _uniform_(mode: Draws, name: str, x: Tensor, *bounds: float, **given: Any) -> Tensor:
-    return x.copy_(_uniform(mode, name, x, *bounds, **given))
+    return (mode.draw(UNIFORM, name, x.shape, x) > 1 - (x if p is None else p)).to(x.dtype)
 
 
 def _uniform(
     mode: Draws, name: str, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any
 ) -> Tensor:
-    return mode.uniform(name, x.shape, x) * (high - low) + low
-
-
-def _randn(mode: Draws, name: str, size: Sequence[int], *_a: Any, **options: Any) -> Tensor:
-    return _kind(mode.normal(name, size), options)
-
-
-def _randn_like(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> Tensor:
-    return mode.normal(name, x.shape, x).to(options.get("dtype") or x.dtype)
-
-
-def _normal_(mode: Draws, name: str, x: Tensor, *settings: float, **given: Any) -> Tensor:
-    return x.copy_(_normal_functional(mode, name, x, *settings, **given))
+    return mode.draw(UNIFORM, name, x.shape, x) * (high - low) + low
 
 
 def _normal_functional(
     mode: Draws, name: str, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
 ) -> Tensor:
-    return mode.normal(name, x.shape, x) * std + mean
+    return mode.draw(NORMAL, name, x.shape, x) * std + mean
 
 
 def _normal(mode: Draws, name: str, mean: Any, std: Any = 1.0, *size: Any, **options: Any) -> Any:
     given = [value for value in (mean, std) if isinstance(value, Tensor)]
     if not given:
-        return _kind(mode.normal(name, size[0]) * std + mean, options)
+        return _kind(mode.draw(NORMAL, name, size[0]) * std + mean, options)
     shape = torch.broadcast_shapes(*(value.shape for value in given))
-    return mode.normal(name, shape, given[0]) * std + mean
+    return mode.draw(NORMAL, name, shape, given[0]) * std + mean
+
+
+def _exponential(mode: Draws, name: str, x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    # As torch._refs.exponential has it, which the graph is made of.
+    return -torch.log(mode.draw(UNIFORM, name, x.shape, x)) / rate
+
+
+def _new(family: str) -> Callable[..., Tensor]:
+    """A tensor of a given size."""
+
+    def rule(mode: Draws, name: str, size: Sequence[int], *_a: Any, **options: Any) -> Tensor:
+        return _kind(mode.draw(family, name, size), options)
+
+    return rule
+
+
+def _like(family: str) -> Callable[..., Tensor]:
+    """A tensor like another."""
+
+    def rule(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> Tensor:
+        return mode.draw(family, name, x.shape, x).to(options.get("dtype") or x.dtype)
+
+    return rule
+
+
+def _in_place(made: Callable[..., Tensor], *usual: float) -> Callable[..., Tensor]:
+    """What a rule makes, written over its first argument; ``usual`` are the others' defaults."""
+
+    def rule(mode: Draws, name: str, x: Tensor, *given: Any, **options: Any) -> Tensor:
+        others = given if given or options else usual
+        return x.copy_(made(mode, name, x, *others, **options))
+
+    return rule
 
 
 def _native_dropout(mode: Draws, name: str, x: Tensor, p: float, train: bool = True) -> Any:
-    kept = mode.uniform(name, x.shape, x) > p
+    kept = mode.draw(UNIFORM, name, x.shape, x) > p
     return kept * x * (1.0 / (1.0 - p) if p < 1 else 0.0), kept
 
 
-def _exponential_(mode: Draws, name: str, x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
-    # As torch._refs.exponential has it, which the graph is made of.
-    return x.copy_(-torch.log(mode.uniform(name, x.shape, x)) / rate)
-
-
 def _whole(mode: Draws, name: str, shape: Sequence[int], low: int, high: int) -> Tensor:
-    wide = mode.uniform(name, shape).to(torch.float64)
+    wide = mode.draw(UNIFORM, name, shape).to(torch.float64)
     return torch.floor(wide * (high - low) + low)
 
 
@@ -191,36 +188,31 @@ def _randint_like(mode: Draws, name: str, x: Tensor, *bounds: int, **options: An
     return found.to(device=x.device, dtype=options.get("dtype") or x.dtype)
 
 
-def _random_(mode: Draws, name: str, x: Tensor, *bounds: int, **_: Any) -> Tensor:
-    low, high = bounds if len(bounds) == 2 else (0, *bounds)
-    return x.copy_(_whole(mode, name, x.shape, low, high))
-
-
 def _rrelu(
     mode: Draws, name: str, x: Tensor, noise: Tensor, low: float, high: float, *_: Any, **_k: Any
 ) -> Tensor:
-    slope = mode.uniform(name, x.shape, x) * (high - low) + low
+    slope = mode.draw(UNIFORM, name, x.shape, x) * (high - low) + low
     noise.copy_(torch.where(x <= 0, slope, 1.0))
     return x * noise
 
 
 _RULES: dict[str, Callable[..., Any]] = {
     "bernoulli": _bernoulli,
-    "bernoulli_": _bernoulli_,
-    "rand": _rand,
-    "rand_like": _rand_like,
+    "bernoulli_": _in_place(_bernoulli, 0.5),
+    "rand": _new(UNIFORM),
+    "rand_like": _like(UNIFORM),
     "uniform": _uniform,
-    "uniform_": _uniform_,
-    "randn": _randn,
-    "randn_like": _randn_like,
+    "uniform_": _in_place(_uniform),
+    "randn": _new(NORMAL),
+    "randn_like": _like(NORMAL),
     "normal": _normal,
-    "normal_": _normal_,
+    "normal_": _in_place(_normal_functional),
     "normal_functional": _normal_functional,
     "native_dropout": _native_dropout,
-    "exponential_": _exponential_,
+    "exponential_": _in_place(_exponential),
     "randint": _randint,
     "randint_like": _randint_like,
-    "random_": _random_,
+    "random_": _in_place(_randint_like),
     "rrelu_with_noise": _rrelu,
 }
 """What random operators compute from their draws, by the name of the operator."""

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memplan.pytorch.draws import Draw, Draws
+from memplan.pytorch.draws import Draws, TorchDraw
+from memplan.pytorch.prepared_step import PreparedStep, user_name
 from memplan.pytorch.torch_checkpoints import marked_regions
-from memplan.pytorch.trace import Prepared, quiet, user_name
+from memplan.pytorch.trace import quiet
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EagerStep:
     """One eager step: forward and backward.
 
     Tensors are by the user's names. ``gradients`` has those that PyTorch gave, in the parameter's
@@ -42,7 +43,7 @@ class Outcome:
     gradients: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     metrics: Mapping[str, Tensor]
-    draws: tuple[Draw, ...]
+    draws: tuple[TorchDraw, ...]
     unknown: tuple[str, ...]
     outside: bool
     seconds: float
@@ -96,7 +97,7 @@ def _tensors(values: Any) -> list[Tensor]:
 class Eager:
     """Takes a prepared step again and again."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedStep) -> None:
         """Take note of what there is."""
         self.prepared = prepared
         self.parameters = prepared.parameters()
@@ -122,7 +123,7 @@ class Eager:
         wide: bool = False,
         draws: bool = True,
         watched: bool = False,
-    ) -> Outcome:
+    ) -> EagerStep:
         """Take the step once.
 
         Args:
@@ -155,7 +156,7 @@ class Eager:
                 loss.backward()
             seconds = time.perf_counter() - begin
             del result, loss
-            return Outcome(
+            return EagerStep(
                 loss=value,
                 gradients={n: p.grad for n, p in self.parameters.items() if p.grad is not None},
                 buffers=self._buffers_now(),

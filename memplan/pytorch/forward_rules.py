@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from memplan.pytorch.pool_rules import pool_forms
 from memplan.pytorch.selection_rules import selection_forms
@@ -25,7 +26,7 @@ def forward_forms() -> dict[Any, Callable[..., Any]]:
         aten.copy.default: copied,
         aten.relu.default: relu,
         aten.scatter_reduce.two: scatter_reduce,
-        aten.select_scatter.default: select_scatter,
+        aten.select_scatter.default: decomposition_table[aten.select_scatter.default],
         aten._trilinear.default: trilinear,
     }
 
@@ -53,15 +54,6 @@ def scatter_reduce(
     if reduce == "sum":
         return total
     return total / (count + 1 if include_self else count.clamp(min=1.0))
-
-
-def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """One slice is another; in-place updates may give one that is still to be spread."""
-    dim = dim % x.dim()
-    shape = [size for axis, size in enumerate(x.shape) if axis != dim]
-    row = torch.arange(x.shape[dim], dtype=torch.int64, device=x.device)
-    there = (row == index % x.shape[dim]).reshape([-1, *[1] * (x.dim() - 1 - dim)])
-    return torch.where(there, source.expand(shape).unsqueeze(dim), x)
 
 
 def trilinear(

@@ -32,11 +32,12 @@ from memplan.pytorch.backward_rules import backward_table
 from memplan.pytorch.live import live
 from memplan.pytorch.meta import MadeOnCpu, on_cpu
 from memplan.pytorch.places import of_node
+from memplan.pytorch.prepared_step import PreparedStep
 from memplan.pytorch.program import friendly_table
 from memplan.pytorch.scopes import label_backward
 from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH
 from memplan.pytorch.torch_errors import refusal
-from memplan.pytorch.trace import STORED, Prepared, quiet
+from memplan.pytorch.trace import STORED, quiet
 
 aten = torch.ops.aten
 _COPIES = (
@@ -61,7 +62,7 @@ _CHANGED = {
 
 
 def joint(
-    program: ExportedProgram, prepared: Prepared, trainable: Collection[str], *, seeded: bool
+    program: ExportedProgram, prepared: PreparedStep, trainable: Collection[str], *, seeded: bool
 ) -> ExportedProgram:
     """The step with the gradients of parameters.
 
@@ -86,7 +87,7 @@ def joint(
 
 
 def _traced(
-    program: ExportedProgram, prepared: Prepared, trainable: Collection[str], seeded: bool
+    program: ExportedProgram, prepared: PreparedStep, trainable: Collection[str], seeded: bool
 ) -> ExportedProgram:
     from torch._functorch.aot_autograd import _aot_export_function
 

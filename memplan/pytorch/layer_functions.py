@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from memplan.errors import ModelError
+from memplan.pytorch.pool_rules import each, pixels
 from memplan.pytorch.surrogate_exports import backward_through
 
 _embedding = functional.embedding
@@ -65,8 +66,8 @@ def average(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
-        kernel, padding = _each(kernel_size, rank), _each(padding, rank)
-        stride = _each(stride, rank) if stride else kernel
+        kernel, padding = each(kernel_size, rank), each(padding, rank)
+        stride = each(stride, rank) if stride else kernel
         sizes = input.shape[-rank:]
         windows = list(zip(sizes, kernel, stride, padding, strict=True))
         if divisor_override is None and not (ceil_mode and any(map(_has_one_behind, windows))):
@@ -78,7 +79,7 @@ def average(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
         shares = torch.ones([], dtype=input.dtype, device=input.device)
         for window in windows:
             count = _windows(*window, ceil_mode)
-            shares = shares.unsqueeze(-1) * _pixels(count, window, count_include_pad, input)
+            shares = shares.unsqueeze(-1) * pixels(count, window, count_include_pad, input)
         return total / shares
 
     return pooled
@@ -95,8 +96,8 @@ def maximum(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
         dilation: int | Sizes = 1,
         ceil_mode: bool = False,
     ) -> Tensor:
-        kernel, padding, apart = (_each(v, rank) for v in (kernel_size, padding, dilation))
-        stride = _each(stride, rank) if stride else kernel
+        kernel, padding, apart = (each(v, rank) for v in (kernel_size, padding, dilation))
+        stride = each(stride, rank) if stride else kernel
         extents = [step * (size - 1) + 1 for size, step in zip(kernel, apart, strict=True)]
         windows = list(zip(input.shape[-rank:], extents, stride, padding, strict=True))
         if not (ceil_mode and any(map(_has_one_behind, windows))):
@@ -147,6 +148,13 @@ def cdist(
     return torch.where(near, 0.0, torch.where(near, 1.0, apart).sqrt())
 
 
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """``torch.pdist``: the distances of all pairs of rows."""
+    count = input.shape[0]
+    first, second = torch.triu_indices(count, count, 1, device=input.device).unbind(0)
+    return vector_norm(input.index_select(0, first) - input.index_select(0, second), p, -1)
+
+
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:
     """``torch.logaddexp`` without an overflow."""
     return torch.stack(torch.broadcast_tensors(input, other)).logsumexp(0)
@@ -155,32 +163,6 @@ def logaddexp(input: Tensor, other: Tensor) -> Tensor:
 def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
     """``torch.logaddexp2``, the same to the base 2."""
     return logaddexp(input * math.log(2), other * math.log(2)) / math.log(2)
-
-
-def scatter_reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``torch.scatter_reduce`` by any name; the exporter has no means, and takes a sum."""
-
-    def reduced(
-        input: Tensor,
-        dim: int,
-        index: Tensor,
-        src: Tensor,
-        reduce: str,
-        *,
-        include_self: bool = True,
-    ) -> Tensor:
-        if reduce != "mean":
-            return function(input, dim, index, src, reduce, include_self=include_self)
-        ones = torch.ones_like(src)
-        if include_self:
-            counts = torch.ones_like(input).scatter_add(dim, index, ones)
-            return input.scatter_add(dim, index, src) / counts
-        nothing = torch.zeros_like(input)
-        counts = nothing.scatter_add(dim, index, ones)
-        means = nothing.scatter_add(dim, index, src) / counts.clamp(min=1.0)
-        return torch.where(counts > 0, means, input)
-
-    return reduced
 
 
 def _around(windows: Sequence[Sizes], ceil_mode: bool) -> list[int]:
@@ -199,11 +181,6 @@ def _has_one_behind(window: Sizes) -> bool:
     return _windows(size, extent, step, pad, ceil_mode=True) < rounded
 
 
-def _each(values: int | Sizes, rank: int) -> list[int]:
-    listed = [values] if isinstance(values, int) else list(values)
-    return listed * rank if len(listed) == 1 else listed
-
-
 def _windows(size: int, extent: int, step: int, pad: int, ceil_mode: bool) -> int:
     """How many windows there are on an axis; none begins behind the image."""
     room = size + 2 * pad - extent
@@ -211,16 +188,6 @@ def _windows(size: int, extent: int, step: int, pad: int, ceil_mode: bool) -> in
         return room // step + 1
     count = (room + step - 1) // step + 1
     return count - 1 if (count - 1) * step >= size + pad else count
-
-
-def _pixels(count: int, window: Sizes, padding_counts: bool, like: Tensor) -> Tensor:
-    """How many pixels each window averages on an axis."""
-    size, extent, step, pad = window
-    begin = torch.arange(count, device=like.device) * step - pad
-    end = (begin + extent).clamp(max=size + pad)
-    if not padding_counts:
-        begin, end = begin.clamp(min=0), end.clamp(max=size)
-    return (end - begin).to(like.dtype)
 
 
 SPELLED: dict[Any, Callable[..., Any]] = {
@@ -241,8 +208,8 @@ CALLED: dict[Any, Callable[..., Any]] = {
     **NAMED,
     torch.linalg.vector_norm: vector_norm,
     torch.cdist: cdist,
+    torch.pdist: pdist,
     **dict.fromkeys((torch.logaddexp, Tensor.logaddexp), logaddexp),
     **dict.fromkeys((torch.logaddexp2, Tensor.logaddexp2), logaddexp2),
-    **{f: scatter_reduce(f) for f in (torch.scatter_reduce, Tensor.scatter_reduce)},
 }
 """Functions that a step calls, or a module that it calls."""

@@ -15,14 +15,15 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import tree_leaves
 
 from memplan.pytorch.places import calls_told
+from memplan.pytorch.prepared_step import PreparedStep
 from memplan.pytorch.scopes import stacks_of
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.torch_errors import nothing_trained
-from memplan.pytorch.trace import STORED, Prepared
+from memplan.pytorch.trace import STORED
 
 
-def live(prepared: Prepared, specs: Sequence[InputSpec]) -> Callable[..., tuple[Tensor, ...]]:
+def live(prepared: PreparedStep, specs: Sequence[InputSpec]) -> Callable[..., tuple[Tensor, ...]]:
     """A function of what ``specs`` describe, which gives the loss and what stands beside it."""
     module = prepared.module
 

@@ -128,7 +128,8 @@ def multilabel_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """``torch.nn.functional.multilabel_margin_loss``: of each row, the labels before the first
-    negative one are wanted."""
+    negative one are wanted. (PyTorch's own decomposition gives another loss than its kernel, 2.13.)
+    """
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     wanted = (target < 0).to(torch.int64).cumsum(-1) == 0

@@ -32,8 +32,8 @@ def pool_table() -> dict[Any, Callable[..., Any]]:
     return {
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
         aten.max_pool3d_with_indices_backward.default: max_pool_backward,
-        aten.adaptive_max_pool2d_backward.default: partial(adaptive_max_pool_backward, 2),
-        aten.adaptive_max_pool3d_backward.default: partial(adaptive_max_pool_backward, 3),
+        aten.adaptive_max_pool2d_backward.default: partial(scattered, 2),
+        aten.adaptive_max_pool3d_backward.default: partial(scattered, 3),
         aten.avg_pool2d_backward.default: avg_pool_backward,
         aten.avg_pool3d_backward.default: avg_pool_backward,
         aten._adaptive_avg_pool2d_backward.default: partial(adaptive_avg_pool_backward, 2),
@@ -41,9 +41,10 @@ def pool_table() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def each(values: Sizes, rank: int) -> list[int]:
+def each(values: int | Sizes, rank: int) -> list[int]:
     """One value per dimension."""
-    return list(values) * rank if len(values) == 1 else list(values)
+    listed = [values] if isinstance(values, int) else list(values)
+    return listed * rank if len(listed) == 1 else listed
 
 
 def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
@@ -53,30 +54,17 @@ def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return (x.transpose(axis, -1) @ matrix).transpose(axis, -1)
 
 
-def max_pool_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def scattered(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
     """Scatter the gradient to where the maxima were."""
-    return _scattered(grad, x, indices, len(kernel))
-
-
-def adaptive_max_pool_backward(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """The same."""
-    return _scattered(grad, x, indices, rank)
-
-
-def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     lead = list(x.shape[:-rank])
     flat = grad.new_zeros([*lead, math.prod(x.shape[-rank:])])
     rows = [*lead, -1]
     return flat.scatter_add(-1, indices.reshape(rows), grad.reshape(rows)).reshape(x.shape)
+
+
+def max_pool_backward(grad: Tensor, x: Tensor, kernel: Sizes, *settings: Any) -> Tensor:
+    """The same of windows; the last of the settings are the indices."""
+    return scattered(len(kernel), grad, x, settings[-1])
 
 
 def adaptive_max_pool(x: Tensor, output_size: Sizes) -> Any:
@@ -112,9 +100,7 @@ def _windows(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:
     ends = [-((k + 1) * size // -count) for k in range(count)]
     longest = max(end - begin for begin, end in zip(begins, ends, strict=True))
     offset = torch.arange(longest, dtype=torch.int64, device=device)[None, :]
-    row = torch.arange(count, dtype=torch.int64, device=device)[:, None]
-    begin = (row * size).div(count, rounding_mode="floor")
-    end = ((row + 1) * size + count - 1).div(count, rounding_mode="floor")
+    begin, end = _edges(size, count, device)
     return (begin + offset).clamp(max=size - 1), begin + offset < end
 
 
@@ -137,10 +123,8 @@ def avg_pool_backward(
     if not divisor and (ceil_mode or (any(padding) and not count_include_pad)):
         share = 1.0
         for d in range(rank):
-            window = (kernel[d], stride[d], padding[d])
-            count = _pixels(
-                grad.shape[d - rank], x.shape[d - rank], window, count_include_pad, grad
-            )
+            window = (x.shape[d - rank], kernel[d], stride[d], padding[d])
+            count = pixels(grad.shape[d - rank], window, count_include_pad, grad)
             grad = grad / count.reshape([-1, *[1] * (rank - 1 - d)])
     channels = x.shape[-rank - 1]
     weight = grad.new_full([channels, 1, *kernel], share)
@@ -156,11 +140,10 @@ def avg_pool_backward(
     return found
 
 
-def _pixels(
-    count: int, size: int, window: tuple[int, int, int], padding_counts: bool, like: Tensor
-) -> Tensor:
-    """How many pixels each of ``count`` windows (extent, stride, padding) averages on an axis."""
-    extent, stride, padding = window
+def pixels(count: int, window: Sizes, padding_counts: bool, like: Tensor) -> Tensor:
+    """How many pixels each of ``count`` windows (of an axis of that size; extent, stride, padding)
+    averages."""
+    size, extent, stride, padding = window
     begin = torch.arange(count, dtype=torch.int64, device=like.device) * stride - padding
     end = (begin + extent).clamp(max=size + padding)
     if not padding_counts:
@@ -190,11 +173,16 @@ def adaptive_avg_pool_backward(rank: int, grad: Tensor, x: Tensor) -> Tensor:
     return shared.reshape([*lead, *apart]).expand([*lead, *wide]).reshape(x.shape)
 
 
+def _edges(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:
+    """count × 1: where each bin on an axis begins, and where it ends."""
+    row = torch.arange(count, dtype=torch.int64, device=device)[:, None]
+    begin = (row * size).div(count, rounding_mode="floor")
+    return begin, ((row + 1) * size + count - 1).div(count, rounding_mode="floor")
+
+
 def _bins(count: int, size: int, like: Tensor) -> Tensor:
     """count × size: the weight of a pixel in each bin of an adaptive average."""
-    row = torch.arange(count, dtype=torch.int64, device=like.device)[:, None]
-    begin = (row * size).div(count, rounding_mode="floor")
-    end = ((row + 1) * size + count - 1).div(count, rounding_mode="floor")
+    begin, end = _edges(size, count, like.device)
     column = torch.arange(size, dtype=torch.int64, device=like.device)[None, :]
     inside = ((column >= begin) & (column < end)).to(like.dtype)
     return inside / (end - begin).to(like.dtype)

@@ -24,12 +24,13 @@ from torch.utils._pytree import tree_unflatten
 
 from memplan.errors import ModelError, UsageError
 from memplan.pytorch.forward_rules import forward_forms
+from memplan.pytorch.prepared_step import ASSIGNED, PreparedStep, first_names, user_name
 from memplan.pytorch.spelled import attention
 from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
 from memplan.pytorch.torch_errors import refusal
-from memplan.pytorch.trace import ASSIGNED, Prepared, first_names, quiet, user_name
+from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
 OPSET = 20
@@ -43,7 +44,7 @@ _LARGEST_CONSTANT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedGraph:
     """An ONNX graph without weights.
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
@@ -117,7 +118,7 @@ def decomposed(program: Any) -> Any:
         raise refusal("torch cannot decompose a part of the model", error) from error
 
 
-def to_onnx(program: Any, prepared: Prepared) -> Exported:
+def to_onnx(program: Any, prepared: PreparedStep) -> ExportedGraph:
     """The ONNX graph of a decomposed program.
 
     Raises:
@@ -132,7 +133,7 @@ def to_onnx(program: Any, prepared: Prepared) -> Exported:
 class _Interface:
     """Which input and output of a program is which of the user's tensors."""
 
-    def __init__(self, program: Any, prepared: Prepared) -> None:
+    def __init__(self, program: Any, prepared: PreparedStep) -> None:
         self.program = program
         self.graph = program.graph_module.graph
         self.signature = program.graph_signature
@@ -188,7 +189,7 @@ class _Interface:
         ends.args = (tuple(found),)
         return found
 
-    def named(self, model: Any) -> Exported:
+    def named(self, model: Any) -> ExportedGraph:
         """Give inputs and outputs the user's names."""
         given = [s for s in self.given if s.kind is not InputKind.CONSTANT_TENSOR]
         batch = iter((*self.prepared.batch, SEED))
@@ -216,7 +217,7 @@ class _Interface:
             outputs.append(f"{name}_new" if mutated else f"{name}_grad")
             (renewed if mutated else gradients)[outputs[-1]] = name
         _rename(model, inputs, outputs)
-        return Exported(
+        return ExportedGraph(
             model=model.model_proto,
             parameters=tuple(parameters),
             buffers=tuple(buffers),

@@ -14,14 +14,15 @@ from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.joint import joint
 from memplan.pytorch.meta import check_constants, check_one_device
-from memplan.pytorch.optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.places import of_node
-from memplan.pytorch.program import Exported, decomposed, to_onnx
+from memplan.pytorch.prepared_step import PreparedStep, prepare, user_name
+from memplan.pytorch.program import ExportedGraph, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.torch_checkpoints import regions_of
+from memplan.pytorch.torch_optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.torch_step import FROZEN, TorchStep
-from memplan.pytorch.trace import Prepared, export, prepare, user_name
+from memplan.pytorch.trace import export
 from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted
 
@@ -45,7 +46,7 @@ class Reading:
     changes gradients and stands in no forward part.
     """
 
-    prepared: Prepared
+    prepared: PreparedStep
     program: Any
     optimizer: OptimizerSettings | None
     treatment: Treatment
@@ -59,7 +60,7 @@ class Reading:
     averages: Averages | None = None
     custom: tuple[CustomBackward, ...] = ()
 
-    def forward(self) -> Exported:
+    def forward(self) -> ExportedGraph:
         """The forward graph.
 
         Raises:
@@ -69,7 +70,7 @@ class Reading:
         program = decomposed(self.program)
         return self._tidied(program, regions_of(program))
 
-    def joint(self) -> Exported:
+    def joint(self) -> ExportedGraph:
         """The graph with autograd's backward part.
 
         Raises:
@@ -84,7 +85,7 @@ class Reading:
         seeded = self.treatment.scale is not None
         return self._tidied(joint(self.program, self.prepared, names, seeded=seeded))
 
-    def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> Exported:
+    def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> ExportedGraph:
         exported = to_onnx(program, self.prepared)
         marks = tidy(exported.model, self.prepared.dynamic, regions)
         return replace(exported, checkpoints=marks)
@@ -166,7 +167,7 @@ def read_step(step: TorchStep) -> Reading:
     )
 
 
-def _given(step: TorchStep, prepared: Prepared) -> frozenset[str]:
+def _given(step: TorchStep, prepared: PreparedStep) -> frozenset[str]:
     """What is an input even where the step does not renew it: what the state dict holds, but for
     tables of integers, which decide on sizes.
 
@@ -181,7 +182,7 @@ def _given(step: TorchStep, prepared: Prepared) -> frozenset[str]:
     return frozenset(user_name(n) for n, value in held.items() if value.is_floating_point())
 
 
-def _dims(prepared: Prepared) -> dict[str, int]:
+def _dims(prepared: PreparedStep) -> dict[str, int]:
     return {
         label: int(prepared.batch[name].shape[axis])
         for name, axes in prepared.dynamic.items()
@@ -189,7 +190,7 @@ def _dims(prepared: Prepared) -> dict[str, int]:
     }
 
 
-def _sizes(prepared: Prepared, name: str) -> tuple[str, ...]:
+def _sizes(prepared: PreparedStep, name: str) -> tuple[str, ...]:
     labels = prepared.dynamic.get(name, {})
     return tuple(labels.get(k, str(n)) for k, n in enumerate(prepared.batch[name].shape))
 

@@ -6,17 +6,17 @@ weights: those of the states may depend on a dynamic batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from onnxscript import opset20 as op
+
+aten = torch.ops.aten
 
 _LSTM_GATES = (0, 3, 1, 2)  # PyTorch's input, forget, cell, output → ONNX's input, output, ...
 _GRU_GATES = (1, 0, 2)  # reset, update, new → update, reset, new
-
-_RESET = (("linear_before_reset", 1),)  # PyTorch's formula
-_RELU = (("activations", ["Relu"]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class _Layers:
 
     kind: str
     gates: tuple[int, ...]
+    attributes: Mapping[str, Any]
     params: Sequence[Any]
     has_biases: bool
     count: int
@@ -32,7 +33,6 @@ class _Layers:
     train: bool
     bidirectional: bool
     batch_first: bool
-    attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
     def directions(self) -> int:
@@ -104,39 +104,26 @@ class _Layers:
 
     def _attributes(self) -> dict[str, Any]:
         if self.bidirectional:
-            found = {"direction": "bidirectional", **dict(self.attributes)}
+            found = {"direction": "bidirectional", **self.attributes}
             if "activations" in found:
                 found["activations"] = found["activations"] * 2
             return found
-        return {"direction": "forward", **dict(self.attributes)}
+        return {"direction": "forward", **self.attributes}
 
 
-def lstm(
-    x: Any,
-    hx: Sequence[Any],
-    params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Any, ...]:
-    """``aten.lstm.input``."""
-    settings = (params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    return _Layers("LSTM", _LSTM_GATES, *settings).run(x, hx)
+def _recurrent(kind: str, gates: tuple[int, ...], **attributes: Any) -> Callable[..., Any]:
+    """The translation of an operator of ATen, whose settings are those of :class:`_Layers`."""
+
+    def translated(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
+        states = hx if kind == "LSTM" else [hx]
+        return _Layers(kind, gates, attributes, *settings).run(x, states)
+
+    return translated
 
 
-def gru(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
-    """``aten.gru.input``."""
-    return replace(_Layers("GRU", _GRU_GATES, *settings), attributes=_RESET).run(x, [hx])
-
-
-def rnn_tanh(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
-    """``aten.rnn_tanh.input``."""
-    return _Layers("RNN", (0,), *settings).run(x, [hx])
-
-
-def rnn_relu(x: Any, hx: Any, *settings: Any) -> tuple[Any, ...]:
-    """``aten.rnn_relu.input``."""
-    return replace(_Layers("RNN", (0,), *settings), attributes=_RELU).run(x, [hx])
+RECURRENT: Mapping[Any, Callable[..., Any]] = {
+    aten.lstm.input: _recurrent("LSTM", _LSTM_GATES),
+    aten.gru.input: _recurrent("GRU", _GRU_GATES, linear_before_reset=1),  # PyTorch's formula
+    aten.rnn_tanh.input: _recurrent("RNN", (0,)),
+    aten.rnn_relu.input: _recurrent("RNN", (0,), activations=["Relu"]),
+}

@@ -1,4 +1,4 @@
-"""Order statistics, masks, products and distances of ATen, in terms of operators that ONNX has."""
+"""Order statistics, masks and products of ATen, in terms of operators that ONNX has."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ def selection_forms() -> dict[Any, Callable[..., Any]]:
         aten.nanmedian.dim: partial(median, skip=True),
         aten.kthvalue.default: kthvalue,
         aten.masked_select.default: masked_select,
-        aten._cdist_forward.default: distances,
-        aten._pdist_forward.default: distances_within,
         aten.max.dim: most_of_booleans,
         prims.prod.default: product,
         prims.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
@@ -34,8 +32,6 @@ def selection_forms() -> dict[Any, Callable[..., Any]]:
 def selection_table() -> dict[Any, Callable[..., Any]]:
     """Decompositions of backward operators."""
     return {
-        aten._cdist_backward.default: distances_backward,
-        aten._pdist_backward.default: distances_within_backward,
         aten.masked_scatter_backward.default: masked_scatter_backward,
     }
 
@@ -108,64 +104,3 @@ def product(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) 
     for dim in sorted(range(x.dim()) if dims is None else dims, reverse=True):
         found = aten.prod.dim_int(found, dim)
     return found
-
-
-def distances(x: Tensor, y: Tensor, p: float, mode: int | None) -> Tensor:
-    """Between all rows of two matrices."""
-    return _norm(x.unsqueeze(-2) - y.unsqueeze(-3), p)
-
-
-def distances_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, found: Tensor) -> Tensor:
-    """By the first of the matrices."""
-    apart = x.unsqueeze(-2) - y.unsqueeze(-3)
-    return _norm_backward(grad, apart, p, found).sum(-2)
-
-
-def distances_within(x: Tensor, p: float = 2.0) -> Tensor:
-    """Between rows of one matrix, each pair once."""
-    first, second = _pairs(x)
-    return _norm(x.index_select(0, first) - x.index_select(0, second), p)
-
-
-def distances_within_backward(grad: Tensor, x: Tensor, p: float, found: Tensor) -> Tensor:
-    """The gradient of either row of a pair."""
-    first, second = _pairs(x)
-    apart = x.index_select(0, first) - x.index_select(0, second)
-    each = _norm_backward(grad, apart, p, found)
-    total = torch.zeros_like(x)
-    for index, part in ((first, each), (second, -each)):
-        total = aten.scatter_add(total, 0, index.unsqueeze(-1).expand(part.shape), part)
-    return total
-
-
-def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
-    count = x.shape[0]
-    first, second = torch.triu_indices(count, count, 1, device=x.device).unbind(0)
-    return first, second
-
-
-def _norm(x: Tensor, p: float) -> Tensor:
-    if p == 0:
-        return (x != 0).to(x.dtype).sum(-1)
-    if p == 1:
-        return x.abs().sum(-1)
-    if math.isinf(p):
-        return x.abs().amax(-1)
-    total = (x * x if p == 2 else x.abs().pow(p)).sum(-1)
-    none = total == 0  # where a root has no derivative, PyTorch's distances have the derivative 0
-    safe = torch.where(none, 1.0, total)
-    return torch.where(none, 0.0, safe.sqrt() if p == 2 else safe.pow(1 / p))
-
-
-def _norm_backward(grad: Tensor, x: Tensor, p: float, norm: Tensor) -> Tensor:
-    """PyTorch's: none where the norm is 0, and for the largest of all, to each of them."""
-    grad, norm = grad.unsqueeze(-1), norm.unsqueeze(-1)
-    if p == 0:
-        return torch.zeros_like(x)
-    if p == 1:
-        return grad * x.sign()
-    if math.isinf(p):
-        return grad * x.sign() * (x.abs() == norm).to(x.dtype)
-    safe = torch.where(norm == 0, 1.0, norm)
-    share = x if p == 2 else x.sign() * x.abs().pow(p - 1)
-    return torch.where(norm == 0, 0.0, grad * share / (safe if p == 2 else safe.pow(p - 1)))

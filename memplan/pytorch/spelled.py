@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from memplan.errors import ModelError
 from memplan.pytorch import layer_functions, loss_functions, randomness
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
-from memplan.pytorch.ties import adaptive_max_pool2d
 
 aten = torch.ops.aten
 _ACTIVE: ContextVar[bool] = ContextVar("spelled", default=False)
@@ -135,7 +134,6 @@ _NORMS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 _SPELLED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding_bag: embedding_bag,
-    functional.adaptive_max_pool2d: adaptive_max_pool2d,
     **layer_functions.SPELLED,
     **loss_functions.SPELLED,
     **randomness.SPELLED,

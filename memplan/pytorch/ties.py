@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 aten = torch.ops.aten
 _Bound: TypeAlias = Tensor | float | None
@@ -172,22 +171,6 @@ def xlogy(x: Tensor, y: Tensor) -> Any:
         return NotImplemented
     nothing = (x == 0) & (y <= 0)
     return torch.where(nothing, 0.0, x * torch.where(nothing, 1.0, y).log())
-
-
-def adaptive_max_pool2d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """``torch.nn.functional.adaptive_max_pool2d``, by windows of one size where these suffice: the
-    first of equals has the gradient, and both roads know it."""
-    sizes = list(input.shape[-2:])
-    given = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
-    wanted = [n if m is None else m for n, m in zip(sizes, given, strict=True)]
-    if any(n % m for n, m in zip(sizes, wanted, strict=True)):
-        return _adaptive_max_pool2d(input, output_size, return_indices)
-    window = [n // m for n, m in zip(sizes, wanted, strict=True)]
-    return _max_pool2d(input, window, return_indices=return_indices)
-
-
-_adaptive_max_pool2d: Any = functional.adaptive_max_pool2d
-_max_pool2d: Any = functional.max_pool2d
 
 
 def stable_sort(

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
 
-from memplan.pytorch.recurrent_modules import gru, lstm, rnn_relu, rnn_tanh
+from memplan.pytorch.pool_rules import each
+from memplan.pytorch.recurrent_modules import RECURRENT
 from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH, translated
 
 aten = torch.ops.aten
@@ -80,18 +81,14 @@ def conv3d(
 ) -> Any:
     """Convolution; torch's exporter makes a bias of another shape where there is none."""
     attributes = {
-        "strides": _each(stride),
-        "pads": _each(padding) * 2,
-        "dilations": _each(dilation),
+        "strides": each(stride, 3),
+        "pads": each(padding, 3) * 2,
+        "dilations": each(dilation, 3),
         "group": groups,
     }
     return (
         op.Conv(x, weight, **attributes) if bias is None else op.Conv(x, weight, bias, **attributes)
     )
-
-
-def _each(values: Sequence[int]) -> list[int]:
-    return list(values) * 3 if len(values) == 1 else list(values)
 
 
 def bernoulli(x: Any, generator: Any = None) -> Any:
@@ -143,9 +140,6 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.bernoulli.p: bernoulli_p,
     aten.log_sigmoid.default: log_sigmoid,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
-    aten.lstm.input: lstm,
-    aten.gru.input: gru,
-    aten.rnn_tanh.input: rnn_tanh,
-    aten.rnn_relu.input: rnn_relu,
+    **RECURRENT,
 }
 """What torch's exporter is told to use instead of its own."""

@@ -17,6 +17,8 @@ Shape = tuple[Dim, ...]
 _T = onnx.TensorProto
 FLOATS = frozenset({_T.FLOAT, _T.DOUBLE, _T.FLOAT16, _T.BFLOAT16})
 """The element types that gradients flow through."""
+NARROW_FLOATS = frozenset({_T.FLOAT16, _T.BFLOAT16})
+"""Those of them in which a long sum stands still: 1 + ... + 1 ends at 256 in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
     if final and shape is not None:
         shape = tuple(None if str(dim).startswith(UNNAMED) else dim for dim in shape)
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)
+
+
+def value_info(name: str, found: TensorType) -> onnx.ValueInfoProto:
+    """A tensor's name and type as a file states them."""
+    return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
 
 
 def known_shapes(types: Types) -> int:

@@ -122,8 +122,8 @@ def test_a_full_disk_leaves_the_old_file(
 _WAITING = """
 import sys, time
 from pathlib import Path
-from memplan.api.rewrite import rewriting as rewriting
-from memplan_cli.main import rewriting
+from memplan.api.rewrite import rewriting
+from memplan_cli.main import run
 
 def read(path):
     Path("reading").touch()

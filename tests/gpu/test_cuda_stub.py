@@ -204,7 +204,7 @@ freed (float[2,4,16,16] x) => (float[2,4,16,16] y, int64[2,4,8,8] z)
     e = Sigmoid(d)
     f = Mul(e, d)
     h = Mul(f, b)
-    m = LessOrEqual(a, zero)
+    m = Greater(a, zero)
     y = Where(m, h, f)
     z = Add(t, one)
 }"""

@@ -20,7 +20,7 @@ from onnx.reference.op_run import OpRun
 
 from helpers.float64_ops import OPS
 from helpers.gradients import draw, in_float32, runtime
-from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_model
+from memplan.autodiff.lowering.lowered_graph import Lowered, LoweringRequest, lower_model
 
 Array = npt.NDArray[Any]
 Run = Callable[[onnx.ModelProto, Mapping[str, Any]], dict[str, Any]]
@@ -121,9 +121,9 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Ar
     return dict(zip(names, map(np.asarray, values), strict=True))
 
 
-def lowered(case: Case, request: Request | None = None) -> Lowered:
+def lowered(case: Case, request: LoweringRequest | None = None) -> Lowered:
     """The case in standard operators, which ONNX's checker accepts."""
-    found = lower_model(case.model(), request or Request())
+    found = lower_model(case.model(), request or LoweringRequest())
     assert {item.domain for item in found.model.opset_import} == {""}
     onnx.checker.check_model(found.model, full_check=True)
     return found
@@ -138,7 +138,7 @@ def outputs_of(case: Case, run: Run = evaluate) -> dict[str, Array]:
         for name, array in case.feeds.items()
         if name in {value.name for value in model.graph.input}
     }
-    found = runtime(lower_model(in_float32(case.model()), Request()).model, single)
+    found = runtime(lower_model(in_float32(case.model()), LoweringRequest()).model, single)
     for name, value in wanted.items():
         scale = max(1.0, float(np.abs(value.astype(np.float64)).max(initial=0.0)))
         error = np.abs(found[name].astype(np.float64) - value).max(initial=0.0)

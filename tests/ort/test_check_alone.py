@@ -130,9 +130,9 @@ CASES = [(loss, via) for loss, roads in WRONG.items() for via in roads]
 def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The roads without what makes these steps right."""
     from memplan.autodiff import finished_graph
-    from memplan.pytorch import joint, live, program, reading, trace, translations
+    from memplan.pytorch import joint, live, prepared_step, program, reading, trace, translations
 
-    for module, name in ((trace, "spelled"), (trace, "replacing"), (live, "spelled")):
+    for module, name in ((trace, "spelled"), (prepared_step, "replacing"), (live, "spelled")):
         monkeypatch.setattr(module, name, nullcontext)
     monkeypatch.setattr(program, "with_stops", lambda given: given)
     monkeypatch.setattr(program, "RANDOM", ())

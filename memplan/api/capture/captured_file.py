@@ -23,7 +23,7 @@ from memplan.ir.contract import Contract
 from memplan.ir.roles import Role
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import names_read
-from memplan.pytorch.program import Exported
+from memplan.pytorch.program import ExportedGraph
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.values import onnx_type
 from memplan.units import counted
@@ -50,7 +50,7 @@ class Finished:
 
 def finish(
     reading: Reading,
-    exported: Exported,
+    exported: ExportedGraph,
     trained: Trained,
     asked: str = WeightPlace.AUTO,
     output: Path | None = None,
@@ -121,13 +121,13 @@ def _resume(reading: Reading, model: onnx.ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(settings.step, np.int64), STEP))
 
 
-def _new_values(exported: Exported, trained: Trained) -> dict[str, str]:
+def _new_values(exported: ExportedGraph, trained: Trained) -> dict[str, str]:
     """Outputs, and the inputs whose next value they are."""
     made = trained.sink.new_values if isinstance(trained.sink, Updates) else {}
     return {**exported.renewed, **made}
 
 
-def _contract(exported: Exported, trained: Trained, frozen: Sequence[str]) -> Contract:
+def _contract(exported: ExportedGraph, trained: Trained, frozen: Sequence[str]) -> Contract:
     graph = trained.model.graph
     given = [value.name for value in graph.input]
     new_values = _new_values(exported, trained)

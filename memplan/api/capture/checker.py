@@ -39,7 +39,7 @@ from memplan.api.capture.step_gradients import Trained
 from memplan.api.capture.trial import Ran, Trial
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.roles import LOSS_SCALE, Role
-from memplan.pytorch.eager import Outcome
+from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor, in_float64, precision
 from memplan.units import counted
@@ -209,7 +209,7 @@ class _Comparison:
             texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
         return tuple(texts)
 
-    def _lost_draws(self, first: Outcome) -> str:
+    def _lost_draws(self, first: EagerStep) -> str:
         """What became of randomness, where it was lost."""
         if first.outside:
             return (
@@ -231,7 +231,7 @@ class _Comparison:
         given = {name: as_tensor(value) for name, value in values.items() if name in own}
         return self.reference.taken(number, given)
 
-    def _ran(self, values: Mapping[str, Array], outcome: Outcome, optimized: bool = True) -> Ran:
+    def _ran(self, values: Mapping[str, Array], outcome: EagerStep, optimized: bool = True) -> Ran:
         try:
             return self.trial.run(values, outcome.draws, optimized)
         except RuntimeUnavailableError as error:
@@ -282,7 +282,7 @@ class _Comparison:
         scales = {n: largest_of(first[n]) if n in first else 0.0 for n in noise}
         return replace(taken, tolerance=taken.tolerance.widened(noise, scales))
 
-    def _others(self, outcome: Outcome) -> dict[str, str]:
+    def _others(self, outcome: EagerStep) -> dict[str, str]:
         """Where the graph has what a step gives beside gradients: the loss, metrics, buffers."""
         loss = self.contract.loss or "loss"
         buffers = {n: self.new[n] for n in outcome.buffers if n in self.new}
@@ -307,7 +307,7 @@ class _Comparison:
         tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0))
         found.add("metric", compare("metric", step, got, wanted, right, tolerance))
 
-    def _gradients(self, outcome: Outcome, there: Mapping[str, Array]) -> dict[str, Array]:
+    def _gradients(self, outcome: EagerStep, there: Mapping[str, Array]) -> dict[str, Array]:
         """PyTorch's gradients of what the graph has gradients of, 0 where it gives none; and of
         what the graph should have trained."""
         wanted = {name: np.zeros_like(array) for name, array in there.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from memplan.api.capture.compare_steps import Array, Tolerance, rounding_of_loss
-from memplan.pytorch.eager import Eager, Outcome
+from memplan.pytorch.eager import Eager, EagerStep
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.torch_errors import reason_of
 from memplan.pytorch.twin import Twin
@@ -31,8 +31,8 @@ class Taken:
     """A step that PyTorch has taken, the same in float64 where it runs in that, and what gradients
     may be off by for that reason."""
 
-    outcome: Outcome
-    exact: Outcome | None
+    outcome: EagerStep
+    exact: EagerStep | None
     tolerance: Tolerance
 
 
@@ -66,7 +66,7 @@ class Reference:
             )
 
     @cached_property
-    def first(self) -> Outcome:
+    def first(self) -> EagerStep:
         """The step on the values that are there.
 
         Raises:
@@ -106,12 +106,12 @@ class Reference:
         """The step on the values that are there."""
         return self._beside_exact(self.first, 0, {})
 
-    def _beside_exact(self, outcome: Outcome, number: int, values: Mapping[str, Any]) -> Taken:
+    def _beside_exact(self, outcome: EagerStep, number: int, values: Mapping[str, Any]) -> Taken:
         exact = self._exact(number, values)
         given = None if exact is None else _gradients(exact)
         return Taken(outcome, exact, Tolerance(_gradients(outcome), given, self.reading.narrowest))
 
-    def _exact(self, number: int, values: Mapping[str, Any]) -> Outcome | None:
+    def _exact(self, number: int, values: Mapping[str, Any]) -> EagerStep | None:
         if self._in_float64:
             try:
                 return self.eager.run(number, values, wide=True)
@@ -128,5 +128,5 @@ class Reference:
         return Twin(optimizer, names, self.reading.treatment)
 
 
-def _gradients(outcome: Outcome) -> dict[str, Array]:
+def _gradients(outcome: EagerStep) -> dict[str, Array]:
     return {name: in_float64(tensor) for name, tensor in outcome.gradients.items()}

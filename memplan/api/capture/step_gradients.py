@@ -18,7 +18,7 @@ from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.proto.edit import drop_named, live_nodes, rename_reads, replace_nodes
 from memplan.proto.surrogates import without_surrogates
-from memplan.pytorch.program import Exported
+from memplan.pytorch.program import ExportedGraph
 from memplan.pytorch.torch_errors import nothing_trained
 from memplan.shapes.tensor_type import TensorType
 
@@ -56,7 +56,7 @@ def by_grad(
     return Trained(finished(built), wrt, sink)
 
 
-def by_autograd(joint: Exported, make_sink: Sink) -> Trained:
+def by_autograd(joint: ExportedGraph, make_sink: Sink) -> Trained:
     """Put an update behind the gradients of a joint graph. Where the gradient of its loss is an
     input, the sink says what it is."""
     gradients = joint.gradients

@@ -22,7 +22,7 @@ from memplan.api.capture.captured_file import Finished
 from memplan.ir.roles import STATE
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import inner_nodes
-from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
+from memplan.pytorch.draws import NORMAL, UNIFORM, TorchDraw
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.units import counted
@@ -62,7 +62,7 @@ class Trial:
         self,
         done: Finished,
         gradients: Mapping[str, str],
-        draws: Sequence[Draw],
+        draws: Sequence[TorchDraw],
         dims: Mapping[str, int],
     ) -> None:
         """Prepare a copy of the graph."""
@@ -87,7 +87,7 @@ class Trial:
         self._session: Any = None
 
     def run(
-        self, values: Mapping[str, Array], draws: Sequence[Draw], optimized: bool = True
+        self, values: Mapping[str, Array], draws: Sequence[TorchDraw], optimized: bool = True
     ) -> Ran:
         """Run it once in a plain session; state without a value is 0.
 
@@ -144,7 +144,7 @@ def _zeros(graph: onnx.GraphProto, done: Finished) -> dict[str, Array]:
 
 
 def _feed_draws(
-    graph: onnx.GraphProto, draws: Sequence[Draw], dims: Mapping[str, int]
+    graph: onnx.GraphProto, draws: Sequence[TorchDraw], dims: Mapping[str, int]
 ) -> tuple[str, dict[int, str]]:
     """Replace the random nodes of a graph, in place: what does not match, and the inputs that take
     each of the draws."""
@@ -201,7 +201,7 @@ def _shapes(graph: onnx.GraphProto, dims: Mapping[str, int]) -> dict[str, tuple[
 
 
 def _matched(
-    nodes: Sequence[tuple[int, onnx.NodeProto, tuple[int, ...] | None]], draws: Sequence[Draw]
+    nodes: Sequence[tuple[int, onnx.NodeProto, tuple[int, ...] | None]], draws: Sequence[TorchDraw]
 ) -> dict[int, int] | str:
     """The draw of every node, by their indices; or what does not match."""
     by_shape = all(shape is not None for *_, shape in nodes)

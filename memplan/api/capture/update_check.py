@@ -14,8 +14,8 @@ from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_l
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import UsageError
 from memplan.pytorch.average import Averages
-from memplan.pytorch.optimizer import Group, OptimizerSettings
 from memplan.pytorch.scaler import Treatment
+from memplan.pytorch.torch_optimizer import Group, OptimizerSettings
 from memplan.shapes.tensor_type import TensorType
 
 

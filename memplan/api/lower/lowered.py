@@ -11,7 +11,7 @@ import onnx
 from memplan.api.rewrite_options import settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary, phase_counts
-from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_model
+from memplan.autodiff.lowering.lowered_graph import Lowered, LoweringRequest, lower_model
 from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
 from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
 from memplan.errors import UsageError
@@ -163,7 +163,9 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
     placement = NO_WEIGHTS
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force, update, saved)
-    found = lower_model(model, Request(options.loss, optimizer, options.accumulate, checkpoint))
+    found = lower_model(
+        model, LoweringRequest(options.loss, optimizer, options.accumulate, checkpoint)
+    )
     if output is not None:
         placement = write_with_weights(found.model, path, output, placement, force=force)
     return LoweredGraph(

@@ -108,7 +108,7 @@ _LEAST_SEARCH = 0.3  # of the time limit, for the search, however long the rest 
 # Of the time limit, until passes may begin that only save memory; and at least so many seconds.
 _PASSES, _LEAST_PASSES = 0.5, 2.0
 # The pass that orders nodes may take this share of the time left, and at most so long.
-_ORDER_SHARE, _ORDER_SECONDS = 0.1, 2.0
+_ORDER_SHARE, _ORDER_SECONDS = 0.25, 2.0
 
 
 @dataclass(frozen=True, slots=True)

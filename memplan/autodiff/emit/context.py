@@ -141,6 +141,13 @@ class Context(Operations):
             )
         return [int(item) for item in known.reshape(-1)]
 
+    def needs(self, what: str) -> ModelError:
+        """The error of a rule that depends on sizes that are known at run time only."""
+        return ModelError(
+            f"the gradient of {self.node.op_type} '{self.node.name}' needs {what}",
+            "bind the dimensions first: onnx.tools.update_model_dims",
+        )
+
     def require_room(self, *sizes: int) -> None:
         """Check that a constant of these sizes may be put into the file.
 

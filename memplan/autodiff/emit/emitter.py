@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.autodiff.emit.narrow_indices import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
+from memplan.autodiff.emit.without_bfloat16 import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.errors import MemplanError
 from memplan.ops.book import VIEWS
 from memplan.passes.loops.cell import ScanRecompute

@@ -53,7 +53,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 
 import onnx
@@ -89,6 +89,7 @@ class Entry:
         return wanted and (self.when is None or self.when(node))
 
 
+_RULES = "memplan.autodiff.rules"
 _ENTRIES: dict[tuple[str, str], Entry] = {}
 
 
@@ -155,19 +156,18 @@ def _merged(rule: Entry, rewriting: Entry) -> Entry | None:
 
 def entry_for(node: onnx.NodeProto) -> Entry | None:
     """What is registered for a node's operator."""
-    _load_rules()
+    load_modules(_RULES)
     return _ENTRIES.get((domain_of(node), node.op_type))
 
 
 def registered() -> frozenset[tuple[str, str]]:
     """Every operator with an entry, as (domain, name)."""
-    _load_rules()
+    load_modules(_RULES)
     return frozenset(_ENTRIES)
 
 
-@lru_cache(maxsize=1)
-def _load_rules() -> None:
-    import memplan.autodiff.rules as package
-
-    for module in pkgutil.iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")
+@cache
+def load_modules(package: str) -> None:
+    """Import all modules of a package, which register what they hold."""
+    for module in pkgutil.iter_modules(import_module(package).__path__):
+        import_module(f"{package}.{module.name}")

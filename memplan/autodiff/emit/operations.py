@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import onnx
 
 from memplan.autodiff.emit.emitter import Emitter
-from memplan.autodiff.emit.value import Array, Number, Operand, Value
+from memplan.autodiff.emit.value import Number, Value
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
 INT64 = onnx.TensorProto.INT64
@@ -28,42 +27,11 @@ class Operations:
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
         self.opset = emitter.opset
-
-    # -- single nodes --------------------------------------------------------------------------
-
-    def op(
-        self, op: str, *inputs: Operand, result: TensorType | None = None, **attributes: Any
-    ) -> Value:
-        """A node with one output; see :meth:`memplan.autodiff.emit.emitter.Emitter.op`."""
-        return self.emitter.op(op, *inputs, result=result, **attributes)
-
-    def ops(self, op: str, *inputs: Operand, outputs: int, **attributes: Any) -> tuple[Value, ...]:
-        """A node with several outputs; see :meth:`memplan.autodiff.emit.emitter.Emitter.ops`."""
-        return self.emitter.ops(op, *inputs, outputs=outputs, **attributes)
-
-    def const(self, content: Array | Number | list[int], dtype: int | None = None) -> Value:
-        """A constant; see :meth:`memplan.autodiff.emit.emitter.Emitter.const`."""
-        return self.emitter.const(content, dtype)
-
-    def constant(self, value: Value | None) -> Array | None:
-        """What a small constant holds; None for what is absent, large, trained or computed."""
-        return self.emitter.constant(value)
-
-    def tensor(self, name: str) -> Value:
-        """The tensor of that name."""
-        return self.emitter.tensor(name)
-
-    def maker(self, value: Value) -> onnx.NodeProto | None:
-        """The node that makes ``value``, forward or new; None for an input or a constant."""
-        return self.emitter.maker(value)
-
-    def in_backward_part(self, value: Value) -> bool:
-        """Whether ``value`` is made by the backward part."""
-        return self.emitter.in_backward_part(value)
-
-    def beside(self, value: Value) -> AbstractContextManager[None]:
-        """Nodes made inside stand right behind the node that makes ``value``."""
-        return self.emitter.beside(value)
+        # What the emitter does, at hand.
+        self.op, self.ops = emitter.op, emitter.ops
+        self.const, self.constant = emitter.const, emitter.constant
+        self.tensor, self.maker = emitter.tensor, emitter.maker
+        self.in_backward_part, self.beside = emitter.in_backward_part, emitter.beside
 
     # -- shapes --------------------------------------------------------------------------------
 
@@ -125,6 +93,13 @@ class Operations:
     def reshape_like(self, value: Value, like: Value) -> Value:
         """``value`` in the shape of ``like``."""
         return self.reshape(value, like.shape, like)
+
+    def rows(self, value: Value, last: int) -> Value:
+        """All dimensions but the last, which is known to be ``last``, as one."""
+        if value.rank == 2:
+            return value
+        count = value.type.elements
+        return self.reshape(value, (count // last if count is not None and last else "", last))
 
     def expand_like(self, value: Value, like: Value) -> Value:
         """``value`` broadcast to the shape of ``like``, whatever its rank turns out to be."""
@@ -239,6 +214,13 @@ class Operations:
     def reduce(self, op: str, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
         """A ``Reduce*`` over some axes (none: ``value`` itself), whatever the opset wants."""
         return self._axes(op, value, axes, keepdims=int(keepdims)) if axes else value
+
+    def over_count(self, value: Value, whole: Value, axes: Sequence[int]) -> Value:
+        """``value`` over how many elements of ``whole`` lie along ``axes``: times the reciprocal of
+        that, where it is known."""
+        count = self.count(whole, axes, value.dtype)
+        known = self.constant(count)
+        return value / count if known is None else value * (1 / max(float(known.item()), 1))
 
     def sum(self, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
         """``ReduceSum`` over some axes."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from memplan.autodiff.activity import Activity, find_activity
+from memplan.autodiff.activity import Activity, find_activity, require_rules
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.gradient_registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
+from memplan.autodiff.forward.patterns import see_patterns
 from memplan.errors import MemplanError, ModelError
 from memplan.proto import native
 from memplan.proto.edit import rename_reads, replace_nodes
@@ -21,7 +22,7 @@ from memplan.proto.nodes import is_standard, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.shapes.one_node import is_function, schema_of
 from memplan.shapes.prepare import name_nodes
-from memplan.shapes.tensor_type import UNKNOWN, write_type
+from memplan.shapes.tensor_type import UNKNOWN, value_info
 
 _ROUNDS = 8
 
@@ -33,6 +34,32 @@ class Expanded:
     model: onnx.ModelProto
     emitter: Emitter
     activity: Activity
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiable:
+    """What the reverse pass sees of a graph: ``nodes``, of which all that gradients flow through
+    have a rule. ``fixed`` are the initializers that nothing is differentiated by."""
+
+    emitter: Emitter
+    nodes: Sequence[onnx.NodeProto]
+    activity: Activity
+    fixed: frozenset[str]
+
+
+def differentiable(expanded: Expanded, ys: Collection[str], xs: Collection[str]) -> Differentiable:
+    """An expanded graph as the reverse pass is to see it, with functions that were written out.
+
+    Raises:
+        ModelError: an operator on the way has no gradient.
+    """
+    graph, emitter = expanded.model.graph, expanded.emitter
+    kept = {*xs, *ys, *(value.name for value in graph.output)}
+    nodes = see_patterns(list(graph.node), emitter.constants, kept, emitter.types)
+    activity = find_activity(nodes, emitter.types, ys, xs)
+    require_rules(nodes, activity)
+    fixed = frozenset(tensor.name for tensor in graph.initializer) - set(xs)
+    return Differentiable(emitter, nodes, activity, fixed)
 
 
 def expand_all(
@@ -118,8 +145,7 @@ def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
     for name, place in emitter.places.items():
         found = emitter.types[name] if place is not None else UNKNOWN
         if found.dtype and found.shape is not None and name not in stated:
-            value = onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
-            graph.value_info.append(value)
+            graph.value_info.append(value_info(name, found))
 
 
 def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -32,7 +32,7 @@ class _Product:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Function:
     """A function of ``x`` (and of parameters) and the nodes that compute it."""
 
     op: str
@@ -88,14 +88,14 @@ class _Matcher:
             for name in (*node.input, *captured_names(node)):
                 self.readers.setdefault(name, []).append(k)
 
-    def closed(self, found: _Found, last: int, kept: Collection[str]) -> bool:
+    def closed(self, found: _Function, last: int, kept: Collection[str]) -> bool:
         """Whether nobody outside reads what is inside."""
         inner = [name for k in found.inside - {last} for name in self.nodes[k].output]
         return all(
             name not in kept and set(self.readers.get(name, ())) <= found.inside for name in inner
         )
 
-    def match(self, index: int) -> _Found | None:
+    def match(self, index: int) -> _Function | None:
         """The function whose last node this is."""
         if self.nodes[index].op_type == "Add":
             return self.group_norm(index)
@@ -111,7 +111,7 @@ class _Matcher:
                 return found
         return None
 
-    def group_norm(self, index: int) -> _Found | None:
+    def group_norm(self, index: int) -> _Function | None:
         """γ·n + β, where InstanceNormalization between two Reshapes normalizes groups to n."""
         for scaled, bias in self.sides(index):
             product = self.made(scaled, "Mul")
@@ -127,7 +127,7 @@ class _Matcher:
                     stated = {"num_groups": groups, "epsilon": given.get("epsilon", 1e-5)}
                     inside = {index, product, back, inner, apart}
                     x = self.source(apart)
-                    return _Found("GroupNormalization", x, inside, stated, (scale, bias))
+                    return _Function("GroupNormalization", x, inside, stated, (scale, bias))
         return None
 
     def groups(self, x: str, apart: int, inner: int) -> int | None:
@@ -167,7 +167,7 @@ class _Matcher:
         one, other = map(str, self.nodes[index].input)
         return [(one, other), (other, one)]
 
-    def gate(self, x: str, factor: str, scale: float) -> _Found | None:
+    def gate(self, x: str, factor: str, scale: float) -> _Function | None:
         """The function ``scale·x·factor``, where ``factor`` is computed from x."""
         made = self.maker.get(factor)
         if made is None:
@@ -180,17 +180,17 @@ class _Matcher:
         if node.op_type == "Sigmoid":
             inner = self.product(node.input[0])
             if inner.leaves == (x,):
-                return _Found("Swish", x, {made, *inner.inside}, {"alpha": inner.scale})
+                return _Function("Swish", x, {made, *inner.inside}, {"alpha": inner.scale})
         if node.op_type == "HardSigmoid" and list(node.input) == [x]:
             given = {item.name: item.f for item in node.attribute}
             if _close(given.get("alpha", 0.2), 1 / 6) and _close(given.get("beta", 0.5), 0.5):
-                return _Found("HardSwish", x, {made})
+                return _Function("HardSwish", x, {made})
         inside = self.maker.get(node.input[0], -1) if node.op_type == "Tanh" else -1
         if inside >= 0 and self.nodes[inside].op_type == "Softplus":
-            return _Found("Mish", x, {made, inside}) if x in self.nodes[inside].input else None
+            return _Function("Mish", x, {made, inside}) if x in self.nodes[inside].input else None
         return None
 
-    def gelu(self, x: str, made: int) -> _Found | None:
+    def gelu(self, x: str, made: int) -> _Function | None:
         """½·x·(1 + erf(x/√2)), or with tanh(√(2/π)·(x + 0.044715·x³)) for erf."""
         term = self.without(made, 1)
         bell = self.maker.get(term) if term else None
@@ -200,11 +200,11 @@ class _Matcher:
         inner = self.product(node.input[0])
         inside = {made, bell, *inner.inside}
         if node.op_type == "Erf" and inner.leaves == (x,) and _close(inner.scale, math.sqrt(0.5)):
-            return _Found("Gelu", x, inside)
+            return _Function("Gelu", x, inside)
         if node.op_type == "Tanh" and _close(inner.scale, math.sqrt(2 / math.pi)):
             cubic = self.cubic(x, inner.leaves)
             if cubic is not None:
-                return _Found("Gelu", x, inside | cubic, {"approximate": "tanh"})
+                return _Function("Gelu", x, inside | cubic, {"approximate": "tanh"})
         return None
 
     def cubic(self, x: str, leaves: tuple[str, ...]) -> set[int] | None:

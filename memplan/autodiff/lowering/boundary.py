@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.lowering.lowering_registry import Entry, Results
+from memplan.autodiff.lowering.lowering_registry import LoweringEntry, Results
 
 YIELD = "YieldOp"
 
@@ -30,9 +30,9 @@ class Boundary:
         """Gradients that are graph inputs."""
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LoweringEntry:
         """What the walk takes it for."""
-        return Entry(self.lower, 1)
+        return LoweringEntry(self.lower, 1)
 
     def lower(self, ctx: Context) -> Results:
         """A value for each gradient; outputs that have none are left out of the operator's."""

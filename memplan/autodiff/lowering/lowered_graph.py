@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -23,27 +23,27 @@ from memplan.autodiff.lowering.interface import (
 from memplan.autodiff.lowering.ort_checkpoint import Checkpoint, apply_checkpoint
 from memplan.autodiff.lowering.recurrent_lowering import RECURRENT, Recurrent
 from memplan.autodiff.lowering.update import Folded, fold_updates
-from memplan.autodiff.lowering.walk import LOSSES, Made, Walk, require_lowerings
+from memplan.autodiff.lowering.walk import LOSSES, PlacedNode, Walk, require_lowerings
 from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
-from memplan.proto.edit import remove_unread, replace_nodes
+from memplan.proto.edit import drop_named, live_nodes, remove_unread, replace_nodes
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata, set_metadata
 from memplan.proto.model_checks import find_fault, require_valid
-from memplan.proto.nodes import domain_of, reads_of
+from memplan.proto.nodes import domain_of
 from memplan.shapes.infer import stated_types
 from memplan.shapes.prepare import FUNCTION_OPS, inline_functions, name_nodes
 from memplan.shapes.shape_checks import check_stated
-from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType, write_type
+from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType, value_info
 from memplan.shapes.training_ops import differentiated
 
 _BACKWARD_NAME = "_Grad/"  # in names of backward nodes, behind that of the forward node
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoweringRequest:
     """The loss where a user names it, the optimizer, whether sums of gradients stay, and values of
     parameters."""
 
@@ -68,7 +68,7 @@ class Lowered:
     seeded: str | None = None
 
 
-def lower_model(model: onnx.ModelProto, request: Request) -> Lowered:
+def lower_model(model: onnx.ModelProto, request: LoweringRequest) -> Lowered:
     """Lower a model; it is not changed.
 
     Raises:
@@ -76,11 +76,11 @@ def lower_model(model: onnx.ModelProto, request: Request) -> Lowered:
             for the optimizer.
         UsageError: the loss is not a scalar output of the forward part.
     """
-    return _Builder(model, request).run()
+    return _GraphLowering(model, request).run()
 
 
-class _Builder:
-    def __init__(self, model: onnx.ModelProto, request: Request) -> None:
+class _GraphLowering:
+    def __init__(self, model: onnx.ModelProto, request: LoweringRequest) -> None:
         self.request = request
         self.model = _prepared(model)
         self.graph = self.model.graph
@@ -169,10 +169,7 @@ class _Builder:
         values = {base: walk.emitter.tensor(name) for name, base in gradients.items()}
         self.updates = fold_updates(walk.emitter, optimizer, values, self.graph.node)
         self.new_values |= self.updates.new_values
-        kept = [copy for copy in self.graph.output if copy.name not in gradients]
-        outputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-        del self.graph.output[:]
-        self.graph.output.extend(outputs)
+        drop_named(self.graph.output, gradients)
 
     def _loss(self, emitter: Emitter) -> str | None:
         """The loss output: as named, as the boundary has it, or the scalar whose gradient is stored
@@ -199,7 +196,7 @@ class _Builder:
         return next(iter((*begun, *scalars)), None)
 
     def _assemble(
-        self, walk: Walk, made: list[Made], loss: str | None, gradients: Mapping[str, str]
+        self, walk: Walk, made: list[PlacedNode], loss: str | None, gradients: Mapping[str, str]
     ) -> None:
         """Put nodes, inputs, outputs and types into the model."""
         graph, emitter, updates = self.graph, walk.emitter, self.updates
@@ -207,7 +204,7 @@ class _Builder:
         keep_domains(self.model, {domain_of(node) for node in graph.node})
         graph.initializer.extend(emitter.initializers.values())
         for name, found in emitter.inputs.items():
-            graph.input.append(_value(walk.renamed.get(name, name), found))
+            graph.input.append(value_info(walk.renamed.get(name, name), found))
         there = {value.name for value in graph.output}
         names = [n for n in dict.fromkeys(self.boundary.outputs) if n not in there]
         names = sorted(names, key=lambda name: name != loss)
@@ -224,11 +221,12 @@ class _Builder:
         self._mark_phases(made, loss, gradients)
 
     def _mark_phases(
-        self, made: list[Made], loss: str | None, gradients: Mapping[str, str]
+        self, made: list[PlacedNode], loss: str | None, gradients: Mapping[str, str]
     ) -> None:
         """Say of every node behind the forward part what it is, and what it belongs to."""
         origins = {item.node.name: item.origin for item in made}
-        forward = _cone(self.graph, [loss, *self.boundary.outputs, *self._plain(gradients)])
+        ends = (loss or "", *self.boundary.outputs, *self._plain(gradients))
+        forward = {node.name for node in live_nodes(self.graph.node, ends)}
         names = {node.name for node in self.graph.node} | set(filter(None, origins.values()))
         for node in self.graph.node:
             if node.name in forward or PHASE_KEY in node_metadata(node):
@@ -306,17 +304,13 @@ def _may_agree(first: TensorType, second: TensorType) -> bool:
     return len(first.shape) == len(second.shape) and sizes
 
 
-def _value(name: str, found: TensorType) -> onnx.ValueInfoProto:
-    return onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
-
-
 def _output(name: str, found: TensorType) -> onnx.ValueInfoProto:
     if not found.dtype:
         raise ModelError(
             f"the type of the graph output '{name}' is not known",
             "add value_info for it, or run onnx.shape_inference",
         )
-    return _value(name, found)
+    return value_info(name, found)
 
 
 def _name_outputs(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
@@ -336,17 +330,7 @@ def _state_types(graph: onnx.GraphProto, emitter: Emitter, renamed: Mapping[str,
         for name in node.output:
             found = emitter.types.get(name) or emitter.types.get(own.get(name, ""), UNKNOWN)
             if name and name not in known and found.dtype:
-                graph.value_info.append(_value(name, found))
-
-
-def _cone(graph: onnx.GraphProto, outputs: Collection[str | None]) -> set[str]:
-    """Names of the nodes that ``outputs`` depend on."""
-    needed, found = set(outputs), set[str]()
-    for node in reversed(graph.node):
-        if any(name in needed for name in node.output if name):
-            found.add(node.name)
-            needed.update(reads_of(node))
-    return found
+                graph.value_info.append(value_info(name, found))
 
 
 def _require_sound(model: onnx.ModelProto) -> None:

@@ -20,16 +20,14 @@ per output of its node::
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module
 
 import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.gradient_registry import load_modules
 from memplan.autodiff.emit.value import Value
 from memplan.proto.nodes import domain_of
 from memplan.shapes.one_node import schema_of
@@ -38,17 +36,18 @@ Results = Sequence[Value | None]
 Lowering = Callable[[Context], Results]
 ATEN = "org.pytorch.aten"
 MICROSOFT = "com.microsoft"
+_RULES = "memplan.autodiff.lowering.rules"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoweringEntry:
     """A lowering, and how many inputs its node must have."""
 
     function: Lowering
     inputs: int
 
 
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[str, LoweringEntry] = {}
 
 
 def lowering(*ops: str, inputs: int = 1) -> Callable[[Lowering], Lowering]:
@@ -59,7 +58,7 @@ def lowering(*ops: str, inputs: int = 1) -> Callable[[Lowering], Lowering]:
         for op in ops:
             if op in _ENTRIES:
                 raise ValueError(f"two lowerings are registered for {op}")
-            _ENTRIES[op] = Entry(function, inputs)
+            _ENTRIES[op] = LoweringEntry(function, inputs)
         return function
 
     return register
@@ -76,11 +75,11 @@ def operator_of(node: onnx.NodeProto) -> str:
     return node.op_type
 
 
-def entry_for(node: onnx.NodeProto, opset: int) -> Entry | None:
+def entry_for(node: onnx.NodeProto, opset: int) -> LoweringEntry | None:
     """The lowering of a foreign node; None for ONNX's own operators, and where there is none."""
     if not is_foreign(node, opset) or domain_of(node) not in ("", MICROSOFT, ATEN):
         return None
-    _load_rules()
+    load_modules(_RULES)
     return _ENTRIES.get(operator_of(node))
 
 
@@ -94,13 +93,5 @@ def is_foreign(node: onnx.NodeProto, opset: int) -> bool:
 
 def registered() -> frozenset[str]:
     """Every operator with a lowering."""
-    _load_rules()
+    load_modules(_RULES)
     return frozenset(_ENTRIES)
-
-
-@lru_cache(maxsize=1)
-def _load_rules() -> None:
-    import memplan.autodiff.lowering.rules as package
-
-    for module in pkgutil.iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")

@@ -17,13 +17,13 @@ from onnx import helper
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter
-from memplan.autodiff.lowering.lowering_registry import Entry, Results
+from memplan.autodiff.lowering.lowering_registry import LoweringEntry, Results
 from memplan.errors import ModelError
 from memplan.ir.graph import Phase
 from memplan.proto.edit import copied
 from memplan.proto.metadata import PHASE_KEY, node_metadata
 from memplan.proto.nodes import subgraphs
-from memplan.shapes.tensor_type import UNKNOWN, TensorType, read_type, write_type
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, read_type, value_info
 
 _GRADED = (0, 1, 2, 3, 5, 6, 7)  # input slots that have a gradient: all but the sequence lengths
 
@@ -89,10 +89,10 @@ class Recurrent:
         self.waiting: dict[str, _Part] = {}
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, LoweringEntry]:
         """What the walk takes it for."""
-        layers = dict.fromkeys(_KINDS, Entry(self.layer, 3))
-        return layers | {k.gradient: Entry(self.gradient, 3) for k in _KINDS.values()}
+        layers = dict.fromkeys(_KINDS, LoweringEntry(self.layer, 3))
+        return layers | {k.gradient: LoweringEntry(self.gradient, 3) for k in _KINDS.values()}
 
     def layer(self, ctx: Context) -> Results:
         """The forward part; ONNX's own operator, if there is no gradient."""
@@ -158,14 +158,12 @@ def _differentiated(ctx: Context, kind: _Kind, gradient: _Gradient) -> onnx.Mode
     layer = helper.make_node(kind.op, inputs, outputs, name=node.name)
     layer.attribute.extend(node.attribute)
     given = [
-        onnx.ValueInfoProto(name=f"x{k}", type=write_type(value.type, final=True))
-        for k, value in enumerate(ctx.inputs)
-        if value is not None
+        value_info(f"x{k}", value.type) for k, value in enumerate(ctx.inputs) if value is not None
     ]
     stated = onnx.NodeProto(op_type=kind.op, input=node.input, output=outputs)
     stated.attribute.extend(node.attribute)
     made = [
-        onnx.ValueInfoProto(name=name, type=write_type(found, final=True))
+        value_info(name, found)
         for name, found in zip(outputs, ctx.emitter.infer(stated), strict=True)
     ]
     graph = helper.make_graph([layer], "layer", given, made)

@@ -18,7 +18,12 @@ from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.gradient_registry import entry_for as gradient_entry
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.annotate import Annotator, constants_of
-from memplan.autodiff.lowering.lowering_registry import Entry, entry_for, is_foreign, operator_of
+from memplan.autodiff.lowering.lowering_registry import (
+    LoweringEntry,
+    entry_for,
+    is_foreign,
+    operator_of,
+)
 from memplan.errors import MemplanError, ModelError
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.names import NameAuthority, defined_names
@@ -35,7 +40,7 @@ LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 _ODD = (AssertionError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError)
 
 
-class Made(NamedTuple):
+class PlacedNode(NamedTuple):
     """A node, and the node of the file that it stands for: None if it is that node itself, empty if
     it is new."""
 
@@ -79,7 +84,7 @@ class Walk:
     are its tensors that have got a name of the file, ``replaced`` counts the foreign operators.
     """
 
-    def __init__(self, model: onnx.ModelProto, further: Mapping[str, Entry]) -> None:
+    def __init__(self, model: onnx.ModelProto, further: Mapping[str, LoweringEntry]) -> None:
         """
         Args:
             model: named nodes, of which :func:`require_lowerings` holds; it is not changed.
@@ -117,17 +122,17 @@ class Walk:
                 found = gradient_entry(node)
                 assert found is not None
                 assert found.expansion is not None
-                self._lower(node, Entry(found.expansion, 2))
+                self._lower(node, LoweringEntry(found.expansion, 2))
             else:
                 self._keep(node)
         self.annotator.finish()
 
-    def nodes(self) -> Iterator[Made]:
+    def nodes(self) -> Iterator[PlacedNode]:
         """All nodes in order, under the names of the file's tensors."""
         for node, origin in self._in_order():
             rename_reads(node, self.renamed)
             node.output[:] = [self.renamed.get(name, name) for name in node.output]
-            yield Made(node, origin)
+            yield PlacedNode(node, origin)
 
     def named(self, value: Value) -> str:
         """The name that a tensor of the emitter has in the file."""
@@ -148,7 +153,7 @@ class Walk:
             self.emitter.places[name] = node.name
             self.emitter.makers[name] = node
 
-    def _lower(self, node: onnx.NodeProto, entry: Entry) -> None:
+    def _lower(self, node: onnx.NodeProto, entry: LoweringEntry) -> None:
         """Put the lowering's nodes at the place of ``node``, under the names of its outputs."""
         self.lowered.add(node.name)
         if len([name for name in node.input[: entry.inputs] if name]) < entry.inputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from memplan.autodiff.emit.value import Value
@@ -50,14 +51,10 @@ class Adam(Optimizer):
 
     def _corrections(self, build: UpdateBuilder, weight: Value) -> tuple[Value, Value]:
         """lr / (1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
-
-        def missing(beta: float) -> Value:
-            return build.cast(1 - build.op("Pow", build.double(beta), step), weight)
-
-        step = build.step()
-        rate = build.rate(weight)
-        size = build.once("size", weight, lambda: rate / missing(self.beta1))
-        root = build.once("root", weight, lambda: build.op("Sqrt", missing(self.beta2)))
+        build.step()  # the first of the inputs
+        rate, lacks = build.rate(weight), partial(build.missing, weight)
+        size = build.once("size", weight, lambda: rate / lacks(self.beta1))
+        root = build.once("root", weight, lambda: build.op("Sqrt", lacks(self.beta2)))
         return size, root
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from memplan.autodiff.emit.narrow_indices import BFLOAT16
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.emit.without_bfloat16 import BFLOAT16
 from memplan.autodiff.optimizers.adaptive import AdamW
 from memplan.autodiff.optimizers.optimizer import FLOAT, Optimizer, UpdateBuilder
 from memplan.shapes.tensor_type import TensorType

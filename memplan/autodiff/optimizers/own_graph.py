@@ -19,7 +19,7 @@ from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.optimizer import Member
 from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.autodiff.optimizers.updates import Updates
-from memplan.shapes.tensor_type import TensorType, write_type
+from memplan.shapes.tensor_type import TensorType, value_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,7 @@ def build_update(
     model.opset_import.extend(item for item in step.opset_import if item.domain in ("", "ai.onnx"))
     model.graph.name = f"{step.graph.name or 'graph'}_update"
     for gradient, name in gradients.items():
-        for given in (name, gradient):
-            kind = write_type(types[name], final=True)
-            model.graph.input.append(onnx.ValueInfoProto(name=given, type=kind))
+        model.graph.input.extend(value_info(given, types[name]) for given in (name, gradient))
     emitter: Emitter = emitter_for(model, ())
     updates = Updates(members, types, scaled=True, scale=scale)
     outputs: dict[str, Value] = {}

@@ -83,18 +83,6 @@ def celu(ctx: Context) -> Gradients:
     return (ctx.dy * _choose(ctx, _above(ctx, ctx.y), 1, ctx.y * (1 / alpha) + 1),)
 
 
-@gradient("Sigmoid", elementwise=True)
-def sigmoid(ctx: Context) -> Gradients:
-    """From the output: y·(1 - y)."""
-    return (ctx.dy * ctx.y * (1 - ctx.y),)
-
-
-@gradient("Tanh", elementwise=True)
-def tanh(ctx: Context) -> Gradients:
-    """From the output: 1 - y²."""
-    return (ctx.dy * (1 - ctx.y * ctx.y),)
-
-
 @gradient("HardSigmoid", elementwise=True)
 def hard_sigmoid(ctx: Context) -> Gradients:
     """From the output: α strictly between 0 and 1."""
@@ -108,19 +96,6 @@ def hard_swish(ctx: Context) -> Gradients:
     x = ctx.tensors[0]
     middle = _choose(ctx, ctx.op("Less", x, 3), x * (1 / 3) + 0.5, 1)
     return (ctx.dy * _choose(ctx, _above(ctx, x, -3), middle, 0),)
-
-
-@gradient("Softplus", elementwise=True)
-def softplus(ctx: Context) -> Gradients:
-    """ln(1 + eˣ): from the input, as 1 - e⁻ʸ would cancel."""
-    return (ctx.dy * ctx.op("Sigmoid", ctx.tensors[0]),)
-
-
-@gradient("Softsign", elementwise=True)
-def softsign(ctx: Context) -> Gradients:
-    """x / (1 + |x|)."""
-    below = ctx.op("Abs", ctx.tensors[0]) + 1
-    return (ctx.dy / (below * below),)
 
 
 @gradient("Mish", elementwise=True)

@@ -56,30 +56,6 @@ def div(ctx: Context) -> Gradients:
     return (lambda: ctx.dy / b, below)
 
 
-@gradient("Neg", elementwise=True)
-def neg(ctx: Context) -> Gradients:
-    """-x."""
-    return (-ctx.dy,)
-
-
-@gradient("Abs", elementwise=True)
-def absolute(ctx: Context) -> Gradients:
-    """|x|; 0 at 0."""
-    return (ctx.dy * ctx.op("Sign", ctx.tensors[0]),)
-
-
-@gradient("Reciprocal", elementwise=True)
-def reciprocal(ctx: Context) -> Gradients:
-    """1 / x, from the output: -dy·y²."""
-    return (-ctx.dy * ctx.y * ctx.y,)
-
-
-@gradient("Sqrt", elementwise=True)
-def sqrt(ctx: Context) -> Gradients:
-    """√x, from the output: dy / 2y."""
-    return (ctx.dy * 0.5 / ctx.y,)
-
-
 @gradient("Mean", elementwise=True)
 def mean(ctx: Context) -> Gradients:
     """The mean of the inputs."""

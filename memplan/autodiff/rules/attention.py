@@ -32,10 +32,7 @@ def attention(ctx: Context) -> Sequence[Value | None]:
     key, value = (_heads(ctx, v, ctx.attribute("kv_num_heads", 0)) for v in ctx.tensors[1:3])
     size = query.shape[-1]
     if not isinstance(size, int):
-        raise ModelError(
-            f"the gradient of Attention '{ctx.node.name}' needs the size of a head",
-            "bind the dimensions first: onnx.tools.update_model_dims",
-        )
+        raise ctx.needs("the size of a head")
     scale = ctx.attribute("scale", 0.0) or 1 / math.sqrt(size)
     key, value = (_shared(ctx, part, query) for part in (key, value))
     scores = ctx.op("MatMul", query * scale, ctx.swap_last(key))

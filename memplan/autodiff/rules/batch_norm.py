@@ -20,10 +20,10 @@ from memplan.autodiff.emit.value import Value
 from memplan.autodiff.statistics import trains
 from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.nodes import operator_key
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 _EPSILON = 1e-5
 _CASTS = frozenset({":Cast"})
-_LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @expansion("BatchNormalization", when=trains, everywhere=True)
@@ -32,7 +32,7 @@ def training_mode(ctx: Context) -> Sequence[Value | None]:
     x, scale, bias, mean_before, variance_before = ctx.tensors
     axes = [0, *range(2, x.rank)]
     kind = mean_before.dtype
-    numbers = ctx.cast(x, kind) if x.dtype in _LOW else x
+    numbers = ctx.cast(x, kind) if x.dtype in NARROW_FLOATS else x
     mean = ctx.reduce("ReduceMean", numbers, axes)
     variance = _variance(ctx, numbers - mean, axes)
     mean = ctx.reshape(mean, (x.shape[1],))

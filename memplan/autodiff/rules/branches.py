@@ -13,14 +13,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from memplan.autodiff.activity import find_activity, require_rules
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.forward.expand import expand_all
-from memplan.autodiff.forward.patterns import see_patterns
+from memplan.autodiff.forward.expand import differentiable, expand_all
 from memplan.autodiff.loop_bodies import (
     BodyWriter,
     body_model,
@@ -33,7 +31,7 @@ from memplan.ir.graph import Phase
 from memplan.proto.edit import copied, live_nodes, rename_reads
 from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import free_names, names_read
-from memplan.shapes.tensor_type import TensorType, write_type
+from memplan.shapes.tensor_type import TensorType, value_info
 
 _BRANCHES = ("then_branch", "else_branch")
 
@@ -79,26 +77,16 @@ class _Branch:
         self.emitter = expanded.emitter
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
-        nodes = see_patterns(
-            list(expanded.model.graph.node),
-            self.emitter.constants,
-            {*xs, *ends},
-            self.emitter.types,
-        )
-        activity = find_activity(nodes, self.emitter.types, set(grads), xs)
-        require_rules(nodes, activity)
+        seen = differentiable(expanded, set(grads), xs)
         seeds = {
             inner: self.writer.captured(grad)
             for inner, grad in grads.items()
-            if inner in activity.tensors
+            if inner in seen.activity.tensors
         }
         self.found: dict[str, Value] = {}
-        fixed = {tensor.name for tensor in expanded.model.graph.initializer}
-        active = [name for name in sorted(xs) if name in activity.tensors]
+        active = [name for name in sorted(xs) if name in seen.activity.tensors]
         with self._scope():
-            ReversePass(self.emitter, nodes, activity, active, fixed, self.found.__setitem__).run(
-                seeds
-            )
+            ReversePass(seen, active, self.found.__setitem__).run(seeds)
         restored(expanded.model, self.body, self.emitter)
         self.known: dict[str, str] = dict(zip(ends, ctx.node.output, strict=False))
         self.again: list[onnx.NodeProto] = []
@@ -160,9 +148,7 @@ def _keep(ctx: Context, branches: Sequence[_Branch]) -> None:
                 inner = _zeros(branch.body, branch.emitter, found, f"{stash}/unused")
             else:
                 branch.known[inner] = stash
-            branch.body.output.append(
-                onnx.ValueInfoProto(name=inner, type=write_type(found, final=True))
-            )
+            branch.body.output.append(value_info(inner, found))
         outer.types[stash] = TensorType(found.dtype, outer.unnamed(found.shape or ()))
         outer.places[stash] = ctx.node.name
         outer.makers[stash] = ctx.node

@@ -1,99 +1,51 @@
-"""Elementwise functions of one tensor, from the output where that is enough."""
+"""Elementwise functions of one tensor whose gradient is one formula.
+
+A table: from the output ``y`` where that is enough, else from the input ``x``.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
+
+_Op = Callable[..., Value]
+_GRADIENTS: Mapping[str, Callable[[_Op, Value, Value, Value], Value]] = {
+    "Neg": lambda op, dy, x, y: -dy,
+    "Abs": lambda op, dy, x, y: dy * op("Sign", x),
+    "Reciprocal": lambda op, dy, x, y: -dy * y * y,
+    "Sqrt": lambda op, dy, x, y: dy * 0.5 / y,
+    "Exp": lambda op, dy, x, y: dy * y,
+    "Log": lambda op, dy, x, y: dy / x,
+    "Erf": lambda op, dy, x, y: dy * (2 / math.sqrt(math.pi)) * op("Exp", -(x * x)),
+    "Sin": lambda op, dy, x, y: dy * op("Cos", x),
+    "Cos": lambda op, dy, x, y: -dy * op("Sin", x),
+    "Tan": lambda op, dy, x, y: dy * (y * y + 1),
+    "Asin": lambda op, dy, x, y: dy / op("Sqrt", 1 - x * x),
+    "Acos": lambda op, dy, x, y: -dy / op("Sqrt", 1 - x * x),
+    "Atan": lambda op, dy, x, y: dy / (x * x + 1),
+    "Sinh": lambda op, dy, x, y: dy * op("Cosh", x),
+    "Cosh": lambda op, dy, x, y: dy * op("Sinh", x),
+    "Tanh": lambda op, dy, x, y: dy * (1 - y * y),
+    "Asinh": lambda op, dy, x, y: dy / op("Sqrt", x * x + 1),
+    "Acosh": lambda op, dy, x, y: dy / op("Sqrt", x * x - 1),
+    "Atanh": lambda op, dy, x, y: dy / (1 - x * x),
+    "Sigmoid": lambda op, dy, x, y: dy * y * (1 - y),
+    "Softplus": lambda op, dy, x, y: dy * op("Sigmoid", x),  # as 1 - e⁻ʸ would cancel
+}
 
 
-@gradient("Exp", elementwise=True)
-def exp(ctx: Context) -> Gradients:
-    """From the output."""
-    return (ctx.dy * ctx.y,)
+@gradient(*_GRADIENTS, elementwise=True)
+def function(ctx: Context) -> Gradients:
+    """See the table."""
+    return (_GRADIENTS[ctx.node.op_type](ctx.op, ctx.dy, ctx.tensors[0], ctx.y),)
 
 
-@gradient("Log", elementwise=True)
-def log(ctx: Context) -> Gradients:
-    """ln x."""
-    return (ctx.dy / ctx.tensors[0],)
-
-
-@gradient("Erf", elementwise=True)
-def erf(ctx: Context) -> Gradients:
-    """2/√π · exp(-x²)."""
-    x = ctx.tensors[0]
-    return (ctx.dy * (2 / math.sqrt(math.pi)) * ctx.op("Exp", -(x * x)),)
-
-
-@gradient("Sin", elementwise=True)
-def sin(ctx: Context) -> Gradients:
-    """cos x."""
-    return (ctx.dy * ctx.op("Cos", ctx.tensors[0]),)
-
-
-@gradient("Cos", elementwise=True)
-def cos(ctx: Context) -> Gradients:
-    """-sin x."""
-    return (-ctx.dy * ctx.op("Sin", ctx.tensors[0]),)
-
-
-@gradient("Tan", elementwise=True)
-def tan(ctx: Context) -> Gradients:
-    """From the output: 1 + y²."""
-    return (ctx.dy * (ctx.y * ctx.y + 1),)
-
-
-@gradient("Asin", elementwise=True)
-def asin(ctx: Context) -> Gradients:
-    """1 / √(1 - x²)."""
-    x = ctx.tensors[0]
-    return (ctx.dy / ctx.op("Sqrt", 1 - x * x),)
-
-
-@gradient("Acos", elementwise=True)
-def acos(ctx: Context) -> Gradients:
-    """-1 / √(1 - x²)."""
-    x = ctx.tensors[0]
-    return (-ctx.dy / ctx.op("Sqrt", 1 - x * x),)
-
-
-@gradient("Atan", elementwise=True)
-def atan(ctx: Context) -> Gradients:
-    """1 / (1 + x²)."""
-    x = ctx.tensors[0]
-    return (ctx.dy / (x * x + 1),)
-
-
-@gradient("Sinh", elementwise=True)
-def sinh(ctx: Context) -> Gradients:
-    """cosh x."""
-    return (ctx.dy * ctx.op("Cosh", ctx.tensors[0]),)
-
-
-@gradient("Cosh", elementwise=True)
-def cosh(ctx: Context) -> Gradients:
-    """sinh x."""
-    return (ctx.dy * ctx.op("Sinh", ctx.tensors[0]),)
-
-
-@gradient("Asinh", elementwise=True)
-def asinh(ctx: Context) -> Gradients:
-    """1 / √(x² + 1)."""
-    x = ctx.tensors[0]
-    return (ctx.dy / ctx.op("Sqrt", x * x + 1),)
-
-
-@gradient("Acosh", elementwise=True)
-def acosh(ctx: Context) -> Gradients:
-    """1 / √(x² - 1)."""
-    x = ctx.tensors[0]
-    return (ctx.dy / ctx.op("Sqrt", x * x - 1),)
-
-
-@gradient("Atanh", elementwise=True)
-def atanh(ctx: Context) -> Gradients:
-    """1 / (1 - x²)."""
-    x = ctx.tensors[0]
-    return (ctx.dy / (1 - x * x),)
+@gradient("Softsign", elementwise=True)
+def softsign(ctx: Context) -> Gradients:
+    """x / (1 + |x|)."""
+    below = ctx.op("Abs", ctx.tensors[0]) + 1
+    return (ctx.dy / (below * below),)

@@ -12,14 +12,12 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, expansion, gradient
 from memplan.autodiff.emit.value import Value
-from memplan.errors import ModelError
-from memplan.shapes.tensor_type import Dim, TensorType
+from memplan.shapes.tensor_type import NARROW_FLOATS, Dim, TensorType
 
 _EPSILON = 1e-5
 _PER_CHANNEL = 21
 """The first opset in which GroupNormalization scales channels rather than groups."""
 _FLOAT = onnx.TensorProto.FLOAT
-_LOW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @expansion("GroupNormalization")
@@ -53,10 +51,7 @@ def instance_norm(ctx: Context) -> Gradients:
     """Every channel is a group."""
     channels = ctx.tensors[1].type.elements or ctx.tensors[0].shape[1]
     if not isinstance(channels, int):
-        raise ModelError(
-            f"the gradient of InstanceNormalization '{ctx.node.name}' needs the number of channels",
-            "bind the dimensions first: onnx.tools.update_model_dims",
-        )
+        raise ctx.needs("the number of channels")
     return _gradients(ctx, channels)
 
 
@@ -110,7 +105,7 @@ def _gradients(ctx: Context, groups: int) -> Gradients:
     other sums over a group. The last two terms are a normalization of x themselves.
     """
     scale, bias = ctx.tensors[1:3]
-    kind = _FLOAT if ctx.tensors[0].dtype in _LOW else ctx.tensors[0].dtype
+    kind = _FLOAT if ctx.tensors[0].dtype in NARROW_FLOATS else ctx.tensors[0].dtype
     x, dy = ctx.cast(ctx.tensors[0], kind), ctx.cast(ctx.dy, kind)
     spatial = list(range(2, x.rank))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import onnx
@@ -23,42 +24,47 @@ def layer_norm(ctx: Context) -> Gradients:
             f"no gradient is known through the statistics of LayerNormalization '{ctx.node.name}'",
             "compute them by ReduceMean instead",
         )
-    mean, inverse = (_wide(ctx, ctx.output(slot)) for slot in (1, 2))
-    normal = (_wide(ctx, ctx.tensors[0]) - mean) * inverse
-    return _gradients(ctx, normal, inverse, centred=True)
+    x, scale = ctx.tensors[:2]
+    mean, inverse = (wide(ctx, ctx.output(slot)) for slot in (1, 2))
+    normal = (wide(ctx, x) - mean) * inverse
+    return row_gradients(ctx, ctx.dy, scale, ctx.input(2), normal, inverse, centred=True)
 
 
 @gradient("RMSNormalization")
 def rms_norm(ctx: Context) -> Gradients:
     """From x; its inverse root mean square is computed again."""
-    x = _wide(ctx, ctx.tensors[0])
-    axes = _axes(ctx)
-    total = ctx.reduce("ReduceSumSquare", x, axes)
-    count = ctx.count(x, axes, x.dtype)
-    known = ctx.constant(count)
-    square = total / count if known is None else total * (1 / float(known.item()))
+    x = wide(ctx, ctx.tensors[0])
+    axes = _axes(ctx, x)
+    square = ctx.over_count(ctx.reduce("ReduceSumSquare", x, axes), x, axes)
     root = ctx.op("Sqrt", square + ctx.attribute("epsilon", _EPSILON))
     inverse = ctx.op("Reciprocal", root)
-    return _gradients(ctx, x * inverse, inverse, centred=False)
+    return row_gradients(ctx, ctx.dy, ctx.tensors[1], None, x * inverse, inverse, centred=False)
 
 
-def _axes(ctx: Context) -> list[int]:
-    rank = ctx.tensors[0].rank
-    return list(range(ctx.axis(-1, rank), rank))
+def _axes(ctx: Context, x: Value) -> list[int]:
+    return list(range(ctx.axis(-1, x.rank), x.rank))
 
 
-def _wide(ctx: Context, value: Value) -> Value:
+def wide(ctx: Context, value: Value) -> Value:
     """``value`` in the precision of the arithmetic: float32 at least, as in the operators."""
     return ctx.cast(value, _DOUBLE if ctx.tensors[0].dtype == _DOUBLE else _FLOAT)
 
 
-def _gradients(ctx: Context, normal: Value, inverse: Value, *, centred: bool) -> Gradients:
+def row_gradients(
+    ctx: Context,
+    grad: Value,
+    scale: Value,
+    bias: Value | None,
+    normal: Value,
+    inverse: Value,
+    *,
+    centred: bool,
+) -> Sequence[Callable[[], Value | None]]:
     """Of y = γ·n + β with n = (x - μ)·inverse: dx = inverse·(γdy - mean(γdy) - n·mean(γdy·n)).
 
     ``centred``: whether there is a μ, and the mean of γdy.
     """
-    x, scale = ctx.tensors[:2]
-    bias, dy = ctx.input(2), _wide(ctx, ctx.dy)
+    dy = wide(ctx, grad)
 
     @cache
     def product() -> Value:
@@ -69,16 +75,16 @@ def _gradients(ctx: Context, normal: Value, inverse: Value, *, centred: bool) ->
         return ctx.cast(total, target.dtype)
 
     def for_x() -> Value:
-        column = _column(ctx)
+        column = _column(ctx, scale, normal)
         if column is not None:  # products with a column need no tensor for γdy·n
             along, centre = ctx.op("MatMul", product(), column), ctx.op("MatMul", dy, column)
-            weighted = dy * _wide(ctx, scale)
+            weighted = dy * wide(ctx, scale)
         else:
-            weighted, axes = dy * _wide(ctx, scale), _axes(ctx)
+            weighted, axes = dy * wide(ctx, scale), _axes(ctx, normal)
             along = ctx.reduce("ReduceMean", weighted * normal, axes)
             centre = ctx.reduce("ReduceMean", weighted, axes)
         rest = weighted - normal * along
-        return ctx.cast((rest - centre if centred else rest) * inverse, x.dtype)
+        return ctx.cast((rest - centre if centred else rest) * inverse, grad.dtype)
 
     return (
         for_x,
@@ -87,10 +93,9 @@ def _gradients(ctx: Context, normal: Value, inverse: Value, *, centred: bool) ->
     )
 
 
-def _column(ctx: Context) -> Value | None:
+def _column(ctx: Context, scale: Value, normal: Value) -> Value | None:
     """γ over the length of a row, as a column, where rows are the last axis alone."""
-    x, scale = ctx.tensors[:2]
-    length = x.shape[-1]
-    if len(_axes(ctx)) > 1 or scale.shape != (length,) or not isinstance(length, int):
+    length = normal.shape[-1]
+    if len(_axes(ctx, normal)) > 1 or scale.shape != (length,) or not isinstance(length, int):
         return None
-    return ctx.reshape(_wide(ctx, scale) * (1 / length), (length, 1))
+    return ctx.reshape(wide(ctx, scale) * (1 / length), (length, 1))

@@ -21,17 +21,9 @@ def _by_weight(ctx: Context, inner: int, outer: int) -> Gradients:
     copy."""
     a, b = ctx.tensors
     return (
-        lambda: ctx.reshape_like(ctx.gemm(_rows(ctx, ctx.dy, outer), b, 0, 1), a),
-        lambda: ctx.gemm(_rows(ctx, a, inner), _rows(ctx, ctx.dy, outer), 1),
+        lambda: ctx.reshape_like(ctx.gemm(ctx.rows(ctx.dy, outer), b, 0, 1), a),
+        lambda: ctx.gemm(ctx.rows(a, inner), ctx.rows(ctx.dy, outer), 1),
     )
-
-
-def _rows(ctx: Context, value: Value, last: int) -> Value:
-    """All dimensions but the last, which is known to be ``last``, as one."""
-    if value.rank == 2:
-        return value
-    count = value.type.elements
-    return ctx.reshape(value, (count // last if count is not None and last else "", last))
 
 
 def _left(ctx: Context, a: Value, b: Value) -> Value:

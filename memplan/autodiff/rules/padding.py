@@ -8,9 +8,8 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.rules.scattering import add_along
-from memplan.errors import ModelError
 
-_MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+_MODES = ("reflect", "edge", "wrap")
 
 
 @gradient("Pad", inputs=(0, 2))
@@ -62,10 +61,7 @@ def _unfold(ctx: Context, x: Value, axes: list[int], mode: str) -> Value:
     """Axis by axis, in reverse: every element is added to the one that it is a copy of."""
     known, sizes = ctx.constant(ctx.input(1)), x.type.sizes
     if known is None or sizes is None or mode not in _MODES:
-        raise ModelError(
-            f"the gradient of Pad '{ctx.node.name}' in mode '{mode}' needs static shapes",
-            "bind the dimensions first: onnx.tools.update_model_dims",
-        )
+        raise ctx.needs(f"static shapes in mode '{mode}'")
     grad = ctx.dy
     for k in reversed(range(len(axes))):
         axis, before, behind = axes[k], int(known[k]), int(known[len(axes) + k])

@@ -10,9 +10,10 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
-from memplan.autodiff.rules.scattering import ADDING, NARROW, add_along
+from memplan.autodiff.rules.scattering import ADDING, add_along
 from memplan.autodiff.rules.windows import Windows, spread, windows_of
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 _INT32 = onnx.TensorProto.INT32
 _INT32_LIMIT = 2**31
@@ -28,10 +29,7 @@ def _sizes(ctx: Context, value: Value) -> tuple[int, ...]:
     sizes = tuple(dim for dim in value.shape[2:] if isinstance(dim, int))
     if len(sizes) == value.rank - 2:
         return sizes
-    raise ModelError(
-        f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes",
-        "bind the dimensions first: onnx.tools.update_model_dims",
-    )
+    raise ctx.needs("static shapes")
 
 
 # -- the largest -------------------------------------------------------------------------------
@@ -51,7 +49,7 @@ def max_pool(ctx: Context) -> Gradients:
         return (_by_taps(ctx, x, indices, windows, columns),)
     places, numbers = (ctx.reshape(v, (v.type.elements or "",)) for v in (indices, ctx.dy))
     # Narrow types are added in float32; where windows lie apart, nothing needs to be added.
-    adding = ctx.opset >= ADDING and not (apart and x.dtype in NARROW)
+    adding = ctx.opset >= ADDING and not (apart and x.dtype in NARROW_FLOATS)
     flat = ctx.reshape(ctx.full_like(x) if columns or not adding else ctx.base(0), (count or "",))
     if adding:
         total = add_along(ctx, flat, places, numbers, 0)
@@ -156,10 +154,7 @@ def _added(ctx: Context, grad: Value, windows: Windows, share: float) -> Value:
     x = ctx.tensors[0]
     channels = x.shape[1]
     if not isinstance(channels, int):
-        raise ModelError(
-            f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs the number of channels",
-            "bind the dimensions first: onnx.tools.update_model_dims",
-        )
+        raise ctx.needs("the number of channels")
     ctx.require_room(channels, *windows.kernel)
     weight = ctx.const(np.full((channels, 1, *windows.kernel), share), x.dtype)
     return spread(ctx, grad, weight, windows, x.shape, channels, x)
@@ -169,9 +164,7 @@ def _added(ctx: Context, grad: Value, windows: Windows, share: float) -> Value:
 def global_average_pool(ctx: Context) -> Gradients:
     """The same share to every element."""
     x = ctx.tensors[0]
-    count = ctx.count(x, range(2, x.rank), ctx.dy.dtype)
-    known = ctx.constant(count)
-    return (ctx.dy / count if known is None else ctx.dy * (1 / max(float(known.item()), 1)),)
+    return (ctx.over_count(ctx.dy, x, range(2, x.rank)),)
 
 
 @gradient("LpPool")

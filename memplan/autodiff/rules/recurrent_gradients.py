@@ -17,7 +17,7 @@ from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.gradient_registry import expansion
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.loop_bodies import BodyWriter
-from memplan.autodiff.scan.cells import Gru, Lstm, RecurrentCell, Rnn, Weights, activations
+from memplan.autodiff.scan.cells import CellWeights, Gru, Lstm, RecurrentCell, Rnn, activations
 from memplan.autodiff.scan.scan_call import slice_type
 from memplan.errors import ModelError
 from memplan.proto.loop_node import Slices, scan_attributes
@@ -106,36 +106,30 @@ class _Expansion:
             value = self.ctx.slice(value, [direction], [direction + 1], [0])
         return self.ctx.squeeze(value, [0])
 
-    def _weights(self, direction: int) -> Weights:
+    def _weights(self, direction: int) -> CellWeights:
         ctx, size = self.ctx, self.gates * self.hidden
         recurrent = self._part(2, direction)
         assert recurrent is not None
         bias = self._part(3, direction)
         peepholes = self._part(7, direction) if self.gates == 4 else None
         if bias is None:
-            return Weights(recurrent, None, None, peepholes)
+            return CellWeights(recurrent, None, None, peepholes)
         first, second = (ctx.slice(bias, [k * size], [(k + 1) * size], [0]) for k in (0, 1))
         if not self.cell.keeps_bias(ctx):
-            return Weights(recurrent, first + second, None, peepholes)
-        return Weights(recurrent, first, second, peepholes)
+            return CellWeights(recurrent, first + second, None, peepholes)
+        return CellWeights(recurrent, first, second, peepholes)
 
     def _projected(self, direction: int, bias: Value | None) -> Value:
         """X·Wᵀ + b of all steps at once, [T, B, gates·hidden]."""
         ctx, size = self.ctx, self.gates * self.hidden
         weight = self._part(1, direction)
         assert weight is not None
-        flat = ctx.reshape(self.x, self._rows(self.x, self.width))
-        product = ctx.op("Gemm", flat, weight, bias, transB=1)
+        product = ctx.op("Gemm", ctx.rows(self.x, self.width), weight, bias, transB=1)
         shape = (*self.x.shape[:2], size)
         if sum(isinstance(dim, str) for dim in shape) <= 1:
             return ctx.reshape(product, shape)
         wanted = ctx.vector([ctx.dims(self.x, [0, 1]), ctx.const([size])])
         return ctx.op("Reshape", product, wanted, result=TensorType(product.dtype, shape))
-
-    @staticmethod
-    def _rows(value: Value, width: int) -> tuple[int | str, int]:
-        count = value.type.elements
-        return (count // width if count is not None else "", width)
 
     def _initial(self, slot: int, direction: int) -> Value:
         given = self._part(slot, direction)
@@ -190,7 +184,7 @@ class _Expansion:
         self,
         initials: list[Value],
         scanned: list[Value],
-        weights: Weights,
+        weights: CellWeights,
         direction: int,
         sequence: bool,
     ) -> onnx.GraphProto:

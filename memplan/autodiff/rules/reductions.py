@@ -36,10 +36,7 @@ def reduce_sum(ctx: Context) -> Gradients:
 def reduce_mean(ctx: Context) -> Gradients:
     """The same share to every element."""
     axes = _axes(ctx)
-    count = ctx.count(ctx.tensors[0], axes, ctx.dy.dtype)
-    known = ctx.constant(count)
-    share = ctx.dy / count if known is None else ctx.dy * (1 / max(float(known.item()), 1))
-    return (_kept(ctx, share, axes),)
+    return (_kept(ctx, ctx.over_count(ctx.dy, ctx.tensors[0], axes), axes),)
 
 
 @gradient("ReduceMax", "ReduceMin", broadcast=True)

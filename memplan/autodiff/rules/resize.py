@@ -53,13 +53,6 @@ def _require_supported(ctx: Context) -> None:
         )
 
 
-def _needs(ctx: Context, what: str) -> ModelError:
-    return ModelError(
-        f"the gradient of Resize '{ctx.node.name}' needs {what}",
-        "bind the dimensions first: onnx.tools.update_model_dims",
-    )
-
-
 def _scales(ctx: Context, x: Value, y: Value) -> list[float]:
     """The factor of each axis, as the runtime finds it: 1 where nothing is resized."""
     axes = [axis % x.rank for axis in ctx.attribute("axes", list[int]()) or range(x.rank)]
@@ -74,10 +67,10 @@ def _scales(ctx: Context, x: Value, y: Value) -> list[float]:
         elif before == after:
             found.append(1.0)
         else:
-            raise _needs(ctx, "constant scales or static shapes")
+            raise ctx.needs("constant scales or static shapes")
     policy = ctx.attribute("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch" and sizes is None and factors is None:
-        raise _needs(ctx, "constant sizes, as it keeps the aspect ratio")
+        raise ctx.needs("constant sizes, as it keeps the aspect ratio")
     if policy != "stretch" and not (factors is not None and factors.size):
         found = [max(found) if policy == "not_smaller" else min(found)] * len(found)
     result = [1.0] * x.rank
@@ -103,7 +96,7 @@ def _matrix(ctx: Context, axis: int, scale: float) -> Array:
     """Elements after × elements before."""
     before, after = ctx.tensors[0].shape[axis], ctx.y.shape[axis]
     if not isinstance(before, int) or not isinstance(after, int):
-        raise _needs(ctx, "static shapes")
+        raise ctx.needs("static shapes")
     ctx.require_room(after, before)
     result, rows = np.zeros((after, before)), np.arange(after)
     if ctx.attribute("mode", "nearest") == "nearest":

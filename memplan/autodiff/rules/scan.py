@@ -95,10 +95,9 @@ class _ScanGradient:
                 value = slices[self.step.sliced.index(side)]
             else:
                 value = self.outer.tensor(self.stash.sequence(side).name)
-            width, count = value.shape[2], value.type.elements
+            width = value.shape[2]
             assert isinstance(width, int)
-            rows = count // width if count is not None and width else ""
-            sides.append(self.ctx.reshape(value, (rows, width)))
+            sides.append(self.ctx.rows(value, width))
         return self.ctx.gemm(sides[0], sides[1], 1)
 
     def _projections(self, kept: CellPlan) -> dict[str, RecomputedSlice]:

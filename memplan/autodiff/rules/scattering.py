@@ -15,14 +15,12 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.operations import INT64
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
-from memplan.shapes.tensor_type import Shape, TensorType
+from memplan.shapes.tensor_type import NARROW_FLOATS, Shape, TensorType
 
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
 _ALLOWZERO = 14
 _FLOAT = onnx.TensorProto.FLOAT
-NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-"""What is added in float32."""
 
 
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
@@ -31,7 +29,7 @@ def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
     By ScatterND itself only where the sizes that number the rows are unknown: on the CPU, ONNX
     Runtime's kernel runs several threads that lose updates where an index occurs twice (1.31.1).
     """
-    if base.dtype in NARROW and ctx.opset >= ADDING:
+    if base.dtype in NARROW_FLOATS and ctx.opset >= ADDING:
         whole = add_at(ctx, widened(ctx, base), indices, widened(ctx, updates))
         return ctx.cast(whole, base.dtype)
     depth = indices.shape[-1]
@@ -92,7 +90,7 @@ def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: 
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterElements understands them."""
-    if base.dtype in NARROW and ctx.opset >= ADDING:
+    if base.dtype in NARROW_FLOATS and ctx.opset >= ADDING:
         whole = add_along(ctx, widened(ctx, base), indices, widened(ctx, updates), axis)
         return ctx.cast(whole, base.dtype)
     if ctx.opset >= ADDING:
@@ -135,10 +133,10 @@ def _is_cast_free(ctx: Context, value: Value) -> bool:
 def source_of(ctx: Context, value: Value) -> Value:
     """What a Cast between a narrow type and float32 was made from; else the tensor itself."""
     made = ctx.maker(value)
-    if made is None or made.op_type != "Cast" or value.dtype not in (_FLOAT, *NARROW):
+    if made is None or made.op_type != "Cast" or value.dtype not in (_FLOAT, *NARROW_FLOATS):
         return value
     source = ctx.tensor(made.input[0])
-    return source if source.dtype in (_FLOAT, *NARROW) else value
+    return source if source.dtype in (_FLOAT, *NARROW_FLOATS) else value
 
 
 def _hits(ctx: Context, places: Value, size: int, dtype: int) -> Value:

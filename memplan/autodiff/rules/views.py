@@ -6,45 +6,48 @@ import numpy as np
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
+from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 
 
-@gradient("Reshape", "Flatten", broadcast=True, inputs=(0,))
-def reshape(ctx: Context) -> Gradients:
-    """Back to the input's shape."""
-    if ctx.dy.type.shape == ():
-        return (ctx.dy,)
-    return (ctx.reshape_like(ctx.whole(), ctx.tensors[0]),)
+def _reshaped(ctx: Context) -> Value:
+    return ctx.reshape_like(ctx.whole(), ctx.tensors[0])
 
 
-@gradient("Squeeze", broadcast=True, inputs=(0,))
-def squeeze(ctx: Context) -> Gradients:
+def _unsqueezed(ctx: Context) -> Value:
     """Dimensions of size 1 come back."""
-    if ctx.dy.type.shape == ():
-        return (ctx.dy,)
-    x = ctx.tensors[0]
-    given = ctx.integers(1, "axes")
+    x, given = ctx.tensors[0], ctx.integers(1, "axes")
     axes = [k for k, dim in enumerate(x.shape) if dim == 1] if given is None else given
-    return (ctx.unsqueeze(ctx.whole(), sorted(axis % x.rank for axis in axes)),)
+    return ctx.unsqueeze(ctx.whole(), sorted(axis % x.rank for axis in axes))
 
 
-@gradient("Unsqueeze", broadcast=True, inputs=(0,))
-def unsqueeze(ctx: Context) -> Gradients:
+def _squeezed(ctx: Context) -> Value:
     """Dimensions of size 1 go again."""
-    if ctx.dy.type.shape == ():
-        return (ctx.dy,)
     axes = ctx.integers(1, "axes") or []
-    return (ctx.squeeze(ctx.whole(), sorted(axis % ctx.y.rank for axis in axes)),)
+    return ctx.squeeze(ctx.whole(), sorted(axis % ctx.y.rank for axis in axes))
 
 
-@gradient("Transpose", broadcast=True)
-def transpose(ctx: Context) -> Gradients:
+def _transposed(ctx: Context) -> Value:
     """The inverse permutation."""
-    if ctx.dy.type.shape == ():
-        return (ctx.dy,)
     rank = ctx.y.rank
     perm = ctx.attribute("perm", list(range(rank))[::-1])
-    return (ctx.transpose(ctx.whole(), sorted(range(rank), key=lambda axis: perm[axis])),)
+    return ctx.transpose(ctx.whole(), sorted(range(rank), key=lambda axis: perm[axis]))
+
+
+_INVERSES = {
+    "Reshape": _reshaped,
+    "Flatten": _reshaped,
+    "Squeeze": _unsqueezed,
+    "Unsqueeze": _squeezed,
+    "Transpose": _transposed,
+}
+
+
+@gradient(*_INVERSES, broadcast=True, inputs=(0,))
+def view(ctx: Context) -> Gradients:
+    """The inverse; one number that stands for all elements stays one."""
+    scalar = ctx.dy.type.shape == ()
+    return (ctx.dy if scalar else _INVERSES[ctx.node.op_type](ctx),)
 
 
 @gradient("DepthToSpace")

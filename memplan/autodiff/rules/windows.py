@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
-from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
 _SAME = ("SAME_UPPER", "SAME_LOWER")
@@ -66,11 +65,7 @@ class Windows:
             elif self.strides[axis] == 1 and isinstance(size, str):  # as many windows as places
                 rest += self.span(axis) - 1
             else:
-                raise ModelError(
-                    f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes to "
-                    "find its padding",
-                    "bind the dimensions first: onnx.tools.update_model_dims",
-                )
+                raise ctx.needs("static shapes to find its padding")
             small.append(rest // 2)
             large.append(rest - rest // 2)
         sides = (small, large) if upper else (large, small)

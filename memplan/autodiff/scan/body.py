@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 import onnx
 
-from memplan.autodiff.activity import find_activity, require_rules
+from memplan.autodiff.activity import find_activity
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.forward.expand import emitter_for, expand_all
-from memplan.autodiff.forward.patterns import see_patterns
+from memplan.autodiff.forward.expand import (
+    Differentiable,
+    differentiable,
+    emitter_for,
+    expand_all,
+)
 from memplan.autodiff.loop_bodies import (
     BodyWriter,
     body_model,
@@ -75,14 +79,8 @@ class ScanBody:
         self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
         self.hoisted: list[Hoisted] = []
-        graph = expanded.model.graph
-        ends = {value.name for value in graph.output}
-        nodes = see_patterns(
-            list(graph.node), self.emitter.constants, {*xs, *ys, *ends}, self.emitter.types
-        )
-        self.activity = find_activity(nodes, self.emitter.types, ys, xs)
-        require_rules(nodes, self.activity)
-        active = self.activity.tensors
+        seen = differentiable(expanded, ys, xs)
+        active = seen.activity.tensors
         self.captured = [name for name in captured if name in active]
         self.sliced = [k for k, name in enumerate(call.slice_inputs) if name in active & xs]
         self.seeded = [
@@ -91,7 +89,7 @@ class ScanBody:
             if name in active and self._grad(ctx, len(call.finals) + k) is not None
         ]
         with self.emitter.scope(Scope(f"{self.name}/grad", {PHASE_KEY: Phase.BACKWARD})):
-            found = self._reverse(nodes, {tensor.name for tensor in graph.initializer})
+            found = self._reverse(seen)
             self._hoist(found)
             self._finish(found)
         restored(expanded.model, call.body, self.emitter)
@@ -137,7 +135,7 @@ class ScanBody:
                     grown = True
         return sorted(found)
 
-    def _reverse(self, nodes: list[onnx.NodeProto], fixed: set[str]) -> dict[str, Value]:
+    def _reverse(self, seen: Differentiable) -> dict[str, Value]:
         """The gradients of the body's inputs and captured tensors at one step."""
         types, write, call = self.emitter.types, self.writer.input, self.call
         carried = [
@@ -150,9 +148,8 @@ class ScanBody:
             part = write(f"{inner}_grad", types[inner])
             seeds[inner] = seeds[inner] + part if inner in seeds else part
         found: dict[str, Value] = {}
-        xs = [n for n in (*self._formal(), *self.captured) if n in self.activity.tensors]
-        reverse = ReversePass(self.emitter, nodes, self.activity, xs, fixed, found.__setitem__)
-        reverse.run(seeds)
+        xs = [n for n in (*self._formal(), *self.captured) if n in seen.activity.tensors]
+        ReversePass(seen, xs, found.__setitem__).run(seeds)
         return found
 
     def _hoist(self, found: dict[str, Value]) -> None:

@@ -25,7 +25,7 @@ _SCALED = {"Affine", "ScaledTanh"}
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class CellWeights:
     """Of one direction: ``recurrent`` [gates·hidden, hidden], ``input_bias`` and ``bias``
     [gates·hidden] or None, ``peepholes`` [3·hidden] or None."""
 
@@ -42,7 +42,7 @@ class RecurrentCell:
         self,
         ctx: Context,
         writer: BodyWriter,
-        weights: Weights,
+        weights: CellWeights,
         activations: Sequence[Activation],
         stem: str,
     ) -> None:

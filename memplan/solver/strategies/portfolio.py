@@ -172,6 +172,7 @@ class _Portfolio:
 
     def _second_thread(self) -> None:
         self._keep_order()
+        self._certify()
         self._drive_down()
         self._certify()
         # What is left of the time; and the bound is looked at where the best plan is full by then.

@@ -70,7 +70,7 @@ def test_the_contract(
     (folder / "small.json").write_text(json.dumps(data))
     out, record = tmp_path / "out.json", tmp_path / "record.json"
     arguments = ["--instances", str(folder), "--ratio", "0.75", "--order", order]
-    code = bench.main([*arguments, "--seconds", "1", "--json", str(out), "--record", str(record)])
+    code = bench.main([*arguments, "--seconds", "20", "--json", str(out), "--record", str(record)])
     assert code == 0
     (row,) = json.loads(out.read_text())
     assert set(row) == {

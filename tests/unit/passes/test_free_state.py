@@ -18,13 +18,13 @@ from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import simulate
 
-# The mask reads a view of the old value, which is a byte an element if it is made early.
+# One mask reads a view of the old value, the other what an activation reads.
 MASKED = """g (float[16, 16] x, float[16, 16] w) => (float[16, 16] w_new, float[16, 16] y)
 <float zero = {0}, int64[2] shape = {16, 16}>
 { [view] v = Reshape(w, shape) [a] a = MatMul(x, v) [act] r = Relu(a) [b] b = Exp(r) [c] c = Sin(b)
   [halves] p, q = Split <axis: int = 0, num_outputs: int = 2>(c)
   [d] d = Concat <axis: int = 0>(p, p)
-  [late] m = LessOrEqual(a, zero) [other] n = Greater(v, zero) [e] e = Where(m, d, c)
+  [late] m = Greater(a, zero) [other] n = Greater(v, zero) [e] e = Where(m, d, c)
   [f] y = Where(n, e, b) [new] w_new = Sub(w, e) }"""
 
 

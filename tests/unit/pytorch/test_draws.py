@@ -9,7 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-from memplan.pytorch.draws import NORMAL, UNIFORM, Draw, Draws  # noqa: E402
+from memplan.pytorch.draws import NORMAL, UNIFORM, Draws, TorchDraw  # noqa: E402
 
 F = torch.nn.functional
 x = torch.linspace(-2, 2, 4000).reshape(10, 400)
@@ -84,7 +84,7 @@ def test_random_operators_without_a_form_here_are_named() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.3, 0.5, 0.7, 0.9])
 def test_no_number_is_so_near_a_threshold_that_rounding_decides(p: float) -> None:
-    numbers = Draw(UNIFORM, (5000,), "", (0, 0)).values()
+    numbers = TorchDraw(UNIFORM, (5000,), "", (0, 0)).values()
     assert (np.abs(numbers - p) > 1e-5).all()
     assert (numbers.astype(np.float16).astype(np.float32) == numbers).all()
     assert ((numbers > p) == ((1 - numbers) < 1 - p)).all()
@@ -92,5 +92,5 @@ def test_no_number_is_so_near_a_threshold_that_rounding_decides(p: float) -> Non
 
 def test_numbers_depend_on_family_round_and_place() -> None:
     seeds = [(0, 0), (0, 1), (1, 0)]
-    draws = [Draw(family, (8,), "", seed) for family in (UNIFORM, NORMAL) for seed in seeds]
+    draws = [TorchDraw(family, (8,), "", seed) for family in (UNIFORM, NORMAL) for seed in seeds]
     assert len({draw.values().tobytes() for draw in draws}) == 6

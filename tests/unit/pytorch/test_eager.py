@@ -13,7 +13,7 @@ import memplan
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 from memplan.pytorch.eager import Eager  # noqa: E402
-from memplan.pytorch.trace import prepare  # noqa: E402
+from memplan.pytorch.prepared_step import prepare  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 

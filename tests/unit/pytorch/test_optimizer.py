@@ -10,8 +10,8 @@ from memplan.autodiff.optimizers.parse import KINDS
 from memplan.errors import UsageError
 
 torch: Any = pytest.importorskip("torch")
-from memplan.pytorch import optimizer as under_test  # noqa: E402
-from memplan.pytorch.optimizer import read_optimizer  # noqa: E402
+from memplan.pytorch import torch_optimizer as under_test  # noqa: E402
+from memplan.pytorch.torch_optimizer import read_optimizer  # noqa: E402
 
 
 def parameters() -> tuple[Any, Any, dict[int, str]]:

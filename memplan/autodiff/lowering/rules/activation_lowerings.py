@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.context import Context
@@ -10,9 +11,6 @@ from memplan.autodiff.lowering.gradient_lowerings import Forward, gradients
 from memplan.autodiff.lowering.lowering_registry import Results, lowering
 
 _QUICK = 1.702
-
-
-# -- forward -----------------------------------------------------------------------------------
 
 
 @lowering("Gelu")
@@ -46,73 +44,43 @@ def _biased(ctx: Context, slot: int) -> Value:
     return x if bias is None else x + bias
 
 
-# -- from the output ---------------------------------------------------------------------------
+# -- gradients: the rules of ``grad`` ----------------------------------------------------------
+
+# Second input: the output. ReluGrad and LeakyReluGrad may read the input: their signs are one.
+_OF_OUTPUT = {
+    "ReluGrad": "Relu",
+    "SigmoidGrad": "Sigmoid",
+    "TanhGrad": "Tanh",
+    "LeakyReluGrad": "LeakyRelu",
+    "EluGrad": "Elu",
+    "SoftmaxGrad_13": "Softmax",
+    "LogSoftmaxGrad_13": "LogSoftmax",
+}
+# Second input: the input, perhaps less a bias, which is the third. QuickGelu is ONNX's Swish.
+_OF_INPUT = {
+    "GeluGrad": "Gelu",
+    "BiasGeluGrad_dX": "Gelu",
+    "FastGeluGrad": "Gelu",
+    "BiasFastGeluGrad_dX": "Gelu",
+    "QuickGeluGrad": "Swish",
+    "SinGrad": "Sin",
+}
 
 
-@lowering("ReluGrad", inputs=2)
-def relu_grad(ctx: Context) -> Results:
-    """The second input is the output, or the input: their signs are one."""
-    return _from_output(ctx, "Relu")
-
-
-@lowering("SigmoidGrad", inputs=2)
-def sigmoid_grad(ctx: Context) -> Results:
-    """From the output."""
-    return _from_output(ctx, "Sigmoid")
-
-
-@lowering("TanhGrad", inputs=2)
-def tanh_grad(ctx: Context) -> Results:
-    """From the output."""
-    return _from_output(ctx, "Tanh")
-
-
-@lowering("LeakyReluGrad", inputs=2)
-def leaky_relu_grad(ctx: Context) -> Results:
-    """From the output, whose sign is the input's."""
-    return _from_output(ctx, "LeakyRelu")
-
-
-@lowering("EluGrad", inputs=2)
-def elu_grad(ctx: Context) -> Results:
-    """From the output."""
-    return _from_output(ctx, "Elu")
-
-
-def _from_output(ctx: Context, op: str) -> Results:
+@lowering(*_OF_OUTPUT, inputs=2)
+def from_output(ctx: Context) -> Results:
+    """The gradient at an output."""
     dy, y = ctx.tensors[:2]
-    return gradients(ctx, Forward(op, dy, [y], [y]))
+    return gradients(ctx, Forward(_OF_OUTPUT[ctx.node.op_type], dy, [y], [y]))
 
 
-# -- from the input ----------------------------------------------------------------------------
-
-
-@lowering("GeluGrad", "BiasGeluGrad_dX", inputs=2)
-def gelu_grad(ctx: Context) -> Results:
-    """By the error function."""
-    return _from_input(ctx, "Gelu")
-
-
-@lowering("FastGeluGrad", "BiasFastGeluGrad_dX", inputs=2)
-def fast_gelu_grad(ctx: Context) -> Results:
-    """By tanh."""
-    return _from_input(ctx, "Gelu", approximate="tanh")
-
-
-@lowering("QuickGeluGrad", inputs=2)
-def quick_gelu_grad(ctx: Context) -> Results:
-    """Of x·σ(αx), which ONNX calls Swish."""
-    return _from_input(ctx, "Swish", alpha=ctx.attribute("alpha", _QUICK))
-
-
-@lowering("SinGrad", inputs=2)
-def sin_grad(ctx: Context) -> Results:
-    """cos x."""
-    return _from_input(ctx, "Sin")
-
-
-def _from_input(ctx: Context, op: str, **attributes: str | float) -> Results:
-    """The gradient at the second input, or at its sum with the third."""
-    dy, x = ctx.tensors[0], _biased(ctx, 1)
-    stated = [helper.make_attribute(name, value) for name, value in attributes.items()]
-    return gradients(ctx, Forward(op, dy, [x], [x], attributes=stated))
+@lowering(*_OF_INPUT, inputs=2)
+def from_input(ctx: Context) -> Results:
+    """The gradient at an input, or at its sum with a bias."""
+    foreign, dy, x = ctx.node.op_type, ctx.tensors[0], _biased(ctx, 1)
+    stated: list[onnx.AttributeProto] = []
+    if "FastGelu" in foreign:
+        stated.append(helper.make_attribute("approximate", "tanh"))
+    elif foreign == "QuickGeluGrad":
+        stated.append(helper.make_attribute("alpha", ctx.attribute("alpha", _QUICK)))
+    return gradients(ctx, Forward(_OF_INPUT[foreign], dy, [x], [x], attributes=stated))

@@ -8,22 +8,11 @@ from memplan.autodiff.lowering.lowering_registry import Results, lowering
 from memplan.errors import ModelError
 
 
-@lowering("ConvGrad", inputs=3)
-def conv_grad(ctx: Context) -> Results:
-    """By the gradient of the output, the input and the weight."""
-    return _convolution(ctx, "Conv")
-
-
-@lowering("ConvTransposeGrad", inputs=3)
-def conv_transpose_grad(ctx: Context) -> Results:
-    """The same of a transposed convolution."""
-    return _convolution(ctx, "ConvTranspose")
-
-
-def _convolution(ctx: Context, op: str) -> Results:
-    """dX, dW and dB; of the bias, only its place is needed."""
+@lowering("ConvGrad", "ConvTransposeGrad", inputs=3)
+def convolution_grad(ctx: Context) -> Results:
+    """dX, dW and dB by dY, X and W; of the bias, only its place is needed."""
     dy, x, weight = ctx.tensors[:3]
-    wants = wanted(ctx, 3)
+    wants, op = wanted(ctx, 3), ctx.node.op_type.removesuffix("Grad")
     found = gradients(ctx, Forward(op, dy, [x, weight, None], [dy]), wants)
     if wants[2]:
         found[2] = ctx.sum(dy, [0, *range(2, dy.rank)], keepdims=False)

@@ -9,25 +9,13 @@ from memplan.autodiff.lowering.lowering_registry import Results, lowering
 from memplan.errors import ModelError
 
 
-@lowering("GatherGrad", inputs=3)
+@lowering("GatherGrad", "GatherNDGrad", "GatherElementsGrad", inputs=3)
 def gather_grad(ctx: Context) -> Results:
-    """(shape, indices, dY): added where it came from."""
-    shape, indices, dy = ctx.tensors[:3]
-    return gradients(ctx, Forward("Gather", dy, [source(ctx, shape), indices], [dy]))
-
-
-@lowering("GatherElementsGrad", inputs=3)
-def gather_elements_grad(ctx: Context) -> Results:
-    """(dY, shape, indices)."""
-    dy, shape, indices = ctx.tensors[:3]
-    return gradients(ctx, Forward("GatherElements", dy, [source(ctx, shape), indices], [dy]))
-
-
-@lowering("GatherNDGrad", inputs=3)
-def gather_nd_grad(ctx: Context) -> Results:
-    """(shape, indices, dY)."""
-    shape, indices, dy = ctx.tensors[:3]
-    return gradients(ctx, Forward("GatherND", dy, [source(ctx, shape), indices], [dy]))
+    """(shape, indices, dY), or (dY, shape, indices) of elements: added where it came from."""
+    op = ctx.node.op_type.removesuffix("Grad")
+    order = (1, 2, 0) if op == "GatherElements" else (0, 1, 2)
+    shape, indices, dy = (ctx.tensors[slot] for slot in order)
+    return gradients(ctx, Forward(op, dy, [source(ctx, shape), indices], [dy]))
 
 
 @lowering("SliceGrad", inputs=4)

@@ -8,28 +8,13 @@ from onnx import helper
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import entry_for
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.lowering.gradient_lowerings import Forward, gradients
 from memplan.autodiff.lowering.lowering_registry import Results, lowering
 from memplan.autodiff.rules.scattering import add_along
 from memplan.errors import ModelError
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 _CLASSES = 1
 _FLOAT = onnx.TensorProto.FLOAT
-_HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-
-
-@lowering("SoftmaxGrad_13", inputs=2)
-def softmax_grad(ctx: Context) -> Results:
-    """From the output."""
-    dy, y = ctx.tensors[:2]
-    return gradients(ctx, Forward("Softmax", dy, [y], [y]))
-
-
-@lowering("LogSoftmaxGrad_13", inputs=2)
-def log_softmax_grad(ctx: Context) -> Results:
-    """From the output."""
-    dy, y = ctx.tensors[:2]
-    return gradients(ctx, Forward("LogSoftmax", dy, [y], [y]))
 
 
 @lowering("SoftmaxGrad", inputs=2)
@@ -148,8 +133,10 @@ def _scores_grad(ctx: Context, ignored: Value | None, bias: Value | None) -> Val
     if ignored is not None:
         counts = ctx.op("Not", ctx.op("Equal", labels, ignored))
         labels = ctx.op("Where", counts, labels, ctx.const(0, labels.dtype))
-        one = ctx.const(1, dy.dtype)
-        share = ctx.op("Where", counts, _of_labels(ctx, weights, labels, one), 0)
+        each = ctx.const(1, dy.dtype)
+        if weights is not None:
+            each = ctx.op("Gather", weights, labels)
+        share = ctx.op("Where", counts, each, 0)
     elif weights is not None:
         share = ctx.op("Gather", weights, labels)
     if reduction == "mean":
@@ -168,11 +155,7 @@ def _scores_grad(ctx: Context, ignored: Value | None, bias: Value | None) -> Val
 def _wide(ctx: Context, value: Value | None) -> Value | None:
     """``value`` in float32 at least, as in the kernels: half a precision has no number for many
     labels."""
-    return ctx.cast(value, _FLOAT) if value is not None and value.dtype in _HALVES else value
-
-
-def _of_labels(ctx: Context, weights: Value | None, labels: Value, one: Value) -> Value:
-    return one if weights is None else ctx.op("Gather", weights, labels)
+    return ctx.cast(value, _FLOAT) if value is not None and value.dtype in NARROW_FLOATS else value
 
 
 def _minus_one_at(ctx: Context, logs: Value, labels: Value, share: Value, axis: int) -> Value:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import onnx
-
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.lowering.gradient_lowerings import Forward, gradients, wanted
 from memplan.autodiff.lowering.lowering_registry import Results, lowering
+from memplan.autodiff.rules.layer_norm import row_gradients, wide
 
 _EPSILON, _MOMENTUM = 1e-5, 0.9
-_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 
 # -- of rows -----------------------------------------------------------------------------------
@@ -28,48 +26,31 @@ def layer_norm_grad(ctx: Context) -> Results:
 def invertible_layer_norm_grad(ctx: Context) -> Results:
     """From the output, of which the normalized input is made again: n = (y - β)/γ."""
     dy, y, scale, bias, inverse = ctx.tensors[:5]
-    normal = (_wide(ctx, y) - _wide(ctx, bias)) / _wide(ctx, scale)
-    return _row_gradients(ctx, dy, scale, normal, _wide(ctx, inverse), centred=True)
+    normal = (wide(ctx, y) - wide(ctx, bias)) / wide(ctx, scale)
+    found = row_gradients(ctx, dy, scale, bias, normal, wide(ctx, inverse), centred=True)
+    return [build() for build in found]
 
 
 @lowering("SimplifiedLayerNormalization", inputs=2)
 def simplified_layer_norm(ctx: Context) -> Results:
     """γ·x over its root mean square; the inverse of the latter is the second output."""
     x, scale = ctx.tensors[:2]
-    wide = _wide(ctx, x)
+    numbers = wide(ctx, x)
     axes = range(ctx.axis(-1, x.rank), x.rank)
-    square = ctx.reduce("ReduceMean", wide * wide, axes)
+    square = ctx.reduce("ReduceMean", numbers * numbers, axes)
     root = ctx.op("Sqrt", square + ctx.attribute("epsilon", _EPSILON))
     inverse = ctx.op("Reciprocal", root)
-    return [ctx.cast(wide * inverse, scale.dtype) * scale, inverse]
+    return [ctx.cast(numbers * inverse, scale.dtype) * scale, inverse]
 
 
 @lowering("SimplifiedLayerNormalizationGrad", inputs=4)
 def simplified_layer_norm_grad(ctx: Context) -> Results:
     """From x and the inverse of its root mean square."""
     dy, x, scale, inverse = ctx.tensors[:4]
-    inverse = _wide(ctx, inverse)
-    return _row_gradients(ctx, dy, scale, _wide(ctx, x) * inverse, inverse, centred=False)
-
-
-def _row_gradients(
-    ctx: Context, dy: Value, scale: Value, normal: Value, inverse: Value, *, centred: bool
-) -> Results:
-    """Of y = γ·n + β by x, γ and β: see :mod:`memplan.autodiff.rules.layer_norm`."""
-    first = ctx.axis(-1, normal.rank)
-    axes, wide = range(first, normal.rank), _wide(ctx, dy)
-    weighted, product = wide * _wide(ctx, scale), wide * normal
-    rest = weighted - normal * ctx.reduce("ReduceMean", weighted * normal, axes)
-    if centred:
-        rest = rest - ctx.reduce("ReduceMean", weighted, axes)
-    sums = [ctx.sum(value, range(first), keepdims=False) for value in (product, wide)]
-    found = [rest * inverse, *(ctx.reshape_like(total, scale) for total in sums)]
-    return [ctx.cast(value, dy.dtype) for value in found]
-
-
-def _wide(ctx: Context, value: Value) -> Value:
-    """``value`` in the precision of the arithmetic: float32 at least, as in the kernels."""
-    return ctx.cast(value, _DOUBLE if ctx.tensors[0].dtype == _DOUBLE else _FLOAT)
+    inverse = wide(ctx, inverse)
+    normal = wide(ctx, x) * inverse
+    found = row_gradients(ctx, dy, scale, None, normal, inverse, centred=False)
+    return [build() for build in found]
 
 
 # -- of channels -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from onnx import helper
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 from memplan.api.capture.trial import _feed_draws
-from memplan.pytorch.draws import NORMAL, UNIFORM, Draw
+from memplan.pytorch.draws import NORMAL, UNIFORM, TorchDraw
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import open_session, run_step
@@ -18,8 +18,8 @@ from memplan.runtime.sessions import open_session, run_step
 pytestmark = pytest.mark.ort
 
 
-def drawn(family: str, shape: tuple[int, ...], number: int = 0) -> Draw:
-    return Draw(family, shape, "operator", (0, number))
+def drawn(family: str, shape: tuple[int, ...], number: int = 0) -> TorchDraw:
+    return TorchDraw(family, shape, "operator", (0, number))
 
 
 def graph(text: str) -> onnx.GraphProto:
@@ -104,7 +104,7 @@ def test_draws_meet_by_shape_where_shapes_are_known() -> None:
         [drawn(UNIFORM, (4, 3)), drawn(UNIFORM, (2,)), drawn(UNIFORM, (2,))],
     ],
 )
-def test_other_draws_are_said(draws: list[Draw]) -> None:
+def test_other_draws_are_said(draws: list[TorchDraw]) -> None:
     missing, places = _feed_draws(graph(TWO), draws, {"N": 4})
     assert "the graph 2 times" in missing
     assert places == {}

@@ -13,7 +13,7 @@ from helpers import ort_artifacts as made
 from helpers.gradients import runtime
 from helpers.lowering import Case, check_gradients, evaluate, node, onnx_node, outputs_of, some
 from memplan.autodiff.lowering.boundary import YIELD
-from memplan.autodiff.lowering.lowered_graph import Request, lower_model
+from memplan.autodiff.lowering.lowered_graph import LoweringRequest, lower_model
 from memplan.autodiff.lowering.lowering_registry import registered
 from memplan.autodiff.lowering.recurrent_lowering import RECURRENT
 from memplan.errors import ModelError, UsageError
@@ -49,7 +49,7 @@ def names(values: Any) -> list[str]:
 def test_gradients_are_outputs() -> None:
     original = made.training_model()
     before = original.SerializeToString()
-    found = lower_model(original, Request())
+    found = lower_model(original, LoweringRequest())
     assert original.SerializeToString() == before
     graph = found.model.graph
     gradients = [f"{name}_grad" for name in made.TRAINED]
@@ -63,7 +63,7 @@ def test_gradients_are_outputs() -> None:
 
 
 def test_gradients_are_right() -> None:
-    model, feeds = lower_model(made.training_model(), Request()).model, made.feeds()
+    model, feeds = lower_model(made.training_model(), LoweringRequest()).model, made.feeds()
     values = runtime(model, feeds)
     for name in made.TRAINED:
         wanted = differences(model, feeds, made.LOSS, name)
@@ -71,7 +71,7 @@ def test_gradients_are_right() -> None:
 
 
 def test_the_contract_is_in_the_file() -> None:
-    found = lower_model(made.training_model(), Request())
+    found = lower_model(made.training_model(), LoweringRequest())
     told = get_metadata(found.model)
     assert told["roles"] == {name: str(role) for name, role in found.contract.roles.items()}
     assert told["gradients"] == {f"{name}_grad": name for name in made.TRAINED}
@@ -86,7 +86,7 @@ def test_the_contract_is_in_the_file() -> None:
 def test_what_reads_the_contract_believes_it() -> None:
     from helpers.graphs import open_text
 
-    model = lower_model(made.training_model(), Request()).model
+    model = lower_model(made.training_model(), LoweringRequest()).model
     opened = open_text(model, dims={"N": 5})
     contract = find_contract(opened.graph, opened.phases, get_metadata(model))
     assert contract.stated
@@ -95,7 +95,7 @@ def test_what_reads_the_contract_believes_it() -> None:
 
 
 def test_phases_are_told() -> None:
-    graph = lower_model(made.training_model(), Request()).model.graph
+    graph = lower_model(made.training_model(), LoweringRequest()).model.graph
     told = {item.name: node_metadata(item) for item in graph.node}
     assert PHASE_KEY not in told["/fc1/Gemm"]
     assert told["/fc2/Gemm_Grad/Gemm_1"] == {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: "/fc2/Gemm"}
@@ -105,7 +105,7 @@ def test_phases_are_told() -> None:
 
 
 def test_sums_may_stay() -> None:
-    found = lower_model(made.training_model(), Request(accumulate=True))
+    found = lower_model(made.training_model(), LoweringRequest(accumulate=True))
     feeds = made.feeds()
     sums = {
         f"{n}_grad.accumulation.buffer": np.ones(made.SIZES[n], np.float32) for n in made.TRAINED
@@ -129,7 +129,7 @@ def test_a_flag_that_is_read_stays() -> None:
     flag = "fc1.bias_grad.accumulation.out"
     model.graph.node.append(node("Group", flag, "done", name="group"))
     model.graph.output.append(onnx.helper.make_tensor_value_info("done", 9, []))
-    found = lower_model(model, Request())
+    found = lower_model(model, LoweringRequest())
     assert names(found.model.graph.output)[-5:] == [
         "done",
         *(f"{name}_grad" for name in made.TRAINED),
@@ -143,7 +143,7 @@ def test_a_gradient_of_another_shape() -> None:
         if item.name == "fc1.bias":
             item.type.tensor_type.shape.dim[0].dim_value = 1
     with pytest.raises(ModelError, match=r"another type or shape than 'fc1\.bias'"):
-        lower_model(model, Request())
+        lower_model(model, LoweringRequest())
 
 
 def test_a_gradient_of_another_name_gets_its_own() -> None:
@@ -151,9 +151,9 @@ def test_a_gradient_of_another_name_gets_its_own() -> None:
     for item in model.graph.node:
         item.input[:] = ["g7" if name == "fc1.bias_grad" else name for name in item.input]
         item.output[:] = ["g7" if name == "fc1.bias_grad" else name for name in item.output]
-    found = lower_model(model, Request())
+    found = lower_model(model, LoweringRequest())
     assert "fc1.bias_grad" in names(found.model.graph.output)
-    wanted = runtime(lower_model(made.training_model(), Request()).model, made.feeds())
+    wanted = runtime(lower_model(made.training_model(), LoweringRequest()).model, made.feeds())
     np.testing.assert_array_equal(
         runtime(found.model, made.feeds())["fc1.bias_grad"], wanted["fc1.bias_grad"]
     )
@@ -168,12 +168,12 @@ def test_stored_parameters_are_defaults() -> None:
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(feeds[name], name) for name in made.SIZES
     )
-    found = lower_model(model, Request())
+    found = lower_model(model, LoweringRequest())
     given = names(found.model.graph.input)
     assert given == ["x", "labels", *made.TRAINED]  # the frozen one stays a constant
     batch = {name: feeds[name] for name in ("x", "labels")}
     values = runtime(found.model, batch)
-    wanted = runtime(lower_model(made.training_model(), Request()).model, feeds)
+    wanted = runtime(lower_model(made.training_model(), LoweringRequest()).model, feeds)
     for name, value in wanted.items():
         np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
     moved = runtime(found.model, {**batch, "fc2.bias": feeds["fc2.bias"] + 1})
@@ -191,7 +191,7 @@ def test_running_statistics_are_outputs() -> None:
     ]
     vectors = {name: some(3, seed=k) for k, name in enumerate("sbm", 2)} | {"v": np.ones(3)}
     case = Case(forward, {"x": x, "z": second, **vectors}, ["loss"])
-    found = lower_model(case.model(), Request())
+    found = lower_model(case.model(), LoweringRequest())
     assert found.contract.new_values["m_new"] == "m"
     assert found.contract.roles["v"] is Role.RUNNING_STATISTIC
     values = evaluate(found.model, case.feeds)
@@ -203,11 +203,11 @@ def test_running_statistics_are_outputs() -> None:
 
 
 def test_a_single_number_is_the_loss() -> None:
-    found = lower_model(made.module_graph(alone=True), Request())
+    found = lower_model(made.module_graph(alone=True), LoweringRequest())
     assert found.seeded == "loss"
     assert not found.fed
     assert names(found.model.graph.output)[0] == "loss"
-    wanted = runtime(lower_model(made.training_model(), Request()).model, made.feeds())
+    wanted = runtime(lower_model(made.training_model(), LoweringRequest()).model, made.feeds())
     values = runtime(found.model, made.feeds())
     np.testing.assert_allclose(values["loss"], wanted[made.LOSS], rtol=1e-6)
     for name in made.TRAINED:
@@ -217,7 +217,7 @@ def test_a_single_number_is_the_loss() -> None:
 
 
 def test_gradients_of_several_outputs_are_fed() -> None:
-    found = lower_model(made.module_graph(), Request())
+    found = lower_model(made.module_graph(), LoweringRequest())
     fed = ("output_grad_external", "squares_grad")
     assert found.seeded is None
     assert found.fed == fed
@@ -241,7 +241,7 @@ def test_gradients_of_several_outputs_are_fed() -> None:
 
 
 def test_a_loss_among_several_outputs_is_named() -> None:
-    found = lower_model(made.module_graph(), Request(loss="squares"))
+    found = lower_model(made.module_graph(), LoweringRequest(loss="squares"))
     assert (found.seeded, found.fed, found.contract.loss) == ("squares", (), "squares")
     feeds = {k: v for k, v in made.feeds().items() if k != "labels"}
     values = runtime(found.model, feeds)
@@ -252,7 +252,7 @@ def test_a_loss_among_several_outputs_is_named() -> None:
 @pytest.mark.parametrize("loss", ["output", "best", "nothing", "fc1.bias_grad"])
 def test_a_loss_that_is_none(loss: str) -> None:
     with pytest.raises(UsageError, match="no scalar output of the forward part"):
-        lower_model(made.module_graph(), Request(loss=loss))
+        lower_model(made.module_graph(), LoweringRequest(loss=loss))
 
 
 # -- what cannot be lowered --------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_all_that_has_no_lowering_is_listed() -> None:
         node("ATen", "x", "odd9", "org.pytorch.aten", name="aten", operator="grid_sampler")
     )
     with pytest.raises(ModelError) as caught:
-        lower_model(model, Request())
+        lower_model(model, LoweringRequest())
     for text in (
         "LSTMGradient (2x, first 'odd0')",
         "NcclAllReduce (2x, first 'odd1')",
@@ -288,7 +288,7 @@ def test_foreign_nodes_in_a_body_are_listed() -> None:
     nodes = [onnx_node("If", "c", "y", then_branch=body, else_branch=body)]
     case = Case(nodes, {"x": some(3), "c": np.asarray(True)}, ["y"])
     with pytest.raises(ModelError, match=r"ReluGrad in a body \(2x, first 'deep'\)"):
-        lower_model(case.model(), Request())
+        lower_model(case.model(), LoweringRequest())
 
 
 SHAPES = [(), (3,), (2, 3), (2, 3, 4), (1, 2, 3, 4)]
@@ -307,7 +307,7 @@ def test_nodes_that_do_not_fit_are_errors_of_the_model(op: str, shape: tuple[int
         item = node("ATen" if aten else op, inputs, "p q", domain, **attributes)
         case = Case([item], {"x": some(*shape)}, ["p"])
         with suppress(ModelError):
-            lower_model(case.model(), Request())
+            lower_model(case.model(), LoweringRequest())
 
 
 @pytest.mark.parametrize("value", ["text", 7, [1, 2, 3], 0.5], ids=str)
@@ -320,13 +320,13 @@ def test_attributes_that_do_not_fit_are_errors_of_the_model(name: str, value: An
         nodes = [onnx_node("Shape", "x", "s"), node(op, "x x x x x", "x_grad", **{name: value})]
         case = Case(nodes, {"x": some(2, 3, 4)}, ["x_grad"])
         with suppress(ModelError):
-            lower_model(case.model(), Request())
+            lower_model(case.model(), LoweringRequest())
 
 
 def test_an_average_pool_of_which_nothing_tells_the_input() -> None:
     nodes = [node("AveragePoolGrad", "dy", "other", kernel_shape=[2, 2], strides=[2, 2])]
     with pytest.raises(ModelError, match="the shape of what it is the gradient of"):
-        lower_model(Case(nodes, {"dy": some(1, 2, 3, 3)}, ["other"]).model(), Request())
+        lower_model(Case(nodes, {"dy": some(1, 2, 3, 3)}, ["other"]).model(), LoweringRequest())
 
 
 # -- opsets ------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_any_opset(opset: int) -> None:
     feeds = {"x": some(3, 4), "y_grad": some(3, 4, seed=1)}
     constants = {} if axes else {"one": np.asarray([1])}
     case = Case(nodes, feeds, ["out"], constants, opset=opset)
-    found = lower_model(case.model(), Request()).model
+    found = lower_model(case.model(), LoweringRequest()).model
     assert found.opset_import[0].version == max(opset, 20)
     soft = np.exp(feeds["x"]) / np.exp(feeds["x"]).sum(1, keepdims=True)
     y = soft - feeds["x"].mean(1, keepdims=True)
@@ -356,7 +356,7 @@ def test_any_opset(opset: int) -> None:
 
 
 def test_symbolic_dimensions_stay() -> None:
-    found = lower_model(made.training_model(), Request()).model
+    found = lower_model(made.training_model(), LoweringRequest()).model
     dims = {
         v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
         for v in found.graph.value_info
@@ -389,9 +389,9 @@ def test_convolutions_of_a_symbolic_batch() -> None:
         for value in model.graph.input:
             if value.name in ("x", "y_grad"):
                 value.type.tensor_type.shape.dim[0].dim_param = "N"
-        free = lower_model(model, Request()).model
+        free = lower_model(model, LoweringRequest()).model
         values, wanted = (
             evaluate(free, feeds),
-            evaluate(lower_model(case.model(), Request()).model, feeds),
+            evaluate(lower_model(case.model(), LoweringRequest()).model, feeds),
         )
         np.testing.assert_allclose(values["w_grad"], wanted["w_grad"], atol=1e-12)

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.gradients import runtime
 from helpers.lowering import Array, Case, check_gradients, node, onnx_node, outputs_of, some
-from memplan.autodiff.lowering.lowered_graph import Request, lower_model
+from memplan.autodiff.lowering.lowered_graph import LoweringRequest, lower_model
 from memplan.errors import ModelError
 
 pytestmark = pytest.mark.ort
@@ -156,7 +156,7 @@ def test_a_layer_without_a_gradient_is_onnxs(op: str) -> None:
     )
     kinds = {"y": onnx.TensorProto.FLOAT, "last": onnx.TensorProto.FLOAT}
     case = Case([forward], feeds, ["y", "last"], types=kinds)
-    found = lower_model(case.model(), Request()).model
+    found = lower_model(case.model(), LoweringRequest()).model
     assert [item.op_type for item in found.graph.node] == [op]
     values = outputs_of(case)
     np.testing.assert_array_equal(values["last"][0], values["y"][-1, 0])
@@ -164,8 +164,8 @@ def test_a_layer_without_a_gradient_is_onnxs(op: str) -> None:
 
 def test_what_grad_cannot_differentiate() -> None:
     with pytest.raises(ModelError, match="clips its gates"):
-        lower_model(lstm({"clip": 2.0}).model(), Request())
+        lower_model(lstm({"clip": 2.0}).model(), LoweringRequest())
     lonely = [node("LSTMGrad", "x w r _ h c h c c x _ _", "x_grad", hidden_size=HIDDEN)]
     case = Case(lonely, given(4, 1, states=2), ["x_grad"])
     with pytest.raises(ModelError, match="LSTMGrad"):
-        lower_model(case.model(), Request())
+        lower_model(case.model(), LoweringRequest())

@@ -11,7 +11,7 @@ import pytest
 from helpers import ort_artifacts as made
 from helpers.gradients import runtime
 from helpers.lowering import node
-from memplan.autodiff.lowering.lowered_graph import Lowered, Request, lower_model
+from memplan.autodiff.lowering.lowered_graph import Lowered, LoweringRequest, lower_model
 from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
 from memplan.errors import ModelError
 from memplan.ir.graph import Phase
@@ -25,7 +25,7 @@ Array = Any
 
 def step_of(op: str = "AdamWOptimizer", clip: float | None = None, **attributes: Any) -> Lowered:
     optimizer = read_optimizer(made.optimizer_model(op, clip, **attributes), "optimizer_model.onnx")
-    return lower_model(made.training_model(), Request(optimizer=optimizer))
+    return lower_model(made.training_model(), LoweringRequest(optimizer=optimizer))
 
 
 def trained(found: Lowered, rate: float | None = None) -> list[dict[str, Array]]:
@@ -48,7 +48,7 @@ def trained(found: Lowered, rate: float | None = None) -> list[dict[str, Array]]
 
 
 def gradients(state: dict[str, Array], k: int) -> dict[str, Array]:
-    model = lower_model(made.training_model(), Request()).model
+    model = lower_model(made.training_model(), LoweringRequest()).model
     batch = {n: v for n, v in made.feeds(seed=k).items() if n in ("x", "labels")}
     return runtime(model, {**state, **batch})
 
@@ -220,4 +220,4 @@ def test_a_graph_without_gradients_has_nothing_to_update() -> None:
     model.graph.output.extend(outputs[:2])
     optimizer = read_optimizer(made.optimizer_model(), "o")
     with pytest.raises(ModelError, match="nothing to update"):
-        lower_model(model, Request(optimizer=optimizer))
+        lower_model(model, LoweringRequest(optimizer=optimizer))

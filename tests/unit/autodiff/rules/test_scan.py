@@ -119,7 +119,7 @@ def test_random_masks_are_kept() -> None:
     feeds = {"x": np.ones((4, 8), np.float32), "h0": np.zeros(8, np.float32)}
     trained = build_gradients(model, Request(("all",), ("x",), (), "all"))
     (pair,) = pairs_of(reopened(trained))
-    assert [item.tensor for item in pair.stored if item.shape == (8,)][-2:] == ["d", "d/1"]
+    assert [item.tensor for item in pair.stored if item.type.shape == (8,)][-2:] == ["d", "d/1"]
     found = runtime(trained, feeds)["x_grad"]
     assert 0 < (found == 0).sum() < found.size
     with pytest.raises(UsageError, match="Dropout 'd' cannot be recomputed"):

@@ -245,9 +245,9 @@ def test_broadcast_axes_of_named_dimensions() -> None:
     for value, names in zip(model.graph.input, (["N", 3], ["M", 1]), strict=True):
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, 11, names))
     from helpers.lowering import evaluate
-    from memplan.autodiff.lowering.lowered_graph import Request, lower_model
+    from memplan.autodiff.lowering.lowered_graph import LoweringRequest, lower_model
 
-    lowered = lower_model(model, Request()).model
+    lowered = lower_model(model, LoweringRequest()).model
     for x, z, wanted in (
         (some(4, 3), some(4, 1), ([], [1])),
         (some(1, 3), some(4, 1), ([0], [1])),

@@ -17,7 +17,7 @@ from memplan.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OptionSource:
     """Where an option comes from: an entry of a group, or one of several numbers in it."""
 
     entry: str
@@ -36,7 +36,7 @@ class Row:
     """
 
     kind: str
-    options: Mapping[str, Source] = field(default_factory=dict)
+    options: Mapping[str, OptionSource] = field(default_factory=dict)
     instead: Mapping[str, Row] = field(default_factory=dict)
     neutral: Mapping[str, object] = field(default_factory=dict)
 
@@ -47,30 +47,30 @@ class Row:
         return found.union(*(row.entries for row in self.instead.values()))
 
 
-def _same(*names: str) -> dict[str, Source]:
-    return {name: Source(name) for name in names}
+def _same(*names: str) -> dict[str, OptionSource]:
+    return {name: OptionSource(name) for name in names}
 
 
-_BETAS = {"beta1": Source("betas", 0), "beta2": Source("betas", 1)}
+_BETAS = {"beta1": OptionSource("betas", 0), "beta2": OptionSource("betas", 1)}
 _ADAM = {**_BETAS, **_same("eps", "amsgrad")}
 _DECOUPLED = {**_BETAS, **_same("eps", "decoupled_weight_decay")}
 _ADAFACTOR = {
     **_same("d"),
-    "decay_rate": Source("beta2_decay", sign=-1),
-    "eps1": Source("eps", 0),
-    "eps2": Source("eps", 1),
+    "decay_rate": OptionSource("beta2_decay", sign=-1),
+    "eps1": OptionSource("eps", 0),
+    "eps2": OptionSource("eps", 1),
 }
 _MUON = {
     **_same("momentum", "nesterov", "eps", "ns_steps", "adjust_lr_fn"),
-    "ns_a": Source("ns_coefficients", 0),
-    "ns_b": Source("ns_coefficients", 1, sign=-1),
-    "ns_c": Source("ns_coefficients", 2),
+    "ns_a": OptionSource("ns_coefficients", 0),
+    "ns_b": OptionSource("ns_coefficients", 1, sign=-1),
+    "ns_c": OptionSource("ns_coefficients", 2),
 }
 _RPROP = {
-    "etaminus": Source("etas", 0),
-    "etaplus": Source("etas", 1),
-    "step_min": Source("step_sizes", 0),
-    "step_max": Source("step_sizes", 1),
+    "etaminus": OptionSource("etas", 0),
+    "etaplus": OptionSource("etas", 1),
+    "step_min": OptionSource("step_sizes", 0),
+    "step_max": OptionSource("step_sizes", 1),
 }
 _MOMENTUM = Row("momentum", _same("momentum", "dampening", "nesterov"))
 _ROWS: Mapping[str, Row] = {
@@ -202,7 +202,7 @@ def _row_of(optimizer: Any) -> Row:
 
 
 def _rate(optimizer: object, given: Mapping[str, Any]) -> float:
-    return float(_value(optimizer, given, Source("lr")) or 0.0)
+    return float(_value(optimizer, given, OptionSource("lr")) or 0.0)
 
 
 def _name_of(optimizer: object, parameter: Any, names: Mapping[int, str]) -> str:
@@ -243,7 +243,7 @@ def _refuse_others(optimizer: Any, row: Row, given: Mapping[str, Any]) -> None:
             )
 
 
-def _value(optimizer: object, given: Mapping[str, Any], source: Source) -> float | str | None:
+def _value(optimizer: object, given: Mapping[str, Any], source: OptionSource) -> float | str | None:
     """An option as a number or a word; None if it is not there.
 
     Raises:

@@ -22,11 +22,12 @@ def test_budgets_are_spread_evenly_and_have_both_ends() -> None:
     assert len(budgets_between(0, 1 << 30)) == 12
 
 
+@pytest.mark.slow
 def test_points_are_those_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak costs nothing; the fields are those of the analysis's contract."""
     model = tmp_path / "m.onnx"
     onnx.save(long_skips(), model)
-    monkeypatch.setattr(frontier, "budgets_between", lambda low, high: [high])
+    monkeypatch.setattr(frontier, "budgets_between", lambda low, high: [low, high])
     asked: list[Sweep] = []
 
     def noted(*arguments: object, **options: object) -> Sweep:

@@ -1,7 +1,7 @@
 """Between which bounds the whole numbers lie that an operator makes, whatever a run is given.
 
 Interval arithmetic (Moore, "Interval Analysis", 1966), operator by operator. Who asks walks the
-graph: :mod:`memplan.planning.forms.narrowed` one of nodes, the proof
+graph: :mod:`memplan.passes.narrow` one of nodes, the proof
 (:mod:`memplan.equivalence.range_proof`) one of terms.
 """
 

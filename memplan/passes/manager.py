@@ -11,6 +11,7 @@ from memplan.ir.graph import Graph
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass, peak_did_not_rise
 from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -18,21 +19,19 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
-NARROW = "narrow"
-"""Not a pass: whether the planner may keep whole numbers narrower."""
 NAMES = (
     Elide.name,
     Prune.name,
     Release.name,
     Masks.name,
-    NARROW,
+    Narrow.name,
     Order.name,
     EarlyUpdate.name,
 )
 """In the order in which they run."""
-REWIRING = (Release.name, Masks.name)
+REWIRING = (Release.name, Masks.name, Narrow.name)
 """Those that let nodes compute something else, which gives the same."""
-_SPARED = (Release.name, Masks.name, Order.name, EarlyUpdate.name)
+_SPARED = (Release.name, Masks.name, Narrow.name, Order.name, EarlyUpdate.name)
 _IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
 ALL, NONE = "all", "none"
 
@@ -109,10 +108,11 @@ def make_passes(
         Prune.name: Prune(wrt),
         Release.name: Release(),
         Masks.name: Masks(),
+        Narrow.name: Narrow(),
         EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }
-    return tuple(known[name] for name in names if name != NARROW)
+    return tuple(known[name] for name in names)
 
 
 def passes_for(

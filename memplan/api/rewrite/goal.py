@@ -13,10 +13,9 @@ from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import ALL, NARROW, parse_passes, passes_for
+from memplan.passes.manager import ALL, passes_for
 from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import NO_KINDS
-from memplan.planning.forms.narrowed import NARROWED
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.forms.packed_masks import PACKED
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
@@ -233,9 +232,7 @@ def forms_for(options: RewriteOptions, strategy: Strategy) -> frozenset[str]:
     decide for themselves when a form is made."""
     if options.session != "tuned" or not strategy.takes_forms:
         return NO_KINDS
-    narrowed = NARROW in parse_passes(options.passes)
-    asked = {PACKED: True, NARROWED: narrowed, ON_HOST: options.offload}
-    return frozenset(kind for kind, wanted in asked.items() if wanted)
+    return frozenset({PACKED, ON_HOST} if options.offload else {PACKED})
 
 
 def estimated_costs(options: RewriteOptions) -> NodeCosts:

@@ -8,7 +8,6 @@ from memplan.ir.graph import Graph
 from memplan.ir.graph_facts import Array, Facts
 from memplan.planning.forms.dormant import Dormant, Extended
 from memplan.planning.forms.dropout_rule import add_dropouts
-from memplan.planning.forms.narrowed import NARROWED, add_narrowed
 from memplan.planning.forms.on_host import add_copies
 from memplan.planning.forms.packed_masks import OLDEST_OPSET, PACKED, add_packs
 from memplan.proto.opset import default_opset
@@ -18,10 +17,10 @@ NO_KINDS: frozenset[str] = frozenset()
 
 
 def kinds_for(prepared: PreparedModel, kinds: frozenset[str]) -> frozenset[str]:
-    """Which of these kinds of forms hold for a file: narrower elements need shapes that hold in
-    every run, bytes operators that add them."""
+    """Which of these kinds of forms hold for a file: packing needs shapes that hold in every
+    run, and operators that add bytes."""
     if not prepared.exact:
-        kinds -= {PACKED, NARROWED}
+        kinds -= {PACKED}
     return kinds if default_opset(prepared.proto) >= OLDEST_OPSET else kinds - {PACKED}
 
 
@@ -41,11 +40,9 @@ def extend(
         kinds: of forms, all of which hold for the graph (:func:`kinds_for`).
         offload: tensors that may be copied to the host and read back.
     """
-    builder, facts = Dormant(graph, provider), Facts(graph, values, exact=NARROWED in kinds)
+    builder, facts = Dormant(graph, provider), Facts(graph, values, exact=False)
     add_dropouts(builder, facts)
     # A search takes the last kind off first (:func:`memplan.solver.forms.without_last_kind`).
-    if NARROWED in kinds:
-        add_narrowed(builder, facts)
     if PACKED in kinds:
         add_packs(builder)
     for tensor in sorted(offload):

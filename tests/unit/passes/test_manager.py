@@ -11,7 +11,6 @@ from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import (
     NAMES,
-    NARROW,
     PassManager,
     make_passes,
     parse_passes,
@@ -20,6 +19,7 @@ from memplan.passes.manager import (
     without_order,
 )
 from memplan.passes.masks import Masks
+from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order, in_order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -42,6 +42,7 @@ def test_passes_by_name() -> None:
         Prune,
         Release,
         Masks,
+        Narrow,
         Order,
         EarlyUpdate,
     ]
@@ -70,6 +71,7 @@ def test_steps_record_what_is_gone() -> None:
         Prune(("enc*",)),
         Release(),
         Masks(),
+        Narrow(),
         Order(rounds=2),
         EarlyUpdate(),
     ]
@@ -78,8 +80,7 @@ def test_steps_record_what_is_gone() -> None:
         "removed_outputs": ["dec_w_new", "dec_w_m_new"],
         "removed_inputs": ["dec_w_m"],
     }
-    passes = [name for name in NAMES if name != NARROW]
-    assert recorded(steps) == {"passes": passes, **removed(steps)}
+    assert recorded(steps) == {"passes": list(NAMES), **removed(steps)}
     assert recorded(steps[:1]) == {"passes": ["elide"]}
     kept = without_order(steps)
     assert [step.name for step in kept][:2] == ["elide", "prune"]

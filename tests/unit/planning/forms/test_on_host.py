@@ -168,7 +168,7 @@ def test_a_read_back_costs_both_copies(drawn: tuple[Bench, Plan]) -> None:
 def test_greedy_offloads_and_published_strategies_recompute_alone() -> None:
     bench = Bench(deep())
     budget = int(0.9 * bench.whole)
-    for name in ("greedy", "min-cut"):
+    for name in ("greedy", "segments"):
         plan = bench.plan(budget, name, link=1e15)
         assert bench.check(bench.written(plan), plan).peak_with_workspace_bytes <= budget
         assert bool(plan.offloaded) == (name == "greedy")

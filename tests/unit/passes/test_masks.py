@@ -1,13 +1,14 @@
-"""Which masks are read from outputs of activations."""
+"""Which masks are read from outputs, and which are made at once."""
 
 from __future__ import annotations
 
 import pytest
 
-from helpers.graphs import TUNED, open_text
-from helpers.passes import applied
-from memplan.passes import masks
+from helpers.graphs import REUSING, TUNED, open_text, timeline_of
+from helpers.passes import applied, nodes
+from memplan.passes import early, masks
 from memplan.passes.change import changed
+from memplan.passes.early import early_results
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
 from memplan.simulate.session import session_kind
@@ -50,6 +51,37 @@ def test_a_clip_is_masked_by_its_output() -> None:
 )
 def test_where_the_last_comparison_stays_so_do_the_others(old: str, new: str) -> None:
     assert inputs(RELU6.replace(old, new), "low", "high") == ["x", "x"]
+
+
+def test_a_mask_that_stays_with_its_input_is_made_at_once() -> None:
+    text = RELU6.replace("Less(x, six)", "LessOrEqual(x, six)")
+    model = open_text(text)
+    before = simulate(model.graph, TUNED)
+    step = PassManager([Masks()]).run(model, before)[0]
+    assert nodes(step.model) == "x act low high both next after gy gradient"
+    assert step.note == "masks made at once"
+    assert step.timeline.dynamic_peak_bytes < before.dynamic_peak_bytes
+    assert PassManager([Masks()]).run(step.model, step.timeline)[0].model is step.model
+
+
+def test_only_where_the_file_is_the_order() -> None:
+    text = RELU6.replace("Less(x, six)", "LessOrEqual(x, six)")
+    model = open_text(text)
+    assert PassManager([Masks()]).run(model, simulate(model.graph, REUSING))[0].model is model
+
+
+def test_late_readers_that_make_more_or_need_more_stay() -> None:
+    text = """g (float[8, 8] i) => (float[8, 8] g) { [x] x = Neg(i) [y] y = Exp(x) [z] z = Sin(y)
+      [large] a = Cast <to: int = 11>(x) [b] b = Cast <to: int = 1>(a) [g] g = Mul(b, z) }"""
+    assert early_results(timeline_of(text)) == list(range(6))
+    other = text.replace("Cast <to: int = 11>(x)", "Greater(x, z)")
+    assert early_results(timeline_of(other)) == list(range(6))
+    small = text.replace("to: int = 11", "to: int = 9")
+    assert early_results(timeline_of(small)) == [0, 1, 3, 2, 4, 5]
+    given = small.replace("[x] x = Neg(i)", "[x] x = Reshape(i, s)").replace(
+        "(float[8, 8] g) {", "(float[8, 8] g) <int64[2] s = {8, 8}> {"
+    )
+    assert early_results(timeline_of(given)) == list(range(6))  # a view frees nothing
 
 
 @pytest.mark.parametrize(
@@ -98,6 +130,22 @@ def test_a_comparison_that_the_file_has_before_the_activation_stays() -> None:
         by_name = {node.name: node for node in step.model.graph.nodes}
         tensors = step.model.graph.tensors
         assert [tensors[by_name[name].inputs[0]].name for name in ("low", "high")] == ["x", "x"]
+
+
+def test_thousands_of_readers_of_one_tensor_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States that one sum reads, each renewed by what the sum gives: no masks, and no time."""
+    count, looks = 400, list[int]()
+    real = early._behind
+    monkeypatch.setattr(early, "_behind", lambda *given: looks.append(1) or real(*given))
+    inputs = ", ".join(f"float[1] w{k}" for k in range(count))
+    outputs = ", ".join(f"float[1] n{k}" for k in range(count))
+    read = ", ".join(f"w{k}" for k in range(count))
+    nodes = " ".join(f"[sub{k}] n{k} = Sub(w{k}, s)" for k in range(count))
+    model = open_text(f"g ({inputs}) => ({outputs}) {{ [sum] s = Sum({read}) {nodes} }}")
+    assert Masks().apply(model, simulate(model.graph, TUNED)).model is model
+    assert len(looks) < 2 * count
 
 
 def test_many_masks_of_one_tensor_are_found() -> None:

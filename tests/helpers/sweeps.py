@@ -22,6 +22,9 @@ QUICK = {"strategy": "greedy", "passes": "none", "optimize": "none"}
 NO_PLAN = Failure("no plan found", "more", EXIT_INFEASIBLE)
 
 
+SWEEP_FIELDS = ("fit_dim", "fit_step", "resume", "jobs", "backend", "address")
+
+
 def batched(folder: Path, name: str = "model.onnx") -> Path:
     """A small training step whose batch is the dimension N."""
     model = long_skips()
@@ -43,9 +46,9 @@ def swept(models: Path | Sequence[Path], *budgets: str | int, **options: object)
         for k in ("dims", "fit", "sessions", "providers", "progress")
         if k in options
     }
-    own = {k: options.pop(k) for k in ("fit_dim", "fit_step", "resume") if k in options}
+    own = {k: options.pop(k) for k in SWEEP_FIELDS if k in options}
     plan = replace(DEFAULT_PLAN, **{**QUICK, **options})  # type: ignore[arg-type]
-    asked = SweepOptions(plan, backend="joblib", **own)  # type: ignore[arg-type]
+    asked = SweepOptions(plan, **{"backend": "joblib", **own})  # type: ignore[arg-type]
     with joblib.parallel_config("sequential"):
         return sweep(models, budgets, options=asked, **taken)  # type: ignore[arg-type]
 

@@ -73,7 +73,7 @@ def test_out_of_memory_is_no_bug(
     def greedy(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB for an array with shape (8,)")
 
-    monkeypatch.setattr("memplan.api.analysis.open_model", greedy)
+    monkeypatch.setattr("memplan.api.analysis.open_step", greedy)
     onnx.save(a_step(), tmp_path / "step.onnx")
     done = run("analyze", "step.onnx")
     assert done.returncode == EXIT_ENVIRONMENT

@@ -43,7 +43,7 @@ def test_relu6_keeps_one_mask() -> None:
     model = open_text(pair())
     before = simulate(model.graph, TUNED)
     joined, step = PassManager([Masks(), Order(rounds=4)]).run(model, before)
-    assert joined.note == "1 mask joined with another"
+    assert joined.note == "1 mask joined with another, masks made at once"
     assert before.peak_bytes - step.timeline.peak_bytes == 64 * 64 * 3
     after = step.model.prepared.proto
     found = prove(reference_side(model.prepared), Side(after, model.prepared.folder))

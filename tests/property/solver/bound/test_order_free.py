@@ -67,7 +67,7 @@ def examine(seed: int) -> list[bool]:
 @pytest.mark.slow
 def test_no_plan_in_any_order_is_cheaper_than_the_bound() -> None:
     met = [flag for seed in range(tries(150)) for flag in examine(seed)]
-    assert len(met) > tries(150) // 4
+    assert len(met) > tries(150) // 5
     # A bound of 0 would be sound, too.
     assert np.mean(met) > 0.4
 

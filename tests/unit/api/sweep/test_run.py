@@ -270,7 +270,6 @@ def test_a_fit_that_cannot_be_looked_for_says_why(model: Path, tmp_path: Path) -
         ({"fit": "60%"}, "what fits 60% of its own peak"),
         ({"fit": "4G"}, "ambiguous"),
         ({"strategy": "magic"}, "there is no strategy 'magic'"),
-        ({"effort": 0}, "effort is 0"),
         ({"fit_step": 0}, "fit_step is 0"),
         ({"jobs": -1}, "jobs is -1"),
         ({"backend": "slurm"}, "there is no backend 'slurm'"),

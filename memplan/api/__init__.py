@@ -3,12 +3,16 @@
 It answers what a user asks of a file. It takes a path, options and values for symbolic dimensions;
 it gives a frozen dataclass with ``as_json``.
 
-| function | stands in | takes | gives |
-|---|---|---|---|
-| ``analyze`` | ``analysis`` | a training graph | ``Analysis``: what every byte of the peak is |
-| ``profile`` | ``profiling`` | a training graph | ``Profile``: measured seconds per node |
-| ``rewrite`` | ``rewrite/rewriting`` | a training graph, a budget | ``Rewrite``: a graph that fits |
-| ``sweep`` | ``sweep/sweeping`` | training graphs, lists of sizes | ``Sweep``: a table of many plans |
-| ``validate`` | ``validate/validating`` | a graph before and after | ``Validation``: peaks and equality |
-| ``grad``, ``gradients`` | ``grad/differentiate`` | a forward graph | ``TrainingGraph``: a training graph |
+``analyze``
+    in ``analysis``: a training graph; gives ``Analysis``, what every byte of the peak is
+``profile``
+    in ``profiling``: a training graph; gives ``Profile``, measured seconds per node
+``rewrite``
+    in ``rewrite/rewriting``: a training graph and a budget; gives ``Rewrite``, a graph that fits
+``sweep``
+    in ``sweep/sweeping``: training graphs and lists of sizes; gives ``Sweep``, a table of plans
+``validate``
+    in ``validate/validating``: a graph before and after; gives ``Validation``, peaks and equality
+``grad``, ``gradients``
+    in ``grad/differentiate``: a forward graph; gives ``TrainingGraph``, a training graph
 """

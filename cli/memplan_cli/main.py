@@ -38,6 +38,7 @@ COMMANDS = {
     "capture": "Capture a training step of PyTorch as a training graph.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "device": "Describe the runtime and the machine, and which providers start.",
+    "diff": "Say why one model needs more memory than another, tensor by tensor.",
     "grad": "Turn a forward graph into a training graph (standard operators).",
     "lower": "Lower a graph of onnxruntime-training to standard operators.",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.api.check.toml import Lines, parse_toml
+from memplan.api.check.traits import Traits
 from memplan.errors import LockError, UsageError
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.runtime.providers import PROVIDERS
@@ -66,7 +67,8 @@ class LockEntry:
     a person wrote (a size, a percentage of the locked peak, or bytes); None is 0. ``runtime`` is
     the version of ONNX Runtime that was installed (None: none was, or an older memplan wrote the
     entry). ``as_loaded`` is there where figures rest on what that runtime makes of the file when it
-    loads it; False: it could not be asked.
+    loads it; False: it could not be asked. ``traits`` name the cause of a growth (None: an older
+    memplan wrote the entry).
     """
 
     path: str
@@ -83,6 +85,7 @@ class LockEntry:
     tolerance: str | int | None = None
     runtime: str | None = None
     as_loaded: bool | None = None
+    traits: Traits | None = None
 
     @property
     def rests_on(self) -> tuple[bool | None, str | None]:
@@ -241,7 +244,10 @@ def _entry(source: _Source, path: str, table: object) -> LockEntry:
                 raise source.entry_error(path, name, wrong.problem) from None
         elif name not in _OPTIONAL:
             raise source.entry_error(path, name, "is missing")
-    return LockEntry(path=path, **{**dict.fromkeys(_OPTIONAL), **values})
+    told = {name: values.pop(name) for name in _TRAITS if name in values}
+    traits = Traits(**told) if len(told) == len(_TRAITS) else None
+    optional = dict.fromkeys(name for name in _OPTIONAL if name not in _TRAITS)
+    return LockEntry(path=path, traits=traits, **{**optional, **values})
 
 
 class _Wrong(Exception):
@@ -291,6 +297,13 @@ def _wholes(least: int, value: object) -> Mapping[str, int]:
     return value
 
 
+def _texts(value: object) -> Mapping[str, str]:
+    """A table of strings by name."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise _Wrong("is not a table of strings")
+    return value
+
+
 def _top(value: object) -> tuple[TopTensors, ...]:
     """The array of the largest tensors."""
     if not isinstance(value, list):
@@ -337,5 +350,10 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "tolerance": _tolerance,
     "runtime": _text,
     "as_loaded": _flag,
+    "structure": _text,
+    "operators": partial(_wholes, 0),
+    "types": partial(_wholes, 0),
+    "inputs": _texts,
 }
-_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "as_loaded")
+_TRAITS = ("structure", "operators", "types", "inputs")
+_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "as_loaded", *_TRAITS)

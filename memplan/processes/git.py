@@ -18,6 +18,7 @@ from memplan.errors import RuntimeUnavailableError, UsageError
 _LINK, _SUBMODULE = "120000", "160000"
 _AT_ONCE = 400  # paths in one command line
 _QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+_QUIET |= {"GIT_LITERAL_PATHSPECS": "1"}  # a name may begin with a colon
 _SHALLOW_HINT = (
     "fetch the history: git fetch --unshallow (actions/checkout: fetch-depth: 0; GitLab: "
     'GIT_DEPTH: "0")'

@@ -24,7 +24,7 @@ import onnx
 
 from memplan.api.check.current import Current, UnboundDimsError, measure
 from memplan.api.check.lock import Binding, Lock, read_lock
-from memplan.errors import LockError, MemplanError
+from memplan.errors import LockError, MemplanError, UsageError
 from memplan.processes.git import Blob, Repository, repository_of
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.elements import tensor_bytes
@@ -193,15 +193,17 @@ class BaseModels:
 
 @contextmanager
 def opened_base(ref: str, lock: Path, models: Iterable[Path]) -> Iterator[BaseModels]:
-    """The files of the merge-base with ``ref``, of the repository that the lock lies in, or the
-    first of ``models`` where no lock does.
+    """The files of the merge-base with ``ref``, of the repository that the lock lies in, or would
+    lie in; where that is none, of the first of ``models``.
 
     Raises:
         UsageError: there is no repository, or no such commit.
         RuntimeUnavailableError: git is not installed, or the history is not there.
     """
-    folder = lock.parent if lock.exists() else next((m.parent for m in models), lock.parent)
-    repository = repository_of(folder)
+    try:
+        repository = repository_of(lock.parent)
+    except UsageError:
+        repository = repository_of(next((model.parent for model in models), lock.parent))
     commit = BaseCommit(ref, repository.merge_base(ref))
     with scratch_folder() as scratch:
         found = BaseModels(repository, commit, scratch)

@@ -60,7 +60,7 @@ def _told(result: CheckResult, words: Mapping[Status, str], good: str) -> str:
         (counts[Status.REGRESSED], words.get(Status.REGRESSED, "")),
         (counts[Status.MISSING], "missing"),
         (counts[Status.ORPHAN], "not in the lock"),
-        (loose, "with a lock that is too loose"),
+        (loose, "locked too loosely"),
         (len(result.failures), "could not be read"),
         (counts[Status.IMPROVED] - loose, words.get(Status.IMPROVED, "")),
     )

@@ -18,15 +18,16 @@ def junit(result: CheckResult) -> str:
     kinds = [_outcome(finding) for finding in found]
     counts = (
         f'tests="{len(found)}" failures="{kinds.count("failure")}" '
-        f'errors="{kinds.count("error")}" skipped="{kinds.count("skipped")}"'
+        f'errors="{kinds.count("error")}" time="0"'
     )
+    skipped = f'skipped="{kinds.count("skipped")}"'
     lock = in_repository(result.lock) if result.has_lock else "memplan check"
     cases = [_case(finding, kind, lock) for finding, kind in zip(found, kinds, strict=True)]
     return "\n".join(
         [
             '<?xml version="1.0" encoding="UTF-8"?>',
-            f'<testsuites name="memplan check" {counts} time="0">',
-            f'  <testsuite name={quoteattr(lock)} {counts} time="0">',
+            f'<testsuites name="memplan check" {counts}>',
+            f"  <testsuite name={quoteattr(lock)} {counts} {skipped}>",
             *cases,
             "  </testsuite>",
             "</testsuites>",

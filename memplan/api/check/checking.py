@@ -240,6 +240,8 @@ class _Run:
         try:
             base = self._at_base(models, target, asked, now)
         except BaseProblem as error:
+            if now is None:  # what it needed once decides nothing
+                return CheckEntry(target.path, target.file, Status.REMOVED)
             place = f"{printable(target.path)} at the base, {models.commit.short}"
             raise ModelError(f"{place}: {error.problem}", error.hint) from None
         if now is None:

@@ -217,14 +217,16 @@ class _Source:
         where = f"{self.path}:{line}" if line else f"{self.path}"
         return LockError(f"{where}: {problem}", hint)
 
-    def entry_error(self, model: str, field: str, problem: str) -> LockError:
+    def entry_error(self, model: str, field: str, problem: str, first: str = "") -> LockError:
         """The error for one field of a model, or for its whole table when ``field`` is empty."""
         named = f"model '{printable(model)}'"
         shown = f"'{printable(field)}' of {named}" if field else named
         hint = (
             "delete its table from the lock, then run memplan check --update with the model's path"
         )
-        return self.error(field, f"{shown} {problem}", hint, self.lines.headers.get(model, 1))
+        return self.error(
+            field, f"{shown} {problem}", first + hint, self.lines.headers.get(model, 1)
+        )
 
 
 def _entry(source: _Source, path: str, table: object) -> LockEntry:
@@ -234,7 +236,10 @@ def _entry(source: _Source, path: str, table: object) -> LockEntry:
         raise source.entry_error(path, "", problem)
     assert isinstance(table, dict)
     for name in sorted(set(table) - set(_FIELDS)):
-        raise source.entry_error(path, name, "is not a field that memplan knows")
+        problem = "is not a field that memplan knows"
+        raise source.entry_error(
+            path, name, problem, "upgrade memplan if a newer one wrote it, or "
+        )
     values: dict[str, Any] = {}
     for name, read in _FIELDS.items():
         if name in table:

@@ -95,7 +95,8 @@ def _table(changed: list[Finding], result: CheckResult) -> list[str]:
     table = "\n".join([*head, *rows])
     parts = [table, f"{counted(more, 'model')} more"] if more else [table]
     if result.base is not None:
-        parts.append(f"base: {_code(result.against, _MOST_CAUSE)}")
+        ref = _code(result.base.ref, _MOST_NAME)
+        parts.append(f"base: the merge-base with {ref}, {result.base.short}")
     return parts
 
 

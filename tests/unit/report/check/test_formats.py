@@ -217,7 +217,7 @@ class TestMarkdown:
         )
         assert "| model | locked | base | now | change | why |" in text
         assert "| 100 MiB | 110 MiB | 130 MiB | **+30.0 MiB (+30.0%)** |" in text
-        assert "`at the merge-base with origin/main, 012345678`" in text
+        assert "base: the merge-base with `origin/main`, 012345678\n" in text
 
     @pytest.mark.parametrize("length", [10, 4000])
     def test_never_too_long(self, length: int) -> None:

@@ -236,10 +236,8 @@ def _entry(source: _Source, path: str, table: object) -> LockEntry:
         raise source.entry_error(path, "", problem)
     assert isinstance(table, dict)
     for name in sorted(set(table) - set(_FIELDS)):
-        problem = "is not a field that memplan knows"
-        raise source.entry_error(
-            path, name, problem, "upgrade memplan if a newer one wrote it, or "
-        )
+        first = "upgrade memplan if a newer one wrote the lock; else "
+        raise source.entry_error(path, name, "is not a field that memplan knows", first)
     values: dict[str, Any] = {}
     for name, read in _FIELDS.items():
         if name in table:

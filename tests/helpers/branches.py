@@ -14,6 +14,8 @@ import memplan
 from helpers.graphs import parse
 
 WIDTH = 64
+OF_A_HOOK = frozenset({"GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_PREFIX"})
+"""What git tells a hook: tests that one runs must not act on the repository that it is of."""
 _APART = (
     "m{k} = ReduceMean({x}, last)  c{k} = Sub({x}, m{k})  q{k} = Mul(c{k}, c{k})  "
     "v{k} = ReduceMean(q{k}, last)  e{k} = Add(v{k}, tiny)  d{k} = Sqrt(e{k})  "
@@ -32,7 +34,7 @@ def git(folder: Path, *arguments: str | Path) -> str:
     done = subprocess.run(
         ["git", *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, **settings},
+        env={**{k: v for k, v in os.environ.items() if k not in OF_A_HOOK}, **settings},
         capture_output=True,
         text=True,
     )

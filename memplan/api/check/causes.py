@@ -14,6 +14,7 @@ What an older lock does not tell (:mod:`memplan.api.check.traits`) is not guesse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,14 +26,14 @@ from memplan.api.check.traits import Traits
 from memplan.units import counted, format_bytes, printable
 
 _MOST_NAMES = 3
-_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-}
+_MOST_DIGITS = 18  # of a size that memplan wrote
+_HALF = ("float16", "bfloat16")
+_WIDER = (
+    (_HALF, ("float32", "float64")),
+    (("float32",), ("float64",)),
+    (("int8", "uint8", "bool"), ("int32", "int64", *_HALF, "float32")),
+    (("int32",), ("int64",)),
+)
 # Operators that stand for several, and one that shows when they are taken apart.
 _FUSED = {
     "Attention": "Softmax",
@@ -118,23 +119,20 @@ def _unexplained(changes: LockDiff) -> Cause:
 
 
 def _sizes(old: Traits, new: Traits) -> list[Cause]:
-    pairs = [
-        (name, a, b) for name, a, b in _paired(old.inputs, new.inputs) if _shape(a) != _shape(b)
-    ]
+    """Inputs that are larger; what is smaller explains no growth."""
+    pairs = [(name, _shape(a), _shape(b)) for name, a, b in _paired(old.inputs, new.inputs)]
+    pairs = [(name, a, b) for name, a, b in pairs if math.prod(a) < math.prod(b)]
     if not pairs:
         return []
-    batches = {(*_shape(a)[:1], *_shape(b)[:1]) for _, a, b in pairs}
-    same_rest = all(_shape(a)[1:] == _shape(b)[1:] for _, a, b in pairs)
-    batch = next(iter(batches)) if same_rest and len(batches) == 1 else ()
-    if len(batch) == 2 and all(size.isdecimal() for size in batch):
-        before, after = batch
-        which = "larger" if int(after) > int(before) else "smaller"
+    batches = {(a[:1], b[:1]) for _, a, b in pairs if a[1:] == b[1:]}
+    if len(batches) == 1 and all(a[1:] == b[1:] for _, a, b in pairs):
+        before, after = next(iter(batches))
         names = _names([name for name, _, _ in pairs])
-        return [Cause(Kind.SIZES, f"{which} batch: {before} -> {after} in {names}")]
+        return [Cause(Kind.SIZES, f"larger batch: {before[0]} -> {after[0]} in {names}")]
     name, a, b = pairs[0]
     more = f" and {counted(len(pairs) - 1, 'more input')}" if len(pairs) > 1 else ""
-    shapes = f"{'x'.join(_shape(a)) or 'scalar'} -> {'x'.join(_shape(b)) or 'scalar'}"
-    return [Cause(Kind.SIZES, f"other input sizes: {printable(name)} {shapes}{more}")]
+    shapes = " -> ".join("x".join(map(str, shape)) or "scalar" for shape in (a, b))
+    return [Cause(Kind.SIZES, f"larger input: {printable(name)} {shapes}{more}")]
 
 
 def _paired(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -144,17 +142,21 @@ def _paired(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple[str, s
     return [(name, old[name], new[name]) for name in new if name in old]
 
 
-def _shape(text: str) -> tuple[str, ...]:
-    inside = text[text.find("[") + 1 :].rstrip("]")
-    return tuple(inside.split(",")) if inside else ()
+def _shape(text: str) -> tuple[int, ...]:
+    """The sizes in ``float32[8,128]``; nothing where a lock was edited into something else."""
+    inside = text.partition("[")[2].rstrip("]")
+    sizes = [size for size in inside.split(",") if size.isdecimal() and size.isascii()]
+    return tuple(int(size[:_MOST_DIGITS]) for size in sizes)
 
 
 def _types(old: Traits, new: Traits) -> list[Cause]:
-    """The type with most tensors gone, and the wider one with most tensors come."""
+    """The type with most tensors gone and the one with most tensors come, if about as many of a
+    wider one of the same kind came: else nodes were replaced, not widened."""
     changed = {t: new.types.get(t, 0) - old.types.get(t, 0) for t in {**old.types, **new.types}}
     gone, lost = min(changed.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     come, more = max(changed.items(), key=lambda item: (item[1], item[0]), default=("", 0))
-    if lost >= 0 or more <= 0 or _BYTES.get(come, 0) <= _BYTES.get(gone, 9):
+    wider = any(come in wide and gone in narrow for narrow, wide in _WIDER)
+    if not wider or lost >= 0 or more <= 0 or 2 * min(more, -lost) < max(more, -lost):
         return []
     text = f"wider element type: {gone} -> {come} in {counted(min(more, -lost), 'tensor')}"
     return [Cause(Kind.TYPES, text)]

@@ -62,7 +62,10 @@ def _told(result: CheckResult, words: Mapping[Status, str], good: str) -> str:
         (counts[Status.ORPHAN], "not in the lock"),
         (loose, "locked too loosely"),
         (len(result.failures), "could not be read"),
+        (counts[Status.ACCOUNTING], "not comparable"),
         (counts[Status.IMPROVED] - loose, words.get(Status.IMPROVED, "")),
+        (counts[Status.NEW], "new"),
+        (counts[Status.REMOVED], "removed"),
     )
     parts = [(number, word) for number, word in named if number and word]
     if not parts:

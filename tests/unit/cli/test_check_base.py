@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
-from helpers.branches import commit, git, renamed, repository, step, two_heads
+from helpers.branches import OF_A_HOOK, commit, git, renamed, repository, step, two_heads
 from helpers.running import Memplan, runner
 from memplan_cli.check import FORMATS
 
@@ -37,6 +39,8 @@ def both(change: str) -> tuple[onnx.ModelProto, onnx.ModelProto, str]:
 def memplan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Memplan:
+    for name in OF_A_HOOK:
+        monkeypatch.delenv(name, raising=False)
     return runner(repository(tmp_path), monkeypatch, capfd)
 
 
@@ -179,3 +183,33 @@ def test_sizes_of_the_lock_on_each_side(tmp_path: Path, memplan: Memplan) -> Non
         182312,
         315176,
     )
+
+
+def test_the_cap_holds_for_new_models_too(tmp_path: Path, memplan: Memplan) -> None:
+    branch(tmp_path, step(), None)
+    onnx.save(step(), tmp_path / "new.onnx")
+    done = memplan("check", "--base", "main", "new.onnx", "--max-peak", "100KiB")
+    assert done.returncode == 1
+    assert "limit 100 KiB (--max-peak), exceeded by 78.1 KiB" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_plain_session_gets_the_weights_of_the_base(tmp_path: Path, memplan: Memplan) -> None:
+    model = step()
+    names = [value.name for value in model.graph.input if value.name.startswith("w")]
+    kept = [value for value in model.graph.input if value.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for name in names:
+        ones = np.ones((64, 64), np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(ones, name))
+    (tmp_path / "models").mkdir()
+    onnx.save_model(
+        model, tmp_path / STEP, save_as_external_data=True, location="step.data", size_threshold=0
+    )
+    commit(tmp_path)
+    onnx.save(step(layers=4), tmp_path / STEP)
+    (tmp_path / "models/step.data").unlink()
+    done = memplan("check", "--base", "HEAD", STEP, "--session", "default")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "--session default" in done.stdout

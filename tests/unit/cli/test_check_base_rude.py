@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from helpers.branches import commit, git, repository, step
+from helpers.branches import OF_A_HOOK, commit, git, repository, step
 from helpers.running import Memplan, runner
 from memplan_cli.check import FORMATS
 
@@ -35,6 +35,8 @@ def memplan(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Memplan:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    for name in OF_A_HOOK:
+        monkeypatch.delenv(name, raising=False)
     return runner(project, monkeypatch, capfd)
 
 
@@ -71,7 +73,9 @@ def pointer_to(data: bytes) -> bytes:
 @pytest.mark.parametrize("ref", ["-", "--output=x", "-x", "", "no-such", "main..topic", "a\nb:c"])
 def test_no_such_commit(memplan: Memplan, project: Path, ref: str) -> None:
     before = sorted(os.listdir(project))
-    assert "--base" in error_of(memplan, 2, f"--base={ref}", STEP)
+    said = error_of(memplan, 2, f"--base={ref}", STEP)
+    assert "--base" in said
+    assert ("is not a commit" in said) == (not ref or ref.startswith("-"))
     assert sorted(os.listdir(project)) == before
 
 
@@ -216,6 +220,34 @@ def test_weights_in_other_files_need_not_be_fetched(
     done = memplan("check", "--base", "main", STEP)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"ok  {STEP}")
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_git_lfs_is_asked(
+    memplan: Memplan,
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fetched: bool,
+) -> None:
+    data = (project / STEP).read_bytes()
+    (tmp_path / "large").write_bytes(data if fetched else b"")
+    (project / STEP).write_bytes(pointer_to(data))
+    commit(project)
+    onnx.save(step(layers=5), project / STEP)
+    tool = tmp_path / "bin" / "git-lfs"
+    tool.parent.mkdir()
+    answer = f"cat {tmp_path / 'large'}" if fetched else "echo no network >&2; exit 2"
+    tool.write_text(f"#!/bin/sh\n[ $1 = smudge ] && {answer}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    done = memplan("check", "--base", "HEAD", STEP)
+    assert done.returncode == (1 if fetched else 3)
+    assert ("227 KiB -> 275 KiB" in done.stdout) == fetched
+    # Of a model that is gone, nothing has to be known.
+    (project / STEP).unlink()
+    done = memplan("check", "--base", "HEAD", STEP)
+    assert (done.returncode, done.stdout.split()[:2]) == (0, ["removed", STEP])
 
 
 def test_a_model_in_git_lfs(memplan: Memplan, project: Path) -> None:
